@@ -1,0 +1,59 @@
+# Needs python3 (3.11 or newer), make and git. `make help` lists the targets.
+PYTHON ?= python3
+PY := .venv/bin/python
+STAMP := .venv/.complete
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types check format clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Create .venv with the pinned packages and flowrl itself
+
+# uv does not read pip's configuration, so an index, a certificate or a folder of wheels set there is handed over.
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "flowrl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make setup PYTHON=python3.12"; \
+	  exit 1; }
+	@echo "setup: creating .venv"
+	@rm -f $(STAMP)
+	@$(PYTHON) -m venv .venv
+	@$(PY) -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
+	@echo "setup: installing requirements.lock (the first time this downloads several GB)"
+	@setting() { $(PY) -m pip config get ":env:.$$1" 2>/dev/null || $(PY) -m pip config get "global.$$1" 2>/dev/null || true; }; \
+	hand_over() { value=$$(setting "$$2" | tr -s ' \n' "$$3"); value=$${value%"$$3"}; \
+	  if [ -n "$$value" ] && [ -z "$$(printenv "$$1")" ]; then export "$$1=$$value"; fi; }; \
+	hand_over UV_DEFAULT_INDEX index-url ' '; \
+	hand_over UV_INDEX extra-index-url ' '; \
+	hand_over UV_FIND_LINKS find-links ','; \
+	hand_over SSL_CERT_FILE cert ' '; \
+	if [ -n "$$UV_INDEX" ]; then export UV_INDEX_STRATEGY="$${UV_INDEX_STRATEGY:-unsafe-best-match}"; fi; \
+	.venv/bin/uv pip install --quiet --python $(PY) -r requirements.lock && \
+	.venv/bin/uv pip install --quiet --python $(PY) --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+	@echo "setup: done; the command is .venv/bin/flowrl"
+
+demo: $(STAMP) ## Train the embedded model with its embedded reward (minutes on a CPU)
+	@.venv/bin/flowrl train
+	@echo "report: $$(ls -td runs/*/report.html | head -n 1)"
+
+test: $(STAMP) ## Run the tests
+	@$(PY) -m pytest -q
+
+lint: $(STAMP) ## Check style and formatting
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+
+types: $(STAMP) ## Check types
+	@.venv/bin/mypy
+
+check: lint types test ## Everything a change has to pass
+
+format: $(STAMP) ## Sort imports and format
+	@.venv/bin/ruff check --fix --quiet .
+	@.venv/bin/ruff format .
+
+clean: ## Remove caches and build leftovers; .venv and runs stay
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	@find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

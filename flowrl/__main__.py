@@ -1,0 +1,10 @@
+"""``python -m flowrl`` is the command ``flowrl``."""
+
+from __future__ import annotations
+
+import sys
+
+from flowrl.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""The sections of a configuration, each a frozen dataclass that refuses values which cannot work.
+
+Messages name keys in full (``sampler.noise_level``): each section has one place in :class:`flowrl.config.TrainConfig`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from flowrl.strict_yaml import ConfigError
+
+
+def at_least(key: str, value: float | None, minimum: int) -> None:
+    """Refuse a number below ``minimum``; None passes."""
+    if value is not None and value < minimum:
+        raise ConfigError(f"{key} must be at least {minimum}, got {value:g}")
+
+
+def positive(key: str, value: float) -> None:
+    """Refuse zero and negative numbers."""
+    if value <= 0:
+        raise ConfigError(f"{key} must be above 0, got {value:g}")
+
+
+def not_blank(key: str, value: str) -> None:
+    """Refuse empty text."""
+    if not value.strip():
+        raise ConfigError(f"{key} is empty text; give it a value")
+
+
+def within(key: str, value: float, low: float, high: float, *, open_end: bool = False, why: str = "") -> None:
+    """Refuse a number outside [low, high], or [low, high) with ``open_end``; ``why`` says when that holds."""
+    if not low <= value <= high or (open_end and value == high):
+        bracket = ")" if open_end else "]"
+        raise ConfigError(f"{key} must lie in [{low:g}, {high:g}{bracket}{f' {why}' if why else ''}, got {value:g}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineConfig:
+    """The generator that is trained."""
+
+    name: Literal["sd3"] = "sd3"
+    """Model family."""
+    model: str
+    """A diffusers folder, a hub id, or ``asset:NAME`` for one that ships with flowrl (``asset:tiny-sd3``)."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Precision of the frozen weights and of the network's arithmetic."""
+    height: int | None = None
+    """Pixels; null takes the model's own size."""
+    width: int | None = None
+    """Pixels; null takes the model's own size."""
+    max_sequence_length: int = 128
+    """Tokens of the long text encoder (T5)."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    vae_slice: int = 8
+    """Images decoded at once."""
+    free_text_encoders: bool = False
+    """Encode all prompts at the start, then drop the text encoders from memory."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+
+    def __post_init__(self) -> None:
+        at_least("pipeline.height", self.height, 1)
+        at_least("pipeline.width", self.width, 1)
+        at_least("pipeline.max_sequence_length", self.max_sequence_length, 1)
+        at_least("pipeline.vae_slice", self.vae_slice, 1)
+        not_blank("pipeline.model", self.model)
+        kind, _, index = self.device.partition(":")
+        if self.device not in ("auto", "cpu", "cuda", "mps") and not (kind == "cuda" and index.isdecimal()):
+            raise ConfigError(f"pipeline.device must be auto, cpu, cuda, cuda:N or mps, got '{self.device}'")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyConfig:
+    """What is trained: a LoRA on the generator's denoiser, and its running average."""
+
+    lora_rank: int = 32
+    """Rank of every adapter matrix pair."""
+    lora_alpha: int | None = None
+    """Scale numerator; null means twice the rank."""
+    target_modules: tuple[str, ...] | None = None
+    """Names of the layers that get an adapter; null takes the family's published list."""
+    init_lora: str | None = None
+    """Folder or file of a LoRA to start from."""
+    ema_decay: float = 0.0
+    """Decay of the running average of the adapter; 0 switches it off."""
+    ema_every: int = 1
+    """Optimizer updates between two averaging steps."""
+
+    def __post_init__(self) -> None:
+        at_least("policy.lora_rank", self.lora_rank, 1)
+        at_least("policy.lora_alpha", self.lora_alpha, 1)
+        at_least("policy.ema_every", self.ema_every, 1)
+        within("policy.ema_decay", self.ema_decay, 0.0, 1.0, open_end=True)
+        if self.target_modules is not None and not all(self.target_modules):
+            raise ConfigError(
+                "policy.target_modules holds an empty name; name layers, or write null for the family's own list"
+            )
+        if self.target_modules == ():
+            raise ConfigError("policy.target_modules is empty: nothing would be trained; name layers, or write null")
+
+    @property
+    def alpha(self) -> int:
+        """The LoRA scale numerator in force: ``lora_alpha``, or twice the rank."""
+        return 2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerConfig:
+    """How images are drawn during rollout, and which steps are stochastic and so trained."""
+
+    kernel: Literal["flow_sde", "dance_sde", "cps", "ddim_flow", "ode"]
+    """Transition rule of one denoising step."""
+    noise_level: float | None = None
+    """Strength of the noise; its meaning depends on the kernel. Null takes the kernel's default."""
+    num_steps: int = 10
+    """Denoising steps of a rollout."""
+    guidance_scale: float = 1.0
+    """Classifier-free guidance; 1 is none and costs one network call a step instead of two."""
+    grid: Literal["diffusers", "linspace"] = "diffusers"
+    """Noise levels visited: as diffusers' scheduler spaces them, or evenly before the shift."""
+    sde_window_size: int = 0
+    """Consecutive stochastic steps drawn anew each iteration; 0 takes all steps of ``sde_window_range``."""
+    sde_window_range: tuple[int, int] | None = None
+    """Half-open range [low, high) of the steps that may be stochastic; null means [0, num_steps - 1]."""
+
+    def __post_init__(self) -> None:
+        at_least("sampler.num_steps", self.num_steps, 1)
+        at_least("sampler.sde_window_size", self.sde_window_size, 0)
+        at_least("sampler.guidance_scale", self.guidance_scale, 0)
+        at_least("sampler.noise_level", self.noise_level, 0)
+        if self.kernel in ("cps", "ddim_flow") and self.noise_level is not None:
+            within("sampler.noise_level", self.noise_level, 0.0, 1.0, why=f"for kernel {self.kernel}")
+        if self.kernel == "ode":
+            if self.noise_level:
+                raise ConfigError(
+                    f"sampler.noise_level is {self.noise_level:g}, but kernel ode adds no noise: remove noise_level"
+                )
+            return
+        low, high = self.stochastic_range
+        steps = self.num_steps
+        if not 0 <= low < high <= steps:
+            raise ConfigError(
+                f"sampler.sde_window_range [{low}, {high}] is half-open and must satisfy "
+                f"0 <= low < high <= num_steps ({steps}): change the range or num_steps"
+            )
+        if self.sde_window_size > high - low:
+            raise ConfigError(
+                f"sampler.sde_window_size ({self.sde_window_size}) is larger than sde_window_range [{low}, {high}], "
+                f"which holds {high - low} steps: lower the size, widen the range or raise num_steps ({steps})"
+            )
+        if self.kernel in ("cps", "ddim_flow") and high == steps:
+            raise ConfigError(
+                f"sampler.sde_window_range [{low}, {high}] includes the last of {steps} steps, "
+                f"where kernel {self.kernel} "
+                f"adds no noise (its std is 0 at sigma_next = 0) and so has no density: end the range at {steps - 1}"
+            )
+
+    @property
+    def stochastic_range(self) -> tuple[int, int]:
+        """Half-open range of the steps that may be stochastic: ``sde_window_range``, or all but the last step."""
+        return (0, self.num_steps - 1) if self.sde_window_range is None else self.sde_window_range
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimConfig:
+    """AdamW."""
+
+    lr: float = 3e-4
+    """Learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the two moments."""
+    eps: float = 1e-8
+    """Added to the denominator."""
+    weight_decay: float = 1e-4
+    """Decoupled weight decay."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+
+    def __post_init__(self) -> None:
+        at_least("optim.lr", self.lr, 0)
+        at_least("optim.weight_decay", self.weight_decay, 0)
+        positive("optim.eps", self.eps)
+        positive("optim.max_grad_norm", self.max_grad_norm)
+        for beta in self.betas:
+            within("optim.betas", beta, 0.0, 1.0, open_end=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptsConfig:
+    """Prompt files: ``.txt`` (one a line) or ``.jsonl`` (one object a line), a path or ``asset:NAME``."""
+
+    train: str
+    """Prompts to train on."""
+    eval: str | None = None
+    """Prompts to evaluate on."""
+
+    def __post_init__(self) -> None:
+        for key, value in (("train", self.train), ("eval", self.eval)):
+            if value is not None and not value.endswith((".txt", ".jsonl")):
+                raise ConfigError(f"prompts.{key} must be a .txt or .jsonl file, got '{value}'")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardConfig:
+    """One reward: a built-in by ``name``, or a ``function`` of a Python ``file`` of yours."""
+
+    name: str | None = None
+    """Name of a built-in reward."""
+    file: str | None = None
+    """Path of a Python file; it may have any name."""
+    function: str | None = None
+    """Function of that file."""
+    weight: float = 1.0
+    """Factor in the total; negative turns a penalty round, 0 logs without training on it."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the reward."""
+
+    def __post_init__(self) -> None:
+        given = {key: value for key in ("name", "file", "function") if (value := getattr(self, key)) is not None}
+        if set(given) not in ({"name"}, {"file", "function"}):
+            got = ", ".join(f"{key}: {value}" for key, value in given.items()) or "none of them"
+            raise ConfigError(f"a reward has either name (a built-in) or both file and function (your own), got {got}")
+        for key, value in given.items():
+            not_blank(key, value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalConfig:
+    """How held-out prompts are sampled for evaluation (always without noise)."""
+
+    num_steps: int | None = None
+    """Denoising steps; null takes ``sampler.num_steps``."""
+    guidance_scale: float | None = None
+    """Guidance; null takes ``sampler.guidance_scale``."""
+    samples_per_prompt: int = 1
+    """Images a prompt."""
+    batch_size: int = 24
+    """Images sampled at once."""
+    num_prompts: int | None = None
+    """The first so many prompts; null takes all."""
+    num_images: int = 16
+    """Images of the fixed sample grid; 0 draws none."""
+    seed: int = 0
+    """Seed of the evaluation's start noise; the same for runs that are to be compared."""
+    ema: bool = True
+    """Evaluate the averaged adapter where there is one (``policy.ema_decay`` above 0)."""
+
+    def __post_init__(self) -> None:
+        at_least("eval.num_steps", self.num_steps, 1)
+        at_least("eval.guidance_scale", self.guidance_scale, 0)
+        at_least("eval.samples_per_prompt", self.samples_per_prompt, 1)
+        at_least("eval.batch_size", self.batch_size, 1)
+        at_least("eval.num_prompts", self.num_prompts, 1)
+        at_least("eval.num_images", self.num_images, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggingConfig:
+    """Where numbers go besides ``metrics.jsonl``."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files into the run folder."""

@@ -1,0 +1,179 @@
+"""`flowrl train`: checks everything that can be known before a model loads, runs the recipe, and says what came out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flowrl.config import TrainConfig, load_config, resolve_path, to_yaml
+
+DEFAULT_CONFIG = "tiny_grpo_geneval"
+_RESUME_OVERRIDES = ("resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints")
+
+
+def train(config_name: str | None, overrides: Sequence[str]) -> int:
+    """Starts or continues a run; returns the exit code: 0 finished, 130 interrupted.
+
+    Raises:
+        ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten.
+    """
+    folder = _resume_folder(config_name, overrides)
+    if folder is None:
+        path = find_config(config_name or DEFAULT_CONFIG)
+        config, name = load_config(path, overrides), path.stem
+        if config.out is not None:
+            folder_wanted: Path | None = Path(config.out)
+            refuse_taken_folder(Path(config.out))
+        else:
+            folder_wanted = None
+    else:
+        config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
+        name, folder_wanted = folder.name, folder
+        finished = _finished_iterations(folder)
+        if finished >= config.num_iterations:
+            print(
+                f"The run in {folder} is finished ({finished} of {config.num_iterations} iterations). To go on, raise "
+                f"the number: flowrl train resume={folder} num_iterations={2 * finished}"
+            )
+            return 0
+    _check_before_loading(config)
+    return _run(config, name, folder_wanted, resumed=folder is not None)
+
+
+def _run(config: TrainConfig, name: str, folder: Path | None, *, resumed: bool) -> int:
+    import torch
+
+    from flowrl.recipes import grpo
+    from flowrl.run import Run
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    run = Run(
+        folder, name=name, config_yaml=to_yaml(config), resumed=resumed, device=config.pipeline.device,
+        tensorboard=config.logging.tensorboard,
+    )  # fmt: skip
+    if run.main:
+        print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
+    run.watch_interrupts()
+    try:
+        finished = grpo.main(config, run)
+    except OSError as error:
+        raise ValueError(_saving_failed(error, run.folder)) from error
+    except ValueError:
+        if run.main and not resumed and not run.rows():
+            shutil.rmtree(run.folder)  # nothing but its configuration was in it
+        raise
+    run.finish()
+    if run.main:
+        from flowrl.report import write_report
+        from flowrl.summary import print_summary
+
+        report = write_report(run.folder)
+        print_summary(run.folder, config, report, finished=finished)
+    return 0 if finished else 130
+
+
+def find_config(name: str) -> Path:
+    """A YAML file by path, or one that ships with flowrl by name.
+
+    Raises:
+        ValueError: neither exists.
+    """
+    from importlib import resources
+
+    if Path(name).is_file():
+        return Path(name)
+    shipped = Path(str(resources.files("flowrl") / "configs"))
+    if (shipped / f"{name}.yaml").is_file():
+        return shipped / f"{name}.yaml"
+    names = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
+    raise ValueError(f"there is no configuration {name!r}: give a YAML file, or one of those that ship: {names}")
+
+
+def refuse_taken_folder(folder: Path) -> None:
+    """Refuses a run folder that holds anything.
+
+    Raises:
+        ValueError: with the two ways on.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "
+            f"'flowrl train resume={folder}', or choose another folder with out="
+        )
+
+
+def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | None:
+    """The folder of `resume=RUN`; None where it is not given."""
+    given = [text.partition("=")[2] for text in overrides if text.startswith("resume=")]
+    if not given or not given[-1]:
+        return None
+    other = [text for text in overrides if text.partition("=")[0] not in _RESUME_OVERRIDES]
+    if config_name is not None or other:
+        raise ValueError(
+            f"resume={given[-1]} continues a run with its own configuration, so {config_name or other[0]!r} has no "
+            f"place beside it; allowed are {', '.join(key + '=' for key in _RESUME_OVERRIDES[1:])}"
+        )
+    folder = Path(given[-1])
+    if not (folder / "config.yaml").is_file():
+        raise ValueError(f"{folder} is no run folder: it has no config.yaml")
+    return folder
+
+
+def _finished_iterations(folder: Path) -> int:
+    from flowrl.run import checkpoints
+
+    found = checkpoints(folder)
+    return int(found[-1].name) if found else 0
+
+
+def _check_before_loading(config: TrainConfig) -> None:
+    """Prompt files, rewards, model folder, LoRA targets, device: whatever can be checked without weights.
+
+    Raises:
+        ValueError: says what was given, what is allowed and what to change.
+    """
+    from flowrl.parts import reward_specs
+    from flowrl.pipelines import family
+    from flowrl.prompts import read_prompts
+    from flowrl.rewards.compose import validate_reward_specs
+
+    config.resolve_batch(int(os.environ.get("WORLD_SIZE", "1")))
+    for path in (config.prompts.train, config.prompts.eval):
+        if path is not None:
+            read_prompts(resolve_path(path))
+    validate_reward_specs(reward_specs(config))
+    model = config.pipeline.model
+    local = str(resolve_path(model)) if model.startswith(("asset:", "/", "./", "../", "~")) else model
+    module = family(config.pipeline.name)
+    module.check(local, config.policy.target_modules or module.LORA_TARGETS)
+    if config.policy.init_lora is not None:
+        resolve_path(config.policy.init_lora)
+
+
+def describe(config: TrainConfig) -> str:
+    """One line: what is trained, on what, how long."""
+    return (
+        f"{config.recipe} on {config.pipeline.model}, {config.num_iterations} iterations of "
+        f"{config.prompts_per_step} prompts x {config.group_size} images"
+    )
+
+
+def _saving_failed(error: OSError, folder: Path) -> str:
+    from flowrl.run import checkpoints
+
+    found = checkpoints(folder)
+    kept = f"the last good checkpoint is {found[-1]}" if found else "no checkpoint was complete yet"
+    reason = "no space is left on the disk" if error.errno == errno.ENOSPC else str(error)
+    return (
+        f"the run stopped because a file could not be written: {reason}; {kept}. Make room, then continue with "
+        f"'flowrl train resume={folder}'"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(train(None, []))

@@ -1,0 +1,65 @@
+"""From a configuration to the parts of a run: pipeline, policy, rewards, sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from flowrl.config import SamplerConfig, TrainConfig, resolve_path
+from flowrl.pipelines import Pipeline, family
+from flowrl.pipelines.lora import Policy
+from flowrl.prompts import Prompt, read_prompts
+from flowrl.rewards.compose import WeightedSum, build_weighted_sum
+from flowrl.run import Run
+from flowrl.samplers import KERNELS, Kernel
+from flowrl.trajectory import Schedule
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_parts(config: TrainConfig, run: Run) -> tuple[Pipeline, Policy, WeightedSum]:
+    """Pipeline, LoRA policy (with its slots) and rewards."""
+    settings = config.pipeline
+    model = str(resolve_path(settings.model)) if settings.model.startswith("asset:") else settings.model
+    pipeline: Pipeline = family(settings.name).load(
+        model, dtype=DTYPES[settings.dtype], device=run.device, height=settings.height, width=settings.width,
+        max_sequence_length=settings.max_sequence_length, vae_slice=settings.vae_slice,
+        gradient_checkpointing=settings.gradient_checkpointing,
+    )  # fmt: skip
+    policy = Policy(
+        pipeline.transformer, rank=config.policy.lora_rank, alpha=config.policy.alpha,
+        targets=config.policy.target_modules or pipeline.lora_targets, seed=config.seed,
+    )  # fmt: skip
+    if config.policy.init_lora is not None:
+        policy.initialise_from(resolve_path(config.policy.init_lora))
+    if config.policy.ema_decay > 0:
+        policy.add_slot("ema")
+    return pipeline, policy, build_weighted_sum(reward_specs(config), device=run.device)
+
+
+def reward_specs(config: TrainConfig) -> list[dict[str, Any]]:
+    """The configured rewards as plain mappings, the form the reward layer takes."""
+    specs: list[dict[str, Any]] = []
+    for entry in config.rewards:
+        source = {"name": entry.name} if entry.name is not None else {"file": entry.file, "function": entry.function}
+        specs.append({**source, "weight": entry.weight, **entry.options})
+    return specs
+
+
+def sampler_of(settings: SamplerConfig, pipeline: Pipeline) -> tuple[Kernel, Schedule]:
+    """The kernel with its settings bound, and the schedule of a rollout."""
+    schedule = pipeline.schedule(settings.num_steps, settings.grid)
+    options = {} if settings.noise_level is None else {"noise_level": settings.noise_level}
+    return partial(KERNELS[settings.kernel], sigma_max=schedule.sigma_max, **options), schedule
+
+
+def encode_everything(config: TrainConfig, pipeline: Pipeline, train_prompts: Sequence[Prompt]) -> None:
+    """Embeds every prompt the run can meet, then frees the text encoders."""
+    rows = list(train_prompts)
+    if config.prompts.eval is not None:
+        rows += read_prompts(resolve_path(config.prompts.eval))
+    pipeline.encode([row.text for row in rows])
+    pipeline.free_text_encoders()

@@ -1,0 +1,58 @@
+"""Progress on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Advance = Callable[[str], None]
+
+_LINE_EVERY = 15.0  # seconds between lines where there is no terminal
+
+
+@contextmanager
+def progress(label: str, total: int, done: int = 0, *, enabled: bool = True) -> Iterator[Advance]:
+    """A bar with time left; yields `advance(note)`, called once a unit.
+
+    Where standard error is no terminal, a line is printed every 15 seconds and at the end instead, so that logs stay
+    readable. `enabled=False` shows nothing (other processes than the main one).
+    """
+    if not enabled:
+        yield lambda note: None
+    elif sys.stderr.isatty():
+        columns = (
+            TextColumn("{task.description}"), BarColumn(bar_width=18), MofNCompleteColumn(),
+            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+        )  # fmt: skip
+        with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
+            task = bar.add_task(label, total=total, completed=done, note="")
+            yield lambda note: bar.update(task, advance=1, note=note)
+    else:
+        yield _lines(label, total, done)
+
+
+def _lines(label: str, total: int, done: int) -> Advance:
+    start = last = time.monotonic()
+    count = done
+
+    def advance(note: str) -> None:
+        nonlocal count, last
+        count += 1
+        now = time.monotonic()
+        if now - last >= _LINE_EVERY or count == total:
+            last = now
+            left = (now - start) / (count - done) * (total - count)
+            print(f"{label} {count}/{total}  left {clock(left)}  {note}".rstrip(), file=sys.stderr, flush=True)
+
+    return advance
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    whole = max(0, round(seconds))
+    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"

@@ -1,0 +1,1 @@
+"""Runnable algorithms, one file each; read one top to bottom."""

@@ -1,0 +1,39 @@
+"""One self-contained page about a run: `write_report(run_folder)` reads what the run wrote and draws `report.html`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from flowrl.report.data import read_run
+from flowrl.report.page import render
+
+
+def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of a run, finished or not, and return its path.
+
+    The page needs no network and no other file: charts are inline SVG, pictures are embedded. It can be written at any
+    time, also while the run is going on; the file is replaced as a whole.
+
+    Args:
+        run_folder: what `flowrl train` made (config.yaml, manifest.json, metrics.jsonl, eval/, samples/).
+        out: the HTML file to write; None writes `report.html` into the run folder.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: the folder is not a run.
+    """
+    run = read_run(Path(run_folder))
+    out = Path(run_folder) / "report.html" if out is None else Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(render(run))
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, out)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return out

@@ -1,0 +1,223 @@
+"""Reads a run folder as it is found: finished, going on, or cut off in the middle of a line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from jaxtyping import Float
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """One prompt and seed drawn at the first and the last sampling of the run (`after` is None while there is one)."""
+
+    prompt: str
+    seed: str
+    before: Path
+    after: Path | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunData:
+    """What a run folder holds. Missing parts are empty, and `notes` says in words what could not be read."""
+
+    folder: Path
+    name: str
+    config_text: str
+    config: Row
+    manifest: Row
+    finished: bool
+    train: tuple[Row, ...]
+    evaluations: tuple[Row, ...]
+    image_rows: Mapping[int, tuple[Row, ...]]  # evaluation -> one row an image; the first and the last evaluation only
+    pairs: tuple[Pair, ...]
+    pair_iterations: tuple[int, ...]
+    has_lora: bool
+    notes: tuple[str, ...]
+
+
+def read_run(folder: Path) -> RunData:
+    """Read a run folder.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it holds neither metrics.jsonl nor config.yaml.
+    """
+    _check_is_run(folder)
+    notes: list[str] = []
+    config_text = _text(folder / "config.yaml")
+    try:
+        config = yaml.safe_load(config_text) or {}
+    except yaml.YAMLError:
+        config = {}
+        notes.append("config.yaml is not valid YAML; it is shown as text only.")
+    manifest = _json_object(folder / "manifest.json", notes)
+    rows = _json_lines(folder / "metrics.jsonl", notes)
+    notes += _not_finite(rows)
+    pairs, pair_iterations = _pairs(folder / "samples", notes)
+    return RunData(
+        folder=folder,
+        name=folder.resolve().name,
+        config_text=config_text,
+        config=config if isinstance(config, dict) else {},
+        manifest=manifest,
+        finished=(folder / "summary.json").is_file() or bool(manifest.get("finished")),
+        train=_last_attempt([row for row in rows if _is_number(row.get("reward")) or _is_number(row.get("loss"))]),
+        evaluations=_last_attempt([row for row in rows if any(key.startswith("eval/") for key in row)]),
+        image_rows=_image_rows(folder / "eval", notes),
+        pairs=pairs,
+        pair_iterations=pair_iterations,
+        has_lora=(folder / "lora").is_dir(),
+        notes=tuple(notes),
+    )
+
+
+def column(rows: Sequence[Row], key: str) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Iterations and values of one metric, from the rows that have it as a finite number."""
+    found = [(row["iteration"], row[key]) for row in rows if _is_number(row.get(key))]
+    table = np.array(found, dtype=np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def keys_below(rows: Sequence[Row], prefix: str) -> list[str]:
+    """The metric names that start with `prefix`, in the order of their first appearance."""
+    return list(dict.fromkeys(key for row in rows for key in row if key.startswith(prefix)))
+
+
+def _check_is_run(folder: Path) -> None:
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder} is not a folder: give the run folder that `flowrl train` printed, such as runs/NAME"
+        )
+    if not (folder / "metrics.jsonl").is_file() and not (folder / "config.yaml").is_file():
+        inside = sorted(path.name for path in folder.iterdir())[:6]
+        runs = sorted(path.parent.name for path in folder.glob("*/metrics.jsonl"))[:3]
+        hint = f"did you mean {folder / runs[0]}?" if runs else "give the folder that `flowrl train` printed"
+        raise ValueError(
+            f"{folder} is not a run: a run folder holds metrics.jsonl and config.yaml, this one holds "
+            f"{', '.join(inside) or 'nothing'}; {hint}"
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _json_object(path: Path, notes: list[str]) -> Row:
+    if not path.is_file():
+        return {}
+    try:
+        loaded = json.loads(_text(path))
+    except json.JSONDecodeError:
+        loaded = None
+    if isinstance(loaded, dict):
+        return loaded
+    notes.append(f"{path.name} could not be read and is left out.")
+    return {}
+
+
+def _json_lines(path: Path, notes: list[str]) -> list[Row]:
+    """Every whole line. A run killed while writing leaves a broken one, and a resumed run goes on behind it."""
+    rows: list[Row] = []
+    broken = 0
+    for line in _text(path).splitlines():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            broken += 1
+    if broken:
+        lines = "1 line" if broken == 1 else f"{broken} lines"
+        notes.append(
+            f"{lines} of {path.name} could not be read (a run stopped while writing?); all other lines are shown."
+        )
+    return rows
+
+
+def _not_finite(rows: Sequence[Row]) -> list[str]:
+    """A note on values that broke down: charts leave them out, so they have to be said."""
+    broken = [
+        f"{key} at iteration {row.get('iteration')}"
+        for row in rows
+        for key, value in row.items()
+        if isinstance(value, float) and not math.isfinite(value) and not key.endswith(("_low", "_high"))
+    ]
+    if not broken:
+        return []
+    count = "1 logged number is" if len(broken) == 1 else f"{len(broken)} logged numbers are"
+    return [f"{count} NaN or infinite and left out of the charts; first: {broken[0]}."]
+
+
+def _last_attempt(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Drop what a resumed run did again: a row replaces every earlier row of the same or a later iteration."""
+    kept: list[Row] = []
+    for row in rows:
+        if not _is_number(row.get("iteration")):
+            continue
+        while kept and kept[-1]["iteration"] >= row["iteration"]:
+            kept.pop()
+        kept.append(row)
+    return tuple(kept)
+
+
+def _iteration(path: Path) -> int | None:
+    digits = path.stem.removeprefix("iteration_")
+    return int(digits) if path.stem.startswith("iteration_") and digits.isdigit() else None
+
+
+def _image_rows(folder: Path, notes: list[str]) -> dict[int, tuple[Row, ...]]:
+    files = {number: path for path in sorted(folder.glob("*.jsonl")) if (number := _iteration(path)) is not None}
+    wanted = sorted({min(files), max(files)}) if files else []
+    return {number: tuple(_json_lines(files[number], notes)) for number in wanted}
+
+
+def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int, ...]]:
+    """Pictures of the first and last sampling that have the same number. A file being written has no final name yet."""
+    found = {
+        number: path for path in sorted(folder.glob("*")) if path.is_dir() and (number := _iteration(path)) is not None
+    }
+    shots = {number: sorted(path.glob("[0-9]*.png")) for number, path in found.items()}
+    shots = {number: files for number, files in shots.items() if files}
+    if not shots:
+        return (), ()
+    try:
+        prompts = json.loads(_text(folder / "prompts.json") or "[]")
+    except json.JSONDecodeError:
+        prompts = []
+        notes.append("samples/prompts.json could not be read; the pictures are shown without their prompts.")
+    first, last = min(shots), max(shots)
+    pairs = []
+    for before in shots[first]:
+        after = found[last] / before.name
+        if first != last and not after.is_file():
+            continue
+        number = int(before.stem) if before.stem.isdigit() else len(prompts)
+        entry = prompts[number] if number < len(prompts) and isinstance(prompts[number], dict) else {}
+        seed = entry.get("seed")
+        pairs.append(
+            Pair(
+                prompt=str(entry.get("prompt", before.stem)),
+                seed="" if seed is None else str(seed),
+                before=before,
+                after=after if first != last else None,
+            )
+        )
+    return tuple(pairs), tuple(sorted({first, last}))

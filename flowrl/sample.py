@@ -1,0 +1,125 @@
+"""`flowrl sample`: images of a base or tuned model for given prompts and seeds, as PNG files and a grid."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flowrl.config import load_config, resolve_path
+from flowrl.evaluate import generate
+from flowrl.images import grid, save_png
+from flowrl.parts import DTYPES
+from flowrl.pipelines import Pipeline, family
+from flowrl.pipelines.lora import add_saved_lora
+from flowrl.pipelines.tiny import CONTEXT
+from flowrl.progress import progress
+from flowrl.prompts import read_prompts
+from flowrl.randomness import counter_normal
+
+EMBEDDED = "asset:tiny-sd3"
+BATCH = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What to sample from, and how its owner samples it."""
+
+    model: str
+    lora: Path | None
+    num_steps: int
+    guidance_scale: float
+    grid: str
+    max_sequence_length: int
+    dtype: str
+
+
+def sample(options: argparse.Namespace) -> int:
+    """Writes `<prompt>_<seed>.png` for every pair, and `grid.png` with a row a prompt and a column a seed.
+
+    The start noise is a function of the seed alone, so a column shares it, and so do two models.
+
+    Raises:
+        ValueError: no prompt, a bad seed list, an unknown source.
+    """
+    prompts = [*options.prompt, *([row.text for row in read_prompts(options.prompts)] if options.prompts else [])]
+    if not prompts:
+        raise ValueError('no prompt was given: add --prompt "a photo of a red circle" or --prompts FILE')
+    seeds = parse_seeds(options.seeds)
+    source = resolve_source(options)
+    pipeline = load_source(source)
+    schedule = pipeline.schedule(source.num_steps, source.grid)
+    pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
+    options.out.mkdir(parents=True, exist_ok=True)
+    images = []
+    batches = range(0, len(pairs), BATCH)
+    with progress("sampling", len(batches)) as advance:
+        for first in batches:
+            batch = pairs[first : first + BATCH]
+            x = torch.stack([counter_normal(pipeline.latent_shape, seed, "sample") for _, seed in batch])
+            texts = [prompt for prompt, _ in batch]
+            images.append(generate(pipeline, texts, x, schedule, guidance_scale=source.guidance_scale).cpu())
+            advance("")
+    pictures = torch.cat(images)
+    for (prompt, seed), picture in zip(pairs, pictures, strict=True):
+        save_png(picture, options.out / f"{prompts.index(prompt):03d}_seed{seed}.png")
+    captions = [f"{prompt} ({seed})" for prompt, seed in pairs]
+    scale = max(1, 128 // pictures.shape[-1])
+    save_png(grid(pictures, columns=len(seeds), captions=captions, scale=scale), options.out / "grid.png")
+    print(f"wrote {len(pairs)} images and grid.png to {options.out}")
+    return 0
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds of "0,3,7" or "0-3" or a mix.
+
+    Raises:
+        ValueError: anything else.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()) or (dash and int(high) < int(low)):
+            raise ValueError(f"--seeds {text!r}: give numbers such as 0,3,7 or a range such as 0-3")
+        seeds += range(int(low), int(high if dash else low) + 1)
+    return seeds
+
+
+def resolve_source(options: argparse.Namespace) -> Source:
+    """Reads a run's own settings, or takes a model with defaults; options on the command line win."""
+    folder = Path(options.source)
+    if (folder / "config.yaml").is_file():
+        config = load_config(folder / "config.yaml")
+        lora = None if options.base else options.lora or folder / "lora"
+        steps, scale = config.eval.num_steps or config.sampler.num_steps, config.eval.guidance_scale
+        found = Source(
+            model=config.pipeline.model, lora=lora, num_steps=steps, grid=config.sampler.grid,
+            guidance_scale=config.sampler.guidance_scale if scale is None else scale,
+            max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
+        )  # fmt: skip
+    else:
+        length = CONTEXT if options.source == EMBEDDED else 128
+        found = Source(
+            model=options.source, lora=options.lora, num_steps=10, guidance_scale=1.0, grid="diffusers",
+            max_sequence_length=length, dtype="float32",
+        )  # fmt: skip
+    return Source(
+        model=found.model, lora=found.lora, grid=found.grid, dtype=found.dtype,
+        num_steps=options.num_steps or found.num_steps,
+        guidance_scale=found.guidance_scale if options.guidance_scale is None else options.guidance_scale,
+        max_sequence_length=options.max_sequence_length or found.max_sequence_length,
+    )  # fmt: skip
+
+
+def load_source(source: Source) -> Pipeline:
+    """The pipeline with its LoRA, on the best device there is."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = str(resolve_path(source.model)) if source.model.startswith("asset:") else source.model
+    pipeline: Pipeline = family("sd3").load(
+        model, dtype=DTYPES[source.dtype], device=device, max_sequence_length=source.max_sequence_length
+    )
+    if source.lora is not None:
+        add_saved_lora(pipeline.transformer, source.lora)
+    return pipeline

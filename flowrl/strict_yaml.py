@@ -1,0 +1,376 @@
+"""YAML to frozen dataclasses, strictly: an unknown key, a wrong type or a missing key is an error that teaches.
+
+The reader follows the YAML 1.2 core schema, because the 1.1 rules that PyYAML ships surprise people: there ``1e-4`` is
+a string, ``010`` is 8, ``1:30`` is 90 and ``no`` is false. Keys may appear once. Nothing here knows what is configured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import types
+import typing
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; one paragraph: what was given, what is allowed, what to change."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Override:
+    """The value of one ``key=value`` argument: the text as typed and what YAML makes of it."""
+
+    text: str
+    """What stood after the equals sign: a key that holds text gets this where YAML sees a number (``out=2024``)."""
+    value: Any
+    """The parsed value: what every other key gets."""
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Where values come from, for messages, and what other programs call our keys."""
+
+    file: str
+    """Path of the configuration file as given."""
+    overrides: Mapping[str, str]
+    """Dotted key -> the override argument as typed."""
+    foreign_keys: Mapping[str, str]
+    """Key of another toolkit (last component) -> our dotted key."""
+    foreign_values: Mapping[str, Mapping[str, str]]
+    """Our dotted key -> value of another toolkit -> our value."""
+    own_keys: tuple[str, ...]
+    """Every dotted key there is; a list item is written ``rewards.0.weight``."""
+
+    def of(self, dotted: str) -> str:
+        """Name the place a key came from: an override that set it (or a part of it), else the file."""
+        for key, argument in self.overrides.items():
+            if key == dotted or key.startswith(f"{dotted}.") or dotted.startswith(f"{key}."):
+                return f"override '{argument}'"
+        return self.file
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loader with the YAML 1.2 core scalars and without silent duplicates."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own class attribute
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: dict[str, int] = {}
+        for key_node, _ in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode) or not key_node.tag.endswith((":str", ":merge")):
+                text = key_node.value if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
+                raise ConfigError(f"line {line}: {text} is not usable as a key: keys are text; put it in quotes")
+            if key_node.value in seen:
+                raise ConfigError(
+                    f"line {line}: key '{key_node.value}' appears twice in one mapping "
+                    f"(first on line {seen[key_node.value]}): keep one of the two"
+                )
+            seen[key_node.value] = line
+        return super().construct_mapping(node, deep=deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Safe dumper that quotes every text which either YAML 1.1 or our loader would read as something else."""
+
+
+_FLOAT = re.compile(
+    r"^[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$"
+    r"|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
+)
+for _tag, _pattern, _first in (
+    ("null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    ("bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    ("int", re.compile(r"^[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789")),
+    ("float", _FLOAT, list("-+.0123456789")),
+    ("merge", re.compile(r"^<<$"), ["<"]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _pattern, _first)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse one YAML document.
+
+    Raises:
+        ConfigError: syntax error, tab, duplicate key or a key that is not text; names ``where`` and the line.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        tab = "; indent with spaces, YAML allows no tabs" if "'\\t'" in problem else ""
+        raise ConfigError(f"{where}:{line} not valid YAML: {' '.join(problem.split())}{tab}") from None
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file whose top level is a mapping.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, empty, not YAML or not a mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file (relative paths start at {Path.cwd()})") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; give the path of a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); give the path of a YAML file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    data = parse_yaml(text, str(path))
+    if data is None:
+        raise ConfigError(f"{path}: the file is empty; a configuration is a mapping of keys to values")
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: the top level is {_kind(data)}; a configuration is a mapping of keys to values")
+    return data
+
+
+def apply_override(data: dict[str, Any], argument: str) -> str:
+    """Set ``a.b=value`` or ``items.0.name=value`` in ``data``, in place, and return the dotted key.
+
+    Sections that are not there are created; whether the key exists at all is for :func:`build` to judge.
+
+    Raises:
+        ConfigError: no equals sign, an empty part of the key, a bad list index, or a part of a single value.
+    """
+    dotted, equals, text = argument.partition("=")
+    dotted = dotted.strip()
+    if not equals or not all(dotted.split(".")):
+        raise ConfigError(f"override '{argument}': write KEY=VALUE, for instance optim.lr=1e-4 or rewards.0.weight=2")
+    value = Override(text=text.strip(), value=parse_yaml(text, f"override '{argument}'"))
+    parts = dotted.split(".")
+    node: Any = data
+    for depth, part in enumerate(parts):
+        here = ".".join(parts[:depth])
+        slot: Any = part
+        if isinstance(node, list):
+            if not part.isdecimal() or int(part) >= len(node):
+                indexes = ", ".join(str(i) for i in range(len(node))) or "none: set the whole list"
+                raise ConfigError(f"override '{argument}': {here} has no item '{part}'; its indexes are {indexes}")
+            slot = int(part)
+        elif not isinstance(node, dict):
+            raise ConfigError(f"override '{argument}': {here} is {node!r}, {_kind(node)}; it has no part '{part}'")
+        if depth == len(parts) - 1:
+            node[slot] = value
+        else:
+            child = node[slot] if isinstance(node, list) else node.get(slot)
+            child = child.value if isinstance(child, Override) else child
+            # A copy: through YAML anchors two places of the file can be one object.
+            node[slot] = {} if child is None else child.copy() if isinstance(child, (dict, list)) else child
+            node = node[slot]
+    return dotted
+
+
+def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str = "") -> Any:
+    """Make an instance of the dataclass ``cls`` from a mapping, checking every key and type on the way.
+
+    Raises:
+        ConfigError: unknown or missing key, wrong type, or a contradiction that the dataclass itself refuses.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for key in data:
+        if key not in fields:
+            raise ConfigError(_unknown_key(key, data[key], tuple(fields), source, prefix))
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name in data:
+            values[name] = _convert(data[name], hints[name], f"{prefix}{name}", source)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            wanted = _describe(hints[name])
+            raise ConfigError(f"{source.file}: required key '{prefix}{name}' is missing; add it, its value is {wanted}")
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        # Sections have one place each and name their keys in full; only an item of a list needs its index said.
+        item = f" {prefix.rstrip('.')}:" if any(part.isdecimal() for part in prefix.split(".")) else ""
+        raise ConfigError(f"{source.file}:{item} {error}") from None
+
+
+def dump(data: Mapping[str, Any]) -> str:
+    """Write a mapping of plain values as YAML that every YAML 1.1 or 1.2 reader reads back the same."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def dotted_keys(cls: type[Any], prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a dataclass: sections, their keys, and list items under index 0."""
+    for name, hint in typing.get_type_hints(cls).items():
+        yield f"{prefix}{name}"
+        if dataclasses.is_dataclass(hint):
+            yield from dotted_keys(typing.cast(type[Any], hint), f"{prefix}{name}.")
+        elif typing.get_origin(hint) is tuple and dataclasses.is_dataclass(typing.get_args(hint)[0]):
+            yield from dotted_keys(typing.get_args(hint)[0], f"{prefix}{name}.0.")
+
+
+def _convert(value: Any, hint: Any, dotted: str, source: Source) -> Any:
+    """Turn a YAML value into what the annotation says, or raise."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    union = arguments if origin in (types.UnionType, typing.Union) else (hint,)
+    if isinstance(value, Override):
+        textual = str in union and value.value is not None and not isinstance(value.value, str)
+        value = value.text if textual else value.value
+    if value is None and type(None) in union:
+        return None
+    choices = [choice for choice in union if choice is not type(None)]
+    if len(choices) > 1:  # a number or a pair
+        choices = [c for c in choices if (typing.get_origin(c) is tuple) == isinstance(value, list)]
+    for choice in choices:
+        made = _convert_one(value, choice, dotted, source)
+        if made is not None:
+            return made
+    raise ConfigError(_wrong_type(value, hint, dotted, source))
+
+
+def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
+    """Convert to a type that is not a union; None where the value does not fit."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type[Any], hint), value, source, f"{dotted}.") if isinstance(value, dict) else None
+    if origin is typing.Literal:
+        return value if isinstance(value, str) and value in arguments else None
+    if origin is tuple:
+        if not isinstance(value, list):
+            return None
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        if len(kinds) != len(value):
+            return None
+        return tuple(_convert(v, k, f"{dotted}.{i}", source) for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
+    if origin is dict:
+        return _plain(value, dotted, source) if isinstance(value, dict) else None
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _finite(value)
+    if hint in (int, bool, str) and type(value) is hint:
+        return value
+    return None
+
+
+def _finite(value: float) -> float | None:
+    """The number as a float, or None where it is not finite (an integer may be too large for a float)."""
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
+    """Free-form options: mappings, lists and scalars only, so that they can be written back and hashed."""
+    value = value.value if isinstance(value, Override) else value
+    if depth > 20:
+        raise ConfigError(
+            f"{source.of(dotted)}: {dotted} is nested more than 20 deep (or contains itself); make it flat"
+        )
+    if isinstance(value, dict):
+        return {key: _plain(item, f"{dotted}.{key}", source, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, f"{dotted}.{i}", source, depth + 1) for i, item in enumerate(value)]
+    if value is None or type(value) in (str, int, bool) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise ConfigError(
+        f"{source.of(dotted)}: {dotted} is {value!r}; use text, finite numbers, true, false, lists and mappings"
+    )
+
+
+def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, prefix: str) -> str:
+    """Say what was probably meant: a sibling one slip away, a key of another section, a term of another toolkit."""
+    dotted = f"{prefix}{key}"
+    start = f"{source.of(dotted)}: unknown key '{dotted}'"
+    near = closest(key, siblings)
+    slip = near is not None and edit_distance(key, near) <= 1
+    inner = value.value if isinstance(value, Override) else value
+    leaves = {} if slip else {key: _ours(key, source)}
+    if isinstance(inner, dict):  # a section of another toolkit: translate what it holds
+        leaves |= {leaf: source.foreign_keys.get(leaf) if slip else _ours(leaf, source) for leaf in inner}
+    names = ", ".join(f"'{leaf}' is called '{ours}' here" for leaf, ours in leaves.items() if ours is not None)
+    if names:
+        return f"{start}: {names}"
+    if near is not None:
+        return f"{start}: did you mean '{prefix}{near}'?"
+    return f"{start}: the keys here are {', '.join(f'{prefix}{name}' for name in siblings)}"
+
+
+def _ours(key: str, source: Source) -> str | None:
+    """Our dotted key for a term that another toolkit uses, or for our own key written in the wrong section."""
+    if key in source.foreign_keys:
+        return source.foreign_keys[key]
+    return next((own for own in source.own_keys if own.rpartition(".")[2] == key), None)
+
+
+def _wrong_type(value: Any, hint: Any, dotted: str, source: Source) -> str:
+    start = f"{source.of(dotted)}: {dotted} must be {_describe(hint)}, got {value!r}"
+    if not isinstance(value, (dict, list)):
+        ours = source.foreign_values.get(dotted, {}).get(str(value))
+        allowed = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
+        near = closest(str(value), allowed) if ours is None else ours
+        if near is not None:
+            return f"{start}: did you mean '{near}'?"
+    return f"{start} ({_kind(value)})"
+
+
+def _describe(hint: Any) -> str:
+    """An annotation in words."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_describe(choice) for choice in arguments)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(arguments)
+    if origin is tuple:
+        inner = arguments[0]
+        if arguments[-1] is Ellipsis:
+            return "a list of mappings" if dataclasses.is_dataclass(inner) else f"a list ({_describe(inner)} each)"
+        return f"a list of {len(arguments)} values ({_describe(inner)} each)"
+    words = {int: "an integer", float: "a finite number", bool: "true or false", str: "text", type(None): "null"}
+    return words.get(hint, "a mapping of keys to values")
+
+
+def _kind(value: Any) -> str:
+    """What a YAML value is, in words."""
+    words = {
+        dict: "a mapping",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+    }
+    return words.get(type(value), "nothing" if value is None else type(value).__name__)
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Insertions, deletions, substitutions and swaps of neighbours that lead from ``a`` to ``b``."""
+    rows = [list(range(len(b) + 1))]
+    for i, x in enumerate(a, start=1):
+        row = [i]
+        for j, y in enumerate(b, start=1):
+            cost = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and y == a[i - 2]:
+                cost = min(cost, rows[-2][j - 2] + 1)
+            row.append(cost)
+        rows.append(row)
+    return rows[-1][-1]
+
+
+def closest(word: str, candidates: Sequence[str]) -> str | None:
+    """The candidate most like ``word``, or None where nothing is alike."""
+    near = set(difflib.get_close_matches(word, candidates, n=5, cutoff=0.6))
+    near |= {c for c in candidates if abs(len(word) - len(c)) <= 1 and edit_distance(word, c) <= 1}
+
+    def key(candidate: str) -> tuple[int, float]:
+        return edit_distance(word, candidate), -difflib.SequenceMatcher(None, word, candidate).ratio()
+
+    return min(near, key=key, default=None)

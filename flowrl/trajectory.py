@@ -1,0 +1,226 @@
+"""The tables that flow through the toolkit: schedule, conditioning, trajectory and training rows.
+
+Letters: b samples, T denoising steps, S kept states, K stochastic steps, M rows. State j is the latent at `sigma[j]`,
+state 0 the start noise and state T the finished latent; step j leads from state j to state j + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Index = int | slice | Sequence[int] | Tensor
+
+
+def _select(tensor: Tensor, index: Index) -> Tensor:
+    """Index the batch dimension and keep it: an int selects a batch of one."""
+    if isinstance(index, int):
+        position = index + len(tensor) if index < 0 else index
+        if not 0 <= position < len(tensor):
+            raise IndexError(f"index {index} is outside a batch of {len(tensor)}")
+        return tensor[position : position + 1]
+    if isinstance(index, Tensor | slice):
+        return tensor[index]
+    return tensor[torch.as_tensor(index, dtype=torch.long, device=tensor.device)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Schedule:
+    """Noise levels of a denoising run and what the network is fed at each.
+
+    Attributes:
+        sigma: [T+1] float32, strictly decreasing, from 1 (or just below, UniPC grids) to exactly 0.
+        timestep: [T] float32, network input of each step; 1000 * sigma for the usual flow models.
+
+    Raises:
+        ValueError: shapes do not fit, or sigma does not decrease strictly within [0, 1] to 0.
+    """
+
+    sigma: Float[Tensor, " T1"]
+    timestep: Float[Tensor, " T"]
+
+    def __post_init__(self) -> None:
+        if self.sigma.ndim != 1 or len(self.sigma) < 2 or self.timestep.shape != (len(self.sigma) - 1,):
+            raise ValueError(
+                f"a schedule of T >= 1 steps has sigma [T+1] and timestep [T], got {tuple(self.sigma.shape)} and "
+                f"{tuple(self.timestep.shape)}"
+            )
+        decreasing = bool((self.sigma[1:] < self.sigma[:-1]).all())
+        if not decreasing or float(self.sigma[0]) > 1 or float(self.sigma[-1]) != 0:
+            raise ValueError(f"sigma must decrease strictly from at most 1 to 0, got {self.sigma.tolist()}")
+
+    @property
+    def num_steps(self) -> int:
+        """T, the number of network evaluations of one sample."""
+        return len(self.timestep)
+
+    @property
+    def sigma_max(self) -> float:
+        """The second sigma, which stands in for sigma = 1 where a kernel is singular there."""
+        return float(self.sigma[1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditioning:
+    """What a network is told besides latent and time: named tensors that share their first dimension.
+
+    Attributes:
+        tensors: Name to [b, ...]; at least one.
+
+    Raises:
+        ValueError: there is no tensor, one has no batch dimension, or the batch sizes differ.
+    """
+
+    tensors: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        if not shapes or () in shapes.values() or len({shape[0] for shape in shapes.values()}) != 1:
+            raise ValueError(f"conditioning needs tensors that share their first dimension, got shapes {shapes}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def __getitem__(self, index: Index) -> Conditioning:
+        """Select samples; an int selects a batch of one."""
+        return Conditioning({name: _select(tensor, index) for name, tensor in self.tensors.items()})
+
+    def to(self, device: torch.device | str) -> Conditioning:
+        """Move every tensor."""
+        return Conditioning({name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+    def expand(self, b: int) -> Conditioning:
+        """Repeat a batch of one b times without copying.
+
+        Raises:
+            ValueError: the batch is neither 1 nor b.
+        """
+        if len(self) not in (1, b):
+            raise ValueError(f"only a batch of 1 can be expanded to {b}, this one holds {len(self)}")
+        return Conditioning({name: t.expand(b, *t.shape[1:]) for name, t in self.tensors.items()})
+
+    @staticmethod
+    def cat(parts: Sequence[Conditioning]) -> Conditioning:
+        """Join batches.
+
+        Raises:
+            ValueError: no part was given, or names or trailing shapes differ.
+        """
+        kinds = [{name: tuple(t.shape[1:]) for name, t in part.tensors.items()} for part in parts]
+        if not kinds or any(kind != kinds[0] for kind in kinds):
+            raise ValueError(f"only conditioning with equal names and shapes [b, ...] can be joined, got {kinds}")
+        names = parts[0].tensors
+        return Conditioning({name: torch.cat([part.tensors[name] for part in parts]) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trajectory:
+    """Record of a rollout of b samples: the kept states and the densities of the stochastic steps.
+
+    Attributes:
+        states: [b, S, *latent] the kept states; `states[:, i]` is the latent at `sigma[kept[i]]`.
+        kept: S state indexes in 0 .. T, ascending.
+        steps: K stochastic steps, ascending; state `step` and state `step + 1` of each are kept.
+        log_prob: [b, K] log-density of the stored produced state, summed over latent dimensions.
+        mean: [b, K, *latent] means of the stochastic transitions, or None.
+        final: [b, *latent] the latent at sigma = 0.
+
+    Raises:
+        ValueError: shapes or indexes contradict each other.
+    """
+
+    states: Float[Tensor, " b S *latent"]
+    kept: tuple[int, ...]
+    steps: tuple[int, ...]
+    log_prob: Float[Tensor, " b K"]
+    final: Float[Tensor, " b *latent"]
+    mean: Float[Tensor, " b K *latent"] | None = None
+
+    def __post_init__(self) -> None:
+        b, latent = len(self.final), tuple(self.final.shape[1:])
+        wanted = {"states": (b, len(self.kept), *latent), "log_prob": (b, len(self.steps))}
+        given = {"states": tuple(self.states.shape), "log_prob": tuple(self.log_prob.shape)}
+        if self.mean is not None:
+            wanted["mean"], given["mean"] = (b, len(self.steps), *latent), tuple(self.mean.shape)
+        if wanted != given:
+            raise ValueError(f"with final {(b, *latent)}, kept {self.kept}, steps {self.steps}: {wanted=}, {given=}")
+        ascending = list(self.kept) == sorted(set(self.kept)) and list(self.steps) == sorted(set(self.steps))
+        if not ascending or not {s + i for s in self.steps for i in (0, 1)} <= set(self.kept):
+            raise ValueError(f"kept {self.kept} must ascend and hold step and step + 1 of all steps {self.steps}")
+
+    def __len__(self) -> int:
+        return len(self.final)
+
+    @staticmethod
+    def cat(parts: Sequence[Trajectory]) -> Trajectory:
+        """Join rollouts of the same steps along the batch.
+
+        Raises:
+            ValueError: no part was given, or the parts kept different states, steps or means.
+        """
+        kinds = {(part.kept, part.steps, part.mean is None) for part in parts}
+        if len(kinds) != 1:
+            raise ValueError(f"only trajectories with equal (kept, steps, mean is None) can be joined, got {kinds}")
+        means = [part.mean for part in parts if part.mean is not None]
+        return Trajectory(
+            states=torch.cat([part.states for part in parts]),
+            kept=parts[0].kept,
+            steps=parts[0].steps,
+            log_prob=torch.cat([part.log_prob for part in parts]),
+            final=torch.cat([part.final for part in parts]),
+            mean=torch.cat(means) if means else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rows:
+    """Training table: one row a transition to be scored; every credit method ends here and every objective starts here.
+
+    Attributes:
+        source: [M] index of the input state in `states.flatten(0, 1)`.
+        produced: [M] index of the produced state in the same pool.
+        step: [M] denoising step, 0 .. T-1.
+        sample: [M] sample of the rollout, 0 .. b-1.
+        group: [M] prompt group.
+        old_log_prob: [M] log-density recorded by the rollout, summed over latent dimensions.
+        advantage: [M].
+        weight: [M] step weight, mean 1 over kept rows.
+        clip_low: [M] distance: the ratio is held above 1 - clip_low.
+        clip_high: [M] distance: the ratio is held below 1 + clip_high.
+        keep: [M] rows that are trained.
+
+    Raises:
+        ValueError: the columns differ in length.
+    """
+
+    source: Int[Tensor, " M"]
+    produced: Int[Tensor, " M"]
+    step: Int[Tensor, " M"]
+    sample: Int[Tensor, " M"]
+    group: Int[Tensor, " M"]
+    old_log_prob: Float[Tensor, " M"]
+    advantage: Float[Tensor, " M"]
+    weight: Float[Tensor, " M"]
+    clip_low: Float[Tensor, " M"]
+    clip_high: Float[Tensor, " M"]
+    keep: Bool[Tensor, " M"]
+
+    def __post_init__(self) -> None:
+        shapes = {name: tuple(column.shape) for name, column in self.columns().items()}
+        if any(shape != (len(self),) for shape in shapes.values()):
+            raise ValueError(f"all columns of a row table have the same shape [M], got {shapes}")
+
+    def columns(self) -> Mapping[str, Tensor]:
+        """All columns by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: Index) -> Rows:
+        """Select rows by slice, integers or a boolean mask; an int selects a table of one row."""
+        return Rows(**{name: _select(column, index) for name, column in self.columns().items()})

@@ -1,0 +1,1 @@
+"""The embedded world: drawn scenes of coloured shapes, prompts in GenEval's wording, a detector that reads pixels."""

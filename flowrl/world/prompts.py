@@ -1,0 +1,136 @@
+"""Prompts of the embedded world: GenEval's six task types and wording over four shapes and six colours.
+
+*Held-out* means: combinations of two_object, colors, position and color_attr that reinforcement learning never trains
+on. single_object and counting have too few combinations to split; there training and evaluation differ in seeds only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from flowrl.world.scenes import COLORS, SHAPES
+
+Record = dict[str, Any]
+
+RELATIONS = ("left of", "right of", "above", "below")
+_OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+_NUMBERS = {2: "two", 3: "three", 4: "four"}
+_HELD_OUT_SHARE = {"two_object": 2 / 6, "colors": 8 / 24, "position": 8 / 24, "color_attr": 20 / 180}
+_SPLIT_SEED = 43
+EVAL_IMAGES_PER_TASK = 80
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "aeiou" else "a"
+
+
+def _named(noun: str) -> str:
+    return f"{_article(noun)} {noun}"
+
+
+def single_object(label: str) -> Record:
+    """The record "a photo of a LABEL"."""
+    return _record("single_object", [{"class": label, "count": 1}], f"a photo of {_named(label)}")
+
+
+def two_object(first: str, second: str) -> Record:
+    """The record "a photo of a FIRST and a SECOND"."""
+    include = [{"class": first, "count": 1}, {"class": second, "count": 1}]
+    return _record("two_object", include, f"a photo of {_named(first)} and {_named(second)}")
+
+
+def counting(label: str, count: int) -> Record:
+    """The record "a photo of COUNT LABELs", which one object more makes wrong."""
+    record = _record("counting", [{"class": label, "count": count}], f"a photo of {_NUMBERS[count]} {label}s")
+    record["exclude"] = [{"class": label, "count": count + 1}]
+    return record
+
+
+def colors(label: str, color: str) -> Record:
+    """The record "a photo of a COLOR LABEL"."""
+    return _record("colors", [{"class": label, "count": 1, "color": color}], f"a photo of {_named(color)} {label}")
+
+
+def position(subject: str, relation: str, reference: str) -> Record:
+    """The record "a photo of a SUBJECT RELATION a REFERENCE"."""
+    include = [{"class": reference, "count": 1}, {"class": subject, "count": 1, "position": [relation, 0]}]
+    return _record("position", include, f"a photo of {_named(subject)} {relation} {_named(reference)}")
+
+
+def color_attr(first: str, first_color: str, second: str, second_color: str) -> Record:
+    """The record "a photo of a COLOR FIRST and a COLOR SECOND"."""
+    include = [
+        {"class": first, "count": 1, "color": first_color},
+        {"class": second, "count": 1, "color": second_color},
+    ]
+    prompt = f"a photo of {_named(first_color)} {first} and {_named(second_color)} {second}"
+    return _record("color_attr", include, prompt)
+
+
+def _record(tag: str, include: list[dict[str, Any]], prompt: str) -> Record:
+    return {"tag": tag, "include": include, "prompt": prompt}
+
+
+def combinations() -> dict[str, list[list[Record]]]:
+    """All records by task, grouped so that prompts with one meaning ("a and b", "b and a") stay together."""
+    pairs = list(itertools.combinations(SHAPES, 2))
+    found: dict[str, list[list[Record]]] = {
+        "single_object": [[single_object(a)] for a in SHAPES],
+        "two_object": [[two_object(a, b), two_object(b, a)] for a, b in pairs],
+        "counting": [[counting(a, n)] for a in SHAPES for n in _NUMBERS],
+        "colors": [[colors(a, c)] for a in SHAPES for c in COLORS],
+        "position": [
+            [position(a, relation, b), position(b, _OPPOSITE[relation], a)] for a, b in pairs for relation in RELATIONS
+        ],
+        "color_attr": [
+            [color_attr(a, c, b, d), color_attr(b, d, a, c)]
+            for a, b in pairs
+            for c, d in itertools.permutations(COLORS, 2)
+        ],
+    }
+    return found
+
+
+def split() -> tuple[dict[str, list[Record]], dict[str, list[Record]]]:
+    """Training and held-out records by task; disjoint except for single_object and counting."""
+    rng = np.random.default_rng(_SPLIT_SEED)
+    train: dict[str, list[Record]] = {}
+    held_out: dict[str, list[Record]] = {}
+    for task, groups in combinations().items():
+        share = _HELD_OUT_SHARE.get(task)
+        if share is None:
+            train[task] = [record for group in groups for record in group]
+            held_out[task] = list(train[task])
+            continue
+        order = rng.permutation(len(groups))
+        count = round(share * len(groups))
+        held_out[task] = [record for i in sorted(order[:count]) for record in groups[i]]
+        train[task] = [record for i in sorted(order[count:]) for record in groups[i]]
+    return train, held_out
+
+
+def train_records() -> list[Record]:
+    """The prompt list that reinforcement learning trains on: equal numbers of the six tasks, in a fixed order.
+
+    Tasks with few combinations repeat theirs; the list has 6 x 96 records, tasks alternating.
+    """
+    train, _ = split()
+    rng = np.random.default_rng(_SPLIT_SEED)
+    columns = []
+    for records in train.values():
+        picks = np.concatenate([rng.permutation(len(records)) for _ in range(-(-96 // len(records)))])[:96]
+        columns.append([records[i] for i in picks])
+    return [record for row in zip(*columns, strict=True) for record in row]
+
+
+def eval_records() -> list[Record]:
+    """The held-out list: 80 rows a task, its combinations repeated as evenly as they go, tasks one after another."""
+    _, held_out = split()
+    return [
+        records[i % len(records)]
+        for records in held_out.values()
+        for i in sorted(range(EVAL_IMAGES_PER_TASK), key=lambda i: i % len(records))
+    ]

@@ -1,0 +1,221 @@
+"""The policy: a network's LoRA weights, and named copies of them that the network can run under.
+
+Slots of one network: `policy` is what is trained, `reference` the network with the LoRA switched off, and any other
+slot (`ema`, `old`, ...) a copy of the LoRA tensors. Running under a slot swaps tensors in place or flips the adapters'
+own switch, which costs microseconds a layer; the base weights are never touched or merged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from flowrl.randomness import counter_normal
+
+ADAPTER = "default"
+_DIFFUSERS_FILE, _PEFT_FILE = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"
+
+
+def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
+    """Refuses LoRA targets that bind to nothing.
+
+    Args:
+        network: any copy of the network, also one on the meta device.
+        targets: name endings, as PEFT takes them: "attn.to_q" fits every module whose name ends in ".attn.to_q".
+
+    Raises:
+        ValueError: a target matches no linear layer; names the closest that exist.
+    """
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    for target in targets:
+        if not any(name == target or name.endswith("." + target) for name in linear):
+            endings = sorted({".".join(p for p in name.split(".")[-3:] if not p.isdigit()) for name in linear})
+            raise ValueError(
+                f"LoRA target {target!r} matches no linear layer of {type(network).__name__}, so nothing would be "
+                f"trained there. Layers end in: {', '.join(endings[:24])}"
+            )
+
+
+class Policy:
+    """LoRA weights of one network, in float32 whatever the base's dtype.
+
+    Attributes:
+        network: the network that the LoRA was added to.
+        parameters: trainable tensors by name, in a fixed order.
+        config: rank, alpha and targets.
+        slots: copies of the tensors by slot name.
+    """
+
+    def __init__(self, network: nn.Module, *, rank: int, alpha: int, targets: Sequence[str], seed: int) -> None:
+        """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero."""
+        check_targets(network, targets)
+        self.network = network
+        self.config: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "target_modules": list(targets)}
+        network.requires_grad_(False)
+        lora = LoraConfig(init_lora_weights="gaussian", **self.config)
+        inject_adapter_in_model(lora, network, adapter_name=ADAPTER)
+        self._layers = [module for module in network.modules() if isinstance(module, LoraLayer)]
+        self.parameters: dict[str, nn.Parameter] = {}
+        for name, parameter in network.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.float()
+                parameter.requires_grad_(True)
+                self.parameters[name] = parameter
+        for name, parameter in self.parameters.items():
+            if "lora_A" in name:
+                parameter.data.copy_(counter_normal(parameter.shape, seed, "lora", name) / rank)
+            else:
+                parameter.data.zero_()
+        self.slots: dict[str, dict[str, Tensor]] = {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Detached copies of the trained tensors by name."""
+        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies tensors into the trained ones.
+
+        Raises:
+            ValueError: names or shapes differ.
+        """
+        _check_same(self.parameters, tensors)
+        for name, parameter in self.parameters.items():
+            parameter.data.copy_(tensors[name])
+
+    def add_slot(self, slot: str) -> None:
+        """Keeps a copy of the policy under a name."""
+        self.slots[slot] = self.tensors()
+
+    def blend(self, slot: str, decay: float) -> None:
+        """Moves a slot towards the policy: `slot <- decay * slot + (1 - decay) * policy`."""
+        for name, kept in self.slots[slot].items():
+            kept.lerp_(self.parameters[name].detach(), 1.0 - decay)
+
+    @contextmanager
+    def under(self, slot: str) -> Iterator[None]:
+        """Runs the network under a slot: "policy", "reference" (LoRA off) or one that was added.
+
+        Do not enter or leave it between a forward pass and its backward pass.
+
+        Raises:
+            ValueError: there is no such slot.
+        """
+        if slot == "policy":
+            yield
+        elif slot == "reference":
+            self._switch(off=True)
+            try:
+                yield
+            finally:
+                self._switch(off=False)
+        elif slot in self.slots:
+            self._swap(slot)
+            try:
+                yield
+            finally:
+                self._swap(slot)
+        else:
+            raise ValueError(f"no weight slot {slot!r}: there are policy, reference, {', '.join(self.slots)}")
+
+    def _switch(self, *, off: bool) -> None:
+        # PEFT's own enable_adapters() also flips requires_grad and costs tens of milliseconds on large networks.
+        for layer in self._layers:
+            layer._disable_adapters = off
+
+    def _swap(self, slot: str) -> None:
+        kept = self.slots[slot]
+        for name, parameter in self.parameters.items():
+            parameter.data, kept[name] = kept[name], parameter.data
+
+    def peft_tensors(self) -> dict[str, Tensor]:
+        """The weights the network holds now, under PEFT's portable names."""
+        state = get_peft_model_state_dict(self.network, adapter_name=ADAPTER)
+        return {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
+
+    def initialise_from(self, folder: Path) -> None:
+        """Continues from a LoRA on disk, in diffusers' or PEFT's (flow_grpo's) layout.
+
+        Raises:
+            ValueError: no LoRA there, it binds to other layers, or its rank or alpha differ.
+        """
+        tensors, alpha = read_lora(folder)
+        own = get_peft_model_state_dict(self.network, adapter_name=ADAPTER)
+        _check_same(own, tensors, what=f"the LoRA in {folder}")
+        if alpha is not None and alpha != self.config["lora_alpha"]:
+            raise ValueError(
+                f"the LoRA in {folder} has alpha {alpha}, policy.lora_alpha is {self.config['lora_alpha']}: the same "
+                f"weights would act {self.config['lora_alpha'] / alpha:g} times as strongly; set "
+                f"policy.lora_alpha={alpha}"
+            )
+        portable = {name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in self.parameters.items()}
+        for name, parameter in portable.items():
+            parameter.data.copy_(tensors[name])
+
+
+def read_lora(folder: Path) -> tuple[dict[str, Tensor], float | None]:
+    """Tensors by PEFT's portable names (`transformer_blocks.0.attn.to_q.lora_A.weight`) and alpha where it is stated.
+
+    Raises:
+        ValueError: the folder holds neither layout.
+    """
+    if (folder / _DIFFUSERS_FILE).exists():
+        from safetensors import safe_open
+
+        path, prefix = folder / _DIFFUSERS_FILE, "transformer."
+        with safe_open(path, framework="pt") as file:
+            stated = json.loads((file.metadata() or {}).get("lora_adapter_metadata", "{}"))
+        alpha = stated.get("transformer.lora_alpha")
+    elif (folder / _PEFT_FILE).exists():
+        path, prefix = folder / _PEFT_FILE, "base_model.model."
+        config = folder / "adapter_config.json"
+        alpha = json.loads(config.read_text()).get("lora_alpha") if config.exists() else None
+    else:
+        raise ValueError(
+            f"no LoRA in {folder}: looked for {_DIFFUSERS_FILE} (diffusers) and {_PEFT_FILE} (PEFT, flow_grpo)"
+        )
+    return {name.removeprefix(prefix): tensor for name, tensor in load_file(path).items()}, alpha
+
+
+def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:
+    missing, extra = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
+    if missing or extra:
+        raise ValueError(
+            f"{what} does not fit this policy: {len(missing)} tensors missing (first: {missing[:1]}), {len(extra)} "
+            f"unknown (first: {extra[:1]}). Set policy.target_modules to the layers that it was trained on"
+        )
+    for name, tensor in wanted.items():
+        if tensor.shape != given[name].shape:
+            raise ValueError(
+                f"{what} has shape {tuple(given[name].shape)} at {name}, this policy {tuple(tensor.shape)}: "
+                "set policy.lora_rank to its rank"
+            )
+
+
+def add_saved_lora(network: nn.Module, folder: Path) -> Policy:
+    """Adds the LoRA of a folder to a network, with the rank, alpha and layers it was saved with.
+
+    Raises:
+        ValueError: no LoRA there, or it does not bind to this network.
+    """
+    tensors, alpha = read_lora(folder)
+    targets = sorted({name.split(".lora_")[0] for name in tensors})
+    rank = next(tensor.shape[0] for name, tensor in tensors.items() if "lora_A" in name)
+    policy = Policy(network, rank=rank, alpha=int(alpha or rank), targets=targets, seed=0)
+    policy.initialise_from(folder)
+    return policy
+
+
+def lora_ready_for_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Trained tensors renamed to PEFT's portable names, on the CPU, as `save_lora_weights` expects them."""
+    return {
+        name.replace(f".{ADAPTER}.", "."): tensor.detach().float().cpu().contiguous()
+        for name, tensor in tensors.items()
+    }

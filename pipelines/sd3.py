@@ -1,0 +1,215 @@
+"""Stable Diffusion 3 and 3.5: any checkpoint that stock `StableDiffusion3Pipeline` loads.
+
+Velocity network `SD3Transformer2DModel`, fed 1000 * sigma; two CLIP encoders and a T5 encoder; sigma grids from the
+checkpoint's own `FlowMatchEulerDiscreteScheduler`. Guidance is two-pass classifier-free guidance with an empty prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
+from torch import Tensor
+
+from flowrl.pipelines.lora import check_targets, lora_ready_for_diffusers
+from flowrl.samplers.schedules import build_schedule
+from flowrl.trajectory import Conditioning, Schedule
+
+LORA_TARGETS = (
+    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+)  # fmt: skip
+"""The eight joint-attention projections that every published SD3.5 recipe trains."""
+
+_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
+
+
+class SD3:
+    """An SD3-family pipeline; see `flowrl.pipelines.Pipeline` for what each member is."""
+
+    lora_targets = LORA_TARGETS
+
+    def __init__(
+        self,
+        pipe: StableDiffusion3Pipeline,
+        *,
+        model: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        size: tuple[int, int],
+        max_sequence_length: int,
+        vae_slice: int,
+    ) -> None:
+        """Takes a loaded stock pipeline; `size` is (height, width) in pixels, `vae_slice` counts images."""
+        self.pipe, self.model, self.dtype, self.device = pipe, model, dtype, device
+        self.transformer = pipe.transformer
+        self.max_sequence_length, self.vae_slice = max_sequence_length, vae_slice
+        factor = pipe.vae_scale_factor
+        for name, pixels in zip(("height", "width"), size, strict=True):
+            if pixels % (factor * pipe.patch_size):
+                multiple = factor * pipe.patch_size
+                raise ValueError(f"pipeline.{name} ({pixels}) must be a multiple of {multiple} for {model}")
+        self.latent_shape = (pipe.transformer.config.in_channels, size[0] // factor, size[1] // factor)
+        self._embeddings: dict[str, Conditioning] = {}
+
+    def encode(self, prompts: Sequence[str]) -> Conditioning:
+        """Embeds prompts; each distinct one once and by itself, so that its embedding does not depend on its batch."""
+        for prompt in dict.fromkeys(prompts):
+            if prompt not in self._embeddings:
+                self._embeddings[prompt] = self._encode_one(prompt)
+        return Conditioning.cat([self._embeddings[prompt] for prompt in prompts]).to(self.device)
+
+    @torch.no_grad()
+    def _encode_one(self, prompt: str) -> Conditioning:
+        if self.pipe.text_encoder is None:
+            raise ValueError(
+                f"prompt {prompt!r} was not encoded before the text encoders were freed: "
+                "set pipeline.free_text_encoders=false"
+            )
+        embeds, _, pooled, _ = self.pipe.encode_prompt(
+            [prompt], [prompt], [prompt],
+            device=self.device, do_classifier_free_guidance=False, max_sequence_length=self.max_sequence_length,
+        )  # fmt: skip
+        return Conditioning({"embeds": embeds.to(self.dtype).cpu(), "pooled": pooled.to(self.dtype).cpu()})
+
+    def free_text_encoders(self) -> None:
+        """Drops the three text encoders from memory."""
+        self.pipe.register_modules(**dict.fromkeys(_ENCODERS))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+        """Velocity in float32; the network runs in the pipeline's dtype, its LoRA weights stay float32."""
+        autocast = torch.autocast(self.device.type, self.dtype) if self.dtype != torch.float32 else nullcontext()
+        with autocast:
+            output = self.transformer(
+                hidden_states=x.to(self.dtype),
+                timestep=timestep,
+                encoder_hidden_states=cond.tensors["embeds"],
+                pooled_projections=cond.tensors["pooled"],
+                return_dict=False,
+            )[0]
+        return output.float()
+
+    def schedule(self, num_steps: int, grid: str) -> Schedule:
+        """Grid "diffusers" is the stock pipeline's; "linspace" is shifted once (`samplers/schedules.py`)."""
+        return build_schedule(dict(self.pipe.scheduler.config), num_steps, grid=grid)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Decodes slice by slice in float32, so that memory does not grow with the batch."""
+        vae = self.pipe.vae
+        images = []
+        for latent in latents.split(self.vae_slice):
+            scaled = latent.float() / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+            images.append((vae.decode(scaled, return_dict=False)[0] / 2 + 0.5).clamp(0, 1))
+        return torch.cat(images)
+
+    def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
+        """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve."""
+        StableDiffusion3Pipeline.save_lora_weights(
+            folder,
+            transformer_lora_layers=lora_ready_for_diffusers(tensors),
+            transformer_lora_adapter_metadata=dict(config),
+        )
+        return folder / "pytorch_lora_weights.safetensors"
+
+
+def meta_transformer(model: Path) -> SD3Transformer2DModel | None:
+    """A local folder's transformer without weights, from its `config.json`; None without one."""
+    path = model / "transformer" / "config.json"
+    if not path.is_file():
+        return None
+    with torch.device("meta"):
+        return SD3Transformer2DModel.from_config(json.loads(path.read_text(encoding="utf-8")))
+
+
+def check(model: str, targets: Sequence[str] | None) -> None:
+    """Checks what is known before weights load: the folder is an SD3 pipeline, and every LoRA target binds.
+
+    A hub id that is not on disk is left to `load`.
+
+    Raises:
+        ValueError: says what is wrong and what to change.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return
+    index = folder / "model_index.json"
+    if not index.is_file():
+        raise ValueError(f"{model} is no diffusers pipeline: it has no model_index.json")
+    name = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
+    if name != "StableDiffusion3Pipeline":
+        raise ValueError(f"{model} is a {name}, and pipeline.name=sd3 loads StableDiffusion3Pipeline folders")
+    transformer = meta_transformer(folder)
+    if transformer is not None and targets is not None:
+        check_targets(transformer, targets)
+
+
+def quiet_libraries() -> None:
+    """Silences loading bars and the stock warning that prints every padded prompt of a short context."""
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def load(
+    model: str,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    height: int | None = None,
+    width: int | None = None,
+    max_sequence_length: int = 128,
+    vae_slice: int = 8,
+    gradient_checkpointing: bool = False,
+) -> SD3:
+    """Loads a checkpoint from a folder or the hub.
+
+    Args:
+        model: folder or hub id.
+        dtype: of network and text encoders; the VAE stays in float32.
+        device: where everything lives.
+        height: pixels; None takes the checkpoint's own.
+        width: pixels; None takes the checkpoint's own.
+        max_sequence_length: T5 tokens.
+        vae_slice: images decoded at once.
+        gradient_checkpointing: recompute blocks in the backward pass (same numbers, less memory, +40 % time).
+
+    Raises:
+        ValueError: nothing loadable there.
+    """
+    quiet_libraries()
+    try:
+        pipe = StableDiffusion3Pipeline.from_pretrained(model, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"could not load {model!r} as a Stable Diffusion 3 pipeline ({str(error).splitlines()[0]}): give a folder "
+            "written by save_pretrained, or a hub id that this machine can reach and is allowed to read"
+        ) from error
+    pipe.set_progress_bar_config(disable=True)
+    pipe.vae.to(torch.float32)
+    for name in (*_ENCODERS, "vae", "transformer"):
+        part = getattr(pipe, name)
+        if part is not None:
+            part.requires_grad_(False).eval().to(device)
+    if gradient_checkpointing:
+        pipe.transformer.enable_gradient_checkpointing()
+    own = pipe.default_sample_size * pipe.vae_scale_factor
+    return SD3(
+        pipe,
+        model=model,
+        dtype=dtype,
+        device=torch.device(device),
+        size=(height or own, width or own),
+        max_sequence_length=max_sequence_length,
+        vae_slice=vae_slice,
+    )

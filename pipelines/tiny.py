@@ -1,0 +1,128 @@
+"""Builds the embedded model's parts, untrained: every class of a complete `StableDiffusion3Pipeline`, made small.
+
+Two CLIP text encoders share one byte-level tokenizer of about 600 entries, and a one-layer T5 encoder has a tokenizer
+of the world's words, because stock diffusers refuses an SD3 folder without `text_encoder_3`. Context is 16 + 16 tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5TokenizerFast,
+)
+
+CONTEXT = 16
+"""Tokens of each text encoder (`max_sequence_length` of every stock call)."""
+
+_WORDS = (
+    "a an photo of and left right above below one two three four circle square triangle star circles squares triangles"
+    " stars red orange yellow green blue purple pink brown black white"
+).split()
+
+
+def _byte_alphabet() -> list[str]:
+    """The 256 printable stand-ins for bytes that byte-level BPE uses, in byte order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    table = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+    return [table[b] for b in range(256)]
+
+
+def clip_tokenizer() -> CLIPTokenizer:
+    """A CLIP tokenizer: all bytes, their word-end forms, and merges that make each of the world's words one token."""
+    learner = Tokenizer(BPE(end_of_word_suffix="</w>"))
+    trainer = BpeTrainer(vocab_size=10_000, min_frequency=0, end_of_word_suffix="</w>", show_progress=False)
+    learner.train_from_iterator([[word] for word in _WORDS], trainer)  # merges until every word is one piece
+    merges = [tuple(pair) for pair in json.loads(learner.to_str())["model"]["merges"]]
+    alphabet = _byte_alphabet()
+    vocabulary = [*alphabet, *(symbol + "</w>" for symbol in alphabet), *("".join(pair) for pair in merges)]
+    vocabulary += ["<|startoftext|>", "<|endoftext|>"]
+    entries = {token: i for i, token in enumerate(dict.fromkeys(vocabulary))}
+    return CLIPTokenizer(vocab=entries, merges=merges, model_max_length=CONTEXT)
+
+
+def t5_tokenizer() -> T5TokenizerFast:
+    """A T5 (unigram) tokenizer of the world's words with single letters as a fallback."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -20.0), ("▁", -8.0)]
+    pieces += [("▁" + word, -4.0) for word in _WORDS]
+    pieces += [(letter, -10.0) for letter in string.ascii_letters + string.digits + string.punctuation]
+    return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=CONTEXT)
+
+
+def _clip_encoder(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModelWithProjection:
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        projection_dim=width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+        hidden_act="quick_gelu",
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return CLIPTextModelWithProjection(config)
+
+
+def build_tiny_sd3(
+    seed: int = 0, *, width: int = 128, num_layers: int = 4, vae_channels: tuple[int, ...] = (24, 48, 64, 64)
+) -> StableDiffusion3Pipeline:
+    """An untrained SD3 pipeline for 64 x 64 pictures, in float32 on the CPU.
+
+    Args:
+        seed: of the initial weights; the global random state is left as it was.
+        width: of the transformer (a multiple of 32).
+        num_layers: joint transformer blocks.
+        vae_channels: of the autoencoder's four resolutions; latents are `[8, 8, 8]`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer, tokenizer_3 = clip_tokenizer(), t5_tokenizer()
+        text_encoder, text_encoder_2 = _clip_encoder(tokenizer, width // 2), _clip_encoder(tokenizer, width // 2)
+        text_encoder_3 = T5EncoderModel(
+            T5Config(
+                vocab_size=len(tokenizer_3), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=4,
+                is_encoder_decoder=False, tie_word_embeddings=True,
+            )
+        )  # fmt: skip
+        transformer = SD3Transformer2DModel(
+            sample_size=8, patch_size=1, in_channels=8, out_channels=8, num_layers=num_layers,
+            attention_head_dim=32, num_attention_heads=width // 32, joint_attention_dim=width,
+            caption_projection_dim=width, pooled_projection_dim=width, pos_embed_max_size=8, qk_norm="rms_norm",
+        )  # fmt: skip
+        vae = AutoencoderKL(
+            in_channels=3, out_channels=3, latent_channels=8, sample_size=64, layers_per_block=1, norm_num_groups=8,
+            block_out_channels=vae_channels, down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4, mid_block_add_attention=False, use_quant_conv=False,
+            use_post_quant_conv=False, shift_factor=0.0, scaling_factor=1.0,
+        )  # fmt: skip
+    return StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=vae,
+        text_encoder=text_encoder,
+        tokenizer=tokenizer,
+        text_encoder_2=text_encoder_2,
+        tokenizer_2=tokenizer,
+        text_encoder_3=text_encoder_3,
+        tokenizer_3=tokenizer_3,
+    )

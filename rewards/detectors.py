@@ -1,0 +1,73 @@
+"""Judges: what finds objects in a picture and names their colours, for rewards that work by GenEval's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+
+from flowrl.benchmarks.geneval import Detection
+from flowrl.rewards import load_target
+from flowrl.rewards.options import unknown_name
+
+
+class Judge(Protocol):
+    """What a judge looks like; `version` says in the run's manifest which detector it is."""
+
+    @property
+    def version(self) -> str: ...
+
+    def detect(self, images: UInt8[np.ndarray, " b h w 3"]) -> list[list[Detection]]:
+        """All detections of each picture, unfiltered: the rules apply their own thresholds."""
+        ...
+
+    def color_of(self, image: UInt8[np.ndarray, " h w 3"], detection: Detection) -> str:
+        """The colour of one detection, one of `flowrl.benchmarks.geneval.COLORS`."""
+        ...
+
+
+JUDGES: dict[str, str] = {"shapes": "flowrl.rewards.detectors:shapes_judge"}
+"""Name -> "module:factory"; a factory takes `device`, keyword-only, and returns a `Judge`."""
+
+
+def check_judge(name: str) -> None:
+    """Raises ValueError, with the nearest valid name, if `name` is no judge."""
+    if name not in JUDGES:
+        raise ValueError(unknown_name("judge", name, JUDGES))
+
+
+def build_judge(name: str, *, device: torch.device) -> Judge:
+    """Makes a judge of `JUDGES`; loads its weights, if any, on `device`."""
+    check_judge(name)
+    judge: Judge = load_target(JUDGES[name])(device=device)
+    return judge
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FunctionJudge:
+    """A `Judge` made of a detector of single pictures and a colour function."""
+
+    detect_one: Callable[[UInt8[np.ndarray, " h w 3"]], list[Detection]]
+    color: Callable[[UInt8[np.ndarray, " h w 3"], Detection], str]
+    version: str
+
+    def detect(self, images: UInt8[np.ndarray, " b h w 3"]) -> list[list[Detection]]:
+        return [self.detect_one(image) for image in images]
+
+    def color_of(self, image: UInt8[np.ndarray, " h w 3"], detection: Detection) -> str:
+        return self.color(image, detection)
+
+
+def shapes_judge(*, device: torch.device) -> Judge:
+    """The embedded world's shape detector; reads pixels, has no weights, runs on the host.
+
+    Args:
+        device: unused.
+    """
+    from flowrl.world.detector import color_of, detect_shapes
+
+    return FunctionJudge(detect_one=detect_shapes, color=color_of, version="shapes-1")

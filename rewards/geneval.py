@@ -1,0 +1,112 @@
+"""GenEval's rules as a reward (Flow-GRPO, arXiv 2505.05470, section 5.1) on the detections of a chosen judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+
+from flowrl.benchmarks.geneval import Detection, graded, parse_record, strict, verdict
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.detectors import Judge, build_judge, check_judge
+
+Credit = Literal["graded", "strict", "official"]
+
+
+def check(
+    *,
+    credit: Credit = "graded",
+    clip_min: float | None = None,
+    judge: str = "shapes",
+    reference_position_quirk: bool = True,
+) -> None:
+    """Refuses option values that are wrong, without loading a detector."""
+    check_judge(judge)
+    if clip_min is not None and not clip_min < 1.0:
+        raise ValueError(f"reward 'geneval': clip_min must be below 1, the best credit there is, got {clip_min}.")
+
+
+def geneval(
+    *,
+    device: torch.device,
+    credit: Credit = "graded",
+    clip_min: float | None = None,
+    judge: str = "shapes",
+    reference_position_quirk: bool = True,
+) -> Reward:
+    """Does the picture show what its prompt asks for? Prompts must come with their GenEval records.
+
+    Args:
+        device: where the judge runs.
+        credit: the value. `graded`: partial credit, may be negative (what Flow-GRPO trains on); `strict`: 1 if
+            everything is exactly right, else 0; `official`: the benchmark's own verdict, 1 or 0. The other two are
+            logged as parts, unclipped.
+        clip_min: lower bound of the value, for `graded`, whose negative values count surplus objects; null for none.
+        judge: a key of `flowrl.rewards.detectors.JUDGES`.
+        reference_position_quirk: see `flowrl.benchmarks.geneval.graded`.
+    """
+    return geneval_reward(
+        build_judge(judge, device=device),
+        credit=credit,
+        clip_min=clip_min,
+        reference_position_quirk=reference_position_quirk,
+    )
+
+
+def geneval_reward(
+    judge: Judge, *, credit: Credit = "graded", clip_min: float | None = None, reference_position_quirk: bool = True
+) -> Reward:
+    """The reward `geneval` on a judge that is at hand."""
+    lower = "none" if clip_min is None else f"{clip_min:g}"
+    quirk = "quirk" if reference_position_quirk else "clean"
+    return FunctionReward(
+        name="geneval",
+        score=partial(_score, judge=judge, credit=credit, clip_min=clip_min, quirk=reference_position_quirk),
+        needs=frozenset({"images", "prompts", "metadata"}),
+        version=f"geneval:{credit}:clip_min-{lower}:{quirk}:{judge.version}",
+    )
+
+
+def _score(inputs: RewardInputs, *, judge: Judge, credit: Credit, clip_min: float | None, quirk: bool) -> RewardOutput:
+    for prompt, metadata in zip(inputs.prompts, inputs.metadata, strict=True):
+        _check_metadata(prompt, metadata)
+    images = to_uint8(inputs.images)
+    found = judge.detect(images)
+    if len(found) != len(images):
+        raise ValueError(f"the judge returned detections of {len(found)} pictures for {len(images)}.")
+    parts: dict[str, list[float]] = {"graded": [], "strict": [], "official": []}
+    for image, detections, metadata in zip(images, found, inputs.metadata, strict=True):
+        color_of = _remembered(judge, image)
+        parts["graded"].append(graded(detections, metadata, color_of, reference_position_quirk=quirk))
+        parts["strict"].append(float(strict(detections, metadata, color_of)))
+        parts["official"].append(float(verdict(detections, metadata, color_of).correct))
+    values = parts[credit]
+    if clip_min is not None:
+        values = [max(value, clip_min) for value in values]
+    return output_of(values, inputs, parts)
+
+
+def _check_metadata(prompt: str, metadata: dict[str, Any]) -> None:
+    if missing := [key for key in ("tag", "include") if key not in metadata]:
+        raise ValueError(
+            f"reward 'geneval': prompt {prompt!r} has no {' and no '.join(missing)} in its metadata: prompts must come "
+            f"from a JSONL file with one GenEval record (tag, include, prompt) a line, not from a plain text file."
+        )
+    # A record seldom repeats its prompt's wording in the error, so give it the prompt at hand.
+    parse_record({"prompt": prompt, **metadata})
+
+
+def _remembered(judge: Judge, image: UInt8[np.ndarray, " h w 3"]) -> Callable[[Detection], str]:
+    """The judge's colour function for one picture, asked once for each detection: three rules look at the same ones."""
+    colors: dict[int, str] = {}
+
+    def color_of(detection: Detection) -> str:
+        if id(detection) not in colors:  # the detections outlive this function, so identities are unique
+            colors[id(detection)] = judge.color_of(image, detection)
+        return colors[id(detection)]
+
+    return color_of

@@ -1,0 +1,65 @@
+"""Size of the JPEG file as a reward: the toy tasks of DDPO (Black et al. 2023, arXiv 2305.13301, section 5.1).
+
+The size depends on the resolution, so values of different resolutions must not be compared.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import PIL
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+
+JPEG_QUALITY = 95
+"""Pillow's `quality` in every published use; all other encoder options stay at their defaults."""
+
+_FACTORS = {"ddpo": -1 / 1000, "flow_grpo": -1 / 500_000}
+
+
+def jpeg_bytes(image: UInt8[np.ndarray, " h w 3"]) -> int:
+    """Length in bytes of a picture's JPEG encoding at quality 95."""
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, format="JPEG", quality=JPEG_QUALITY)
+    return buffer.tell()
+
+
+def jpeg_compressibility(*, device: torch.device, scale: Literal["ddpo", "flow_grpo"] = "flow_grpo") -> Reward:
+    """Small files are good.
+
+    `flow_grpo`: `-(bytes / 1000) / 500`; `ddpo`: `-bytes / 1000`.
+
+    Args:
+        device: unused; the encoder runs on the host.
+        scale: whose published scaling.
+    """
+    return _jpeg_reward("jpeg_compressibility", _FACTORS[scale], scale)
+
+
+def jpeg_incompressibility(*, device: torch.device) -> Reward:
+    """Large files are good: `bytes / 1000`; the published uses agree on this one, so it has no option.
+
+    Args:
+        device: unused; the encoder runs on the host.
+    """
+    return _jpeg_reward("jpeg_incompressibility", 1 / 1000, "ddpo")
+
+
+def _jpeg_reward(name: str, factor: float, scale: str) -> Reward:
+    return FunctionReward(
+        name=name,
+        score=partial(_score, factor=factor),
+        needs=frozenset({"images"}),
+        version=f"{name}:{scale}:quality-{JPEG_QUALITY}:pillow-{PIL.__version__}",
+    )
+
+
+def _score(inputs: RewardInputs, *, factor: float) -> RewardOutput:
+    sizes = [jpeg_bytes(image) for image in to_uint8(inputs.images)]
+    return output_of([factor * size for size in sizes], inputs, {"kilobytes": [size / 1000 for size in sizes]})

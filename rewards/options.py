@@ -1,0 +1,87 @@
+"""Options of rewards, read off a factory's own keyword-only signature, so that no option is swallowed unseen."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal, Union
+
+RESERVED = ("device",)
+"""Keyword-only parameters that the program fills in, so they are no options."""
+
+
+def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
+    """The sentence for a name that is none of those allowed, with the nearest one."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"unknown {what} {name!r}{hint}; allowed: {', '.join(names) or 'none'}."
+
+
+def option_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keyword-only parameters of a function without the reserved ones, by name."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in RESERVED}
+
+
+def check_options(function: Callable[..., Any], options: Mapping[str, Any], *, owner: str) -> None:
+    """Checks options against the keyword-only parameters of `function`: names, required ones, and annotated types.
+
+    `Literal[...]`, `bool`, `int`, `float` (whole numbers pass), `str`, `None` and unions of them are checked; a
+    parameter with another annotation, or none, takes anything.
+
+    Raises:
+        ValueError: with the nearest valid name or the allowed values.
+    """
+    parameters = option_parameters(function)
+    for name in options:
+        if name not in parameters:
+            raise ValueError(f"{owner}: {unknown_name('option', name, parameters)}")
+    required = [name for name, p in parameters.items() if p.default is p.empty and name not in options]
+    if required:
+        raise ValueError(
+            f"{owner}: option {', '.join(required)} must be given; options: {', '.join(sorted(parameters))}."
+        )
+    try:
+        hints = typing.get_type_hints(function) if options else {}
+    except NameError:  # a user's annotation that exists for type checkers only: names are checked, types cannot be
+        hints = {}
+    for name, value in options.items():
+        if name in hints and not _accepts(value, hints[name]):
+            raise ValueError(f"{owner}: option {name} must be {_describe(hints[name])}, got {value!r}.")
+
+
+def _members(hint: Any) -> Collection[Any]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _accepts(value: Any, hint: Any) -> bool:
+    for member in _members(hint):
+        if typing.get_origin(member) is Literal:
+            if any(value == choice and type(value) is type(choice) for choice in typing.get_args(member)):
+                return True
+        elif member in (bool, str, type(None)):
+            if isinstance(value, member):
+                return True
+        elif member in (int, float):
+            # True is an int to Python and a mistake to the reader of a configuration.
+            if isinstance(value, (int, member)) and not isinstance(value, bool):
+                return True
+        else:
+            return True
+    return False
+
+
+def _describe(hint: Any) -> str:
+    words: list[str] = []
+    for member in _members(hint):
+        if typing.get_origin(member) is Literal:
+            words.extend(repr(choice) for choice in typing.get_args(member))
+        else:
+            words.append(
+                {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(member, "null")
+            )
+    return " or ".join(words)

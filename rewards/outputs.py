@@ -1,0 +1,47 @@
+"""What every reward's output must satisfy before it may enter a statistic."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flowrl.rewards import RewardOutput
+
+
+def check_output(output: object, batch: int, name: str) -> RewardOutput:
+    """Checks a reward's output: types, shapes [batch], finite where valid, NaN where not; returns it unchanged.
+
+    Args:
+        output: what the reward returned.
+        batch: how many items it was given.
+        name: the reward, for the message.
+
+    Raises:
+        ValueError: naming the reward and what is wrong.
+    """
+    if not isinstance(output, RewardOutput):
+        raise ValueError(f"reward {name!r} must return a RewardOutput, got {type(output).__name__}.")
+    tensors = {"values": (output.values, torch.float32), "valid": (output.valid, torch.bool)}
+    tensors |= {f"parts[{key!r}]": (part, torch.float32) for key, part in output.parts.items()}
+    for field, (tensor, dtype) in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"reward {name!r}: {field} must be a tensor, got {type(tensor).__name__}.")
+        if tensor.dtype != dtype or tensor.shape != (batch,):
+            raise ValueError(
+                f"reward {name!r}: {field} must be {dtype} of shape [{batch}], one number an image, got {tensor.dtype} "
+                f"{list(tensor.shape)}."
+            )
+    if output.valid.device != output.values.device:
+        raise ValueError(
+            f"reward {name!r}: values are on {output.values.device}, valid on {output.valid.device}: use one device."
+        )
+    bad = output.valid & ~torch.isfinite(output.values)
+    if bool(bad.any()):
+        item = int(torch.nonzero(bad)[0])
+        raise ValueError(
+            f"reward {name!r}: item {item} is {float(output.values[item])} but marked valid ({int(bad.sum())} of "
+            f"{batch} items): a failed item must have valid False and the value NaN."
+        )
+    if bool((~output.valid & ~torch.isnan(output.values)).any()):
+        raise ValueError(f"reward {name!r}: an item marked as failed has a value: set values[~valid] = nan.")
+    return output

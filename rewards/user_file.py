@@ -1,0 +1,171 @@
+"""A user's own reward, loaded from a Python file by path.
+
+    rewards: [{file: my/rewards.py, function: sharpness, weight: 0.5, radius: 3}]
+
+The number of positional parameters decides how the function is called; options are its keyword-only parameters:
+
+    def sharpness(images, prompts, metadata, *, radius=2):      # three: returns B finite numbers
+    def sharpness(inputs, *, radius=2):                         # one: takes RewardInputs, returns RewardOutput
+
+`images` is a float32 tensor [B, 3, H, W] in [0, 1] without gradient, on the device of the run; `prompts` and `metadata`
+are lists of B. The numbers may be a list, an array or a tensor. Only the second form can mark items as failed. A
+keyword-only parameter called `device` is given the device of the run.
+
+The file is imported under a private module name, so it may be called `rewards.py` and collides with nothing. Its folder
+is not put on the import path. A relative path starts at the working directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.options import check_options, unknown_name
+from flowrl.rewards.outputs import check_output
+
+_FORMS = "(images, prompts, metadata) or (inputs), and options after a bare *"
+
+
+def check_user_file(file: str, function: str, options: Mapping[str, Any]) -> None:
+    """Imports the file and checks that the function is there, how it is called, and the options.
+
+    Raises:
+        ValueError: naming file and function, and the user's own line if the file cannot be imported.
+    """
+    where = f"reward {file}:{function}"
+    scorer = _load(file, function)
+    _num_arguments(scorer, where)
+    check_options(scorer, options, owner=where)
+
+
+def user_file_reward(
+    file: str, function: str, *, device: torch.device | str = "cpu", options: Mapping[str, Any] | None = None
+) -> Reward:
+    """Makes a reward of a function in a user's file; its name is the function's.
+
+    Args:
+        file: path of the Python file.
+        function: name of a function at its top level.
+        device: handed to a keyword-only parameter `device`, if the function has one.
+        options: further keyword-only arguments.
+
+    Raises:
+        ValueError: as `check_user_file`; when called, if the function raises or returns something else than it must.
+    """
+    options = dict(options or {})
+    check_user_file(file, function, options)
+    scorer = _load(file, function)
+    if "device" in inspect.signature(scorer).parameters:
+        options["device"] = torch.device(device)
+    where = f"reward {file}:{function}"
+    num_arguments = _num_arguments(scorer, where)
+    content = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    return FunctionReward(
+        name=function,
+        score=partial(_score, scorer=partial(scorer, **options), num_arguments=num_arguments, file=file, where=where),
+        needs=frozenset({"images", "prompts", "metadata", "group_ids", "sample_ids"}),
+        version=f"user_file:{Path(file).name}:{function}:sha256-{content}:{dict(sorted((options).items()))!r}",
+    )
+
+
+def _load(file: str, function: str) -> Callable[..., Any]:
+    path = Path(file)
+    if not path.is_file():
+        raise ValueError(f"reward file {file!r} does not exist (looked in {Path.cwd()}): give a path to a Python file.")
+    # Path and content make the name: a file is run once however often it is asked for, and again once it was changed.
+    identity = str(path.resolve()).encode() + b"\0" + path.read_bytes()
+    private = f"_flowrl_user_{hashlib.sha256(identity).hexdigest()[:16]}"
+    if private not in sys.modules:
+        _import(path, private, file)
+    module = sys.modules[private]
+    names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+    if function not in vars(module):
+        raise ValueError(f"reward file {file!r}: {unknown_name('function', function, names)}")
+    scorer = vars(module)[function]
+    if not callable(scorer):
+        raise ValueError(f"reward file {file!r}: {function} is a {type(scorer).__name__}, not a function.")
+    loaded: Callable[..., Any] = scorer
+    return loaded
+
+
+def _import(path: Path, private: str, file: str) -> None:
+    """Runs a user's file as module `private`."""
+    spec = importlib.util.spec_from_file_location(private, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"reward file {file!r} is no Python file: its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[private] = module  # dataclasses and pickle look a class's module up here
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's file raises, the message must lead there
+        del sys.modules[private]
+        raise ValueError(f"reward file {file!r} cannot be imported: {_users_line(error, file)}") from error
+
+
+def _num_arguments(scorer: Callable[..., Any], where: str) -> int:
+    """1 or 3, the number of positional parameters."""
+    parameters = inspect.signature(scorer).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(positional) not in (1, 3) or variadic:
+        given = ", ".join(str(p) for p in parameters)
+        raise ValueError(f"{where}: the parameters must be {_FORMS}, got ({given}).")
+    return len(positional)
+
+
+def _users_line(error: Exception, file: str) -> str:
+    """What was raised and the innermost line of the user's own file that led to it."""
+    what = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).name == Path(file).name:
+        return f"{what}\n  {file}:{error.lineno}: {(error.text or '').strip()}"
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == Path(file).resolve()
+    ]
+    return f"{what}\n  {file}:{frames[-1].lineno}: {frames[-1].line}" if frames else what
+
+
+def _score(
+    inputs: RewardInputs, *, scorer: Callable[..., Any], num_arguments: int, file: str, where: str
+) -> RewardOutput:
+    arguments = (inputs,) if num_arguments == 1 else (inputs.images.detach(), inputs.prompts, inputs.metadata)
+    try:
+        with torch.no_grad():
+            result = scorer(*arguments)
+    except Exception as error:  # whatever a user's function raises, the message must lead there
+        raise ValueError(f"{where} raised {_users_line(error, file)}") from error
+    if num_arguments == 1:
+        return check_output(result, len(inputs), where.removeprefix("reward "))
+    return RewardOutput(
+        values=_as_numbers(result, inputs, where),
+        valid=torch.ones(len(inputs), dtype=torch.bool, device=inputs.images.device),
+    )
+
+
+def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> torch.Tensor:
+    batch = len(inputs)
+    try:
+        values = torch.as_tensor(result, dtype=torch.float32, device=inputs.images.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{where} must return {batch} numbers, one an image, got {type(result).__name__}: {error}"
+        ) from error
+    if values.shape != (batch,):
+        raise ValueError(f"{where} must return {batch} numbers, one an image, got shape {list(values.shape)}.")
+    finite = torch.isfinite(values)
+    if not bool(finite.all()):
+        item = int(torch.nonzero(~finite)[0])
+        raise ValueError(
+            f"{where} returned {float(values[item])} for item {item} (prompt {inputs.prompts[item]!r}): return finite "
+            f"numbers, or take (inputs) and return a RewardOutput, in which items can be marked as failed."
+        )
+    return values

@@ -1,0 +1,31 @@
+"""One thread, no network, shapes checked: what every test can count on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+# Before anything imports torch or the model libraries.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import jaxtyping
+import pytest
+import torch
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+
+# The pure layer says its shapes in annotations; here every call is checked against them.
+jaxtyping.install_import_hook(["flowrl.samplers", "flowrl.advantages"], "shape_checks.check")
+
+
+@pytest.fixture(autouse=True)
+def _wrong_shapes_where_refusals_are_tested(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test with ``refuse`` or ``error`` in its name gives wrong input on purpose, to see our own message for it."""
+    on_purpose = any(word in request.node.name for word in ("refuse", "error"))
+    jaxtyping.config.update("jaxtyping_disable", on_purpose)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,0 +1,241 @@
+"""Transition kernels, densities and divergences against closed forms, torch.distributions and worked numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowrl.samplers import (
+    KERNELS,
+    Transition,
+    diffusers_sigmas,
+    dynamic_sigmas,
+    gaussian_log_prob,
+    linspace_sigmas,
+    score_from_velocity,
+    unipc_flow_sigmas,
+)
+
+X = torch.tensor([[0.30, -1.20, 0.75, 2.00]], dtype=torch.float64)
+V = torch.tensor([[-0.40, 0.90, -0.10, 1.50]], dtype=torch.float64)
+X_NEXT = torch.tensor([[0.40, -1.35, 0.70, 1.65]], dtype=torch.float64)
+SIGMA, SIGMA_NEXT = 0.8, 0.7
+
+# kernel: mean, std, and the mean over dimensions of the Gaussian log-density.
+STEPS: dict[str, tuple[list[float], float, float]] = {
+    "ode": ([0.34, -1.29, 0.76, 1.85], 0.0, math.nan),
+    "flow_sde": ([0.31305, -1.16505, 0.670575, 1.56825], 0.4427188724, -0.1355695614),
+    "dance_sde": ([0.3387625, -1.2842625, 0.75589375, 1.8370625], 0.0948683298, 0.7948276439),
+    "cps": ([0.2335886, -0.7966381, 0.4069077, 0.7375174], 0.6657395614, -0.8653094281),
+    "ddim_flow": ([0.2758333, -0.9925, 0.5470833, 1.1791667], 0.5685630034, -0.5044401893),
+}
+
+
+def coefficients(name: str, sigma: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """(k, std) of all steps of a grid, read off the kernel with clean = 0 and noise = 1, that is x = s, v = 1."""
+    s, s_next = sigma[:-1].double(), sigma[1:].double()
+    step = KERNELS[name](s[:, None], torch.ones(len(s), 1).double(), s, s_next, **options)
+    return step.mean[:, 0], step.std[:, 0]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_worked_step(name: str) -> None:
+    mean, std, per_dim = STEPS[name]
+    step = KERNELS[name](X, V, SIGMA, SIGMA_NEXT, sigma_max=0.96)  # the default noise levels are the table's
+    torch.testing.assert_close(step.mean, torch.tensor([mean], dtype=torch.float64), rtol=0, atol=6e-8)
+    assert float(step.std) == pytest.approx(std, abs=6e-11)
+    if std > 0:
+        assert float(gaussian_log_prob(X_NEXT, step)) / 4 == pytest.approx(per_dim, abs=6e-11)
+
+
+def test_worked_flow_details() -> None:
+    step = KERNELS["flow_sde"](X, V, SIGMA, SIGMA_NEXT, noise_level=0.7)
+    assert float(gaussian_log_prob(X_NEXT, step)) == pytest.approx(-0.5422782457, abs=6e-11)
+    per_dim = [float(gaussian_log_prob(X_NEXT[:, i], Transition(step.mean[:, i], step.std))) for i in range(4)]
+    assert per_dim == pytest.approx([-0.123405, -0.191380, -0.106327, -0.121167], abs=6e-7)
+
+
+def test_worked_first_step_is_clamped_at_sigma_max() -> None:
+    step = KERNELS["flow_sde"](X, V, 1.0, 0.960129, noise_level=0.7, sigma_max=0.960129)
+    wanted = torch.tensor([[0.242448, -0.941884, 0.570237, 1.450194]], dtype=torch.float64)
+    torch.testing.assert_close(step.mean, wanted, rtol=0, atol=6e-7)
+    assert float(step.std) == pytest.approx(0.7, abs=1e-12)
+    assert float(step.std) / math.sqrt(1 - 0.960129) == pytest.approx(3.5056574, abs=6e-7)
+    assert float(gaussian_log_prob(X_NEXT, step)) / 4 == pytest.approx(-0.6255651978, abs=6e-7)
+
+
+def test_clamp_covers_grids_that_start_below_one() -> None:
+    sigma = unipc_flow_sigmas(20, 3.0)
+    _, std = coefficients("flow_sde", sigma, noise_level=0.7, sigma_max=float(sigma[1]))
+    unclamped = 0.7 * math.sqrt(float(sigma[0]) / (1 - float(sigma[0])) * float(sigma[0] - sigma[1]))
+    assert unclamped > 5
+    assert float(std[0]) == pytest.approx(0.7, rel=0.01)
+    # A second sigma that is itself close to 1 is not clamped again, however fine the grid.
+    fine = torch.linspace(1, 0, 5001, dtype=torch.float64)
+    _, std = coefficients("flow_sde", fine, noise_level=0.7, sigma_max=float(fine[1]))
+    s, s_next = fine[1:-1], fine[2:]
+    torch.testing.assert_close(std[1:], 0.7 * (s * (s - s_next) / (1 - s)).sqrt())
+
+
+SD3 = diffusers_sigmas(10, 3.0)
+FLUX = dynamic_sigmas(6, 0.63)
+DANCE = linspace_sigmas(16, 3.0)
+QWEN = dynamic_sigmas(10, 0.538710, terminal=0.02)
+
+# kernel, grid, noise level, steps, and "std k" of each step
+TABLE: list[tuple[str, Tensor, float, list[int], str]] = [
+    (
+        "flow_sde",
+        SD3,
+        0.7,
+        list(range(10)),
+        ".700000 .715129  .742964 .625890  .536152 .700327  .445897 .674462  .391794 .610170 "
+        ".352797 .514161  .319070 .380341  .282007 .192512  .225360 -.082400  .006278 -.002207",
+    ),
+    (
+        "flow_sde",
+        FLUX,
+        0.9,
+        list(range(6)),
+        ".900000 .498736  .931196 .309959  .646043 .388231  .505883 .288110  .400768 .107154  .288167 -.152086",
+    ),
+    (
+        "flow_sde",
+        QWEN,
+        1.2,
+        [0, 1, 2, 5, 8, 9],
+        "1.200000 .208970  1.208004 .066059  .837025 .355219  .467863 .263523  .229734 -.123965  .024244 -.014694",
+    ),
+    (
+        "dance_sde",
+        DANCE,
+        0.3,
+        [0, 1, 2, 13, 14, 15],
+        ".044233 .977283  .046199 .953455  .048349 .927347  .099087 .288000  .109545 .146667  .122474 -.045000",
+    ),
+    ("cps", SD3, 0.8, [0, 1, 8, 9], ".913137 .296696  .868646 .282240  .008492 .002759  0 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "sigma", "level", "steps", "wanted"), TABLE)
+def test_coefficient_tables(name: str, sigma: Tensor, level: float, steps: list[int], wanted: str) -> None:
+    k, std = coefficients(name, sigma, noise_level=level, sigma_max=float(sigma[1]))
+    got = torch.stack([std[steps], k[steps]], 1).flatten().tolist()
+    # Six decimals of a table that was computed from an already rounded grid.
+    assert got == pytest.approx([float(number) for number in wanted.split()], abs=1.2e-6)
+
+
+def test_flow_coefficients_in_the_papers_expanded_form() -> None:
+    s, s_next, a = 0.8, 0.7, 0.7
+    g2, h = a**2 * s / (1 - s), s - s_next
+    mean = X * (1 - g2 * h / (2 * s)) - V * (1 + g2 * (1 - s) / (2 * s)) * h
+    torch.testing.assert_close(KERNELS["flow_sde"](X, V, s, s_next, noise_level=a).mean, mean, rtol=0, atol=1e-14)
+    score = score_from_velocity(X, V, s)
+    dance = X - h * V + 0.3**2 / 2 * score * h
+    torch.testing.assert_close(KERNELS["dance_sde"](X, V, s, s_next).mean, dance, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["flow_sde", "dance_sde"])
+def test_excess_noise(name: str) -> None:
+    k, std = coefficients(name, SD3, sigma_max=float(SD3[1]))
+    s, s_next = SD3[:-1].double(), SD3[1:].double()
+    excess = std**2 * (s - s_next) / s + (std**2 / (2 * s)) ** 2  # std^2 = g^2 h
+    torch.testing.assert_close(k**2 + std**2 - s_next**2, excess, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["cps", "ddim_flow"])
+@pytest.mark.parametrize("level", [0.0, 0.3, 1.0])
+def test_coefficients_preserved(name: str, level: float) -> None:
+    k, std = coefficients(name, SD3, noise_level=level)
+    torch.testing.assert_close(k**2 + std**2, SD3[1:].double() ** 2, rtol=0, atol=1e-14)
+    assert float(std[-1]) == 0
+
+
+def test_ancestral_ddim_is_sde_dpm_solver() -> None:
+    sigma = SD3[1:-1].double()  # log-SNR is infinite at both ends
+    k, std = coefficients("ddim_flow", sigma, noise_level=1.0)
+    log_snr = ((1 - sigma) / sigma).log()
+    h = log_snr[1:] - log_snr[:-1]
+    torch.testing.assert_close(k, sigma[1:] * (-h).exp(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(std, sigma[1:] * (1 - (-2 * h).exp()).sqrt(), rtol=0, atol=1e-13)
+    k, std = coefficients("flow_sde", sigma, noise_level=math.sqrt(2))
+    torch.testing.assert_close(k, sigma[1:] - (sigma[:-1] - sigma[1:]) / (1 - sigma[:-1]), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_noise_is_the_ode(name: str, dtype: torch.dtype) -> None:
+    x, v = X.to(dtype), V.to(dtype)
+    for sigma, sigma_next in [(1.0, 0.96), (0.8, 0.7), (0.01, 0.0), (1.0, 0.0)]:
+        step = KERNELS[name](x, v, sigma, sigma_next, noise_level=0.0)
+        assert float(step.std) == 0.0
+        assert torch.equal(step.mean, KERNELS["ode"](x, v, sigma, sigma_next).mean)
+        torch.testing.assert_close(step.mean, x - (sigma - sigma_next) * v, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["flow_sde", "dance_sde"])
+def test_ode_limit_is_second_order_in_the_noise(name: str) -> None:
+    ode = KERNELS["ode"](X, V, SIGMA, SIGMA_NEXT).mean
+    errors = [
+        float((KERNELS[name](X, V, SIGMA, SIGMA_NEXT, noise_level=a).mean - ode).abs().max()) for a in (0.1, 0.05)
+    ]
+    assert errors[0] / errors[1] == pytest.approx(4, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_one_step_from_noise_to_data(name: str) -> None:
+    """A schedule of one step, [1, 0], with sigma_max = 0 as its second sigma."""
+    step = KERNELS[name](X, V, 1.0, 0.0, sigma_max=0.0)
+    k = {"flow_sde": -(0.7**2) / 2, "dance_sde": -(0.3**2) / 2}.get(name, 0.0)
+    std = {"flow_sde": 0.7, "dance_sde": 0.3}.get(name, 0.0)
+    torch.testing.assert_close(step.mean, (X - V) + k * X, rtol=0, atol=1e-14)  # at sigma 1 the noise is x itself
+    assert float(step.std) == pytest.approx(std, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_sigma_as_number_tensor_or_batch_agrees_to_the_bit(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, v = torch.randn(2, 10, 3, 4, 4, generator=generator)
+    s, s_next = SD3[:-1], SD3[1:]
+    batch = KERNELS[name](x, v, s, s_next, sigma_max=float(SD3[1]))
+    assert batch.std.shape == (10, 1, 1, 1)
+    for i in range(10):
+        for one in (
+            KERNELS[name](x[i : i + 1], v[i : i + 1], s[i], s_next[i], sigma_max=SD3[1]),
+            KERNELS[name](x[i : i + 1], v[i : i + 1], float(s[i]), float(s_next[i]), sigma_max=float(SD3[1])),
+        ):
+            assert torch.equal(one.mean[0], batch.mean[i])
+            assert torch.equal(one.std.reshape(1, 1, 1), batch.std[i])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_low_precision_input_is_raised_first(name: str, low: torch.dtype) -> None:
+    x, v = X.to(low), V.to(low)
+    step = KERNELS[name](x, v, SIGMA, SIGMA_NEXT)
+    assert step.mean.dtype == step.std.dtype == torch.float32
+    raised = KERNELS[name](x.float(), v.float(), SIGMA, SIGMA_NEXT)
+    assert torch.equal(step.mean, raised.mean)
+    mixed = KERNELS[name](x.double(), v, SIGMA, SIGMA_NEXT)
+    assert mixed.mean.dtype == torch.float64
+
+
+def test_kernels_refuse() -> None:
+    for name, level in [("cps", 1.2), ("cps", -0.1), ("ddim_flow", 1.01), ("flow_sde", -1.0), ("dance_sde", math.nan)]:
+        with pytest.raises(ValueError, match="noise_level of " + name):
+            KERNELS[name](X, V, SIGMA, SIGMA_NEXT, noise_level=level)
+    for name, kernel in KERNELS.items():
+        for sigma, sigma_next in [(0.7, 0.8), (0.7, 0.7), (1.1, 0.7), (0.5, -0.1), (math.nan, 0.1)]:
+            with pytest.raises(ValueError, match="sigma_next"):
+                kernel(X, V, sigma, sigma_next)
+        with pytest.raises(ValueError, match="shape of x"):
+            kernel(X, V[:, :1], SIGMA, SIGMA_NEXT)
+        with pytest.raises(ValueError, match="one value a sample"):
+            kernel(X, V, torch.full((4,), 0.8), 0.7)
+        assert name in STEPS
+    with pytest.raises(ValueError, match="second sigma"):
+        KERNELS["flow_sde"](X, V, 1.0, 0.9, sigma_max=1.0)

@@ -1,0 +1,171 @@
+"""Rollouts: what is recorded, precision, and agreement with a replay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowrl.credit import outcome_rows
+from flowrl.randomness import counter_normal
+from flowrl.samplers import (
+    KERNELS,
+    build_schedule,
+    gaussian_log_prob,
+    rollout,
+)
+from flowrl.trajectory import Schedule, Trajectory
+
+MEAN, SPREAD = 1.5, 0.5  # of the data
+
+
+def exact_velocity(x: Tensor, sigma: Tensor, spread: float = SPREAD) -> Tensor:
+    """E[noise - clean | x] for data N(MEAN, spread^2)."""
+    variance = (1 - sigma) ** 2 * spread**2 + sigma**2
+    return -MEAN + (sigma - (1 - sigma) * spread**2) / variance * (x - (1 - sigma) * MEAN)
+
+
+def uniform_schedule(num_steps: int) -> Schedule:
+    return build_schedule({"shift": 1.0}, num_steps, grid="linspace")
+
+
+def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
+    return exact_velocity(x, sigma)
+
+
+def noise_of(shape: tuple[int, ...], seed: int = 0) -> Callable[[int], Tensor]:
+    return lambda step: counter_normal(shape, seed, "step", step)
+
+
+def test_expected_log_prob_and_ratio_under_the_policy() -> None:
+    """Summed: E[log p] = D (-log std - log(2 pi)/2 - 1/2), and the ratio to any other policy has expectation 1."""
+    b, d = 40000, 4
+    x = counter_normal((b, d), 1, "start")
+    step = KERNELS["flow_sde"](x, exact_velocity(x, torch.tensor(0.5)), 0.5, 0.4)
+    x_next = step.mean + step.std * counter_normal((b, d), 2, "step")
+    log_prob = gaussian_log_prob(x_next, step)
+    entropy = d * (-math.log(float(step.std)) - 0.5 * math.log(2 * math.pi) - 0.5)
+    assert abs(float(log_prob.mean()) - entropy) < 4 * math.sqrt(d / 2 / b)
+    other = KERNELS["flow_sde"](x, exact_velocity(x, torch.tensor(0.5)) + 0.3, 0.5, 0.4)
+    ratio = (gaussian_log_prob(x_next, other) - log_prob).exp()
+    assert abs(float(ratio.mean()) - 1) < 4 * float(ratio.std()) / math.sqrt(b)
+
+
+def test_ode_rollout_is_euler_and_first_order() -> None:
+    x = counter_normal((1, 50), 3).double()  # one sample; the exact flow scales deviations to the data's spread
+    exact = MEAN + SPREAD * x
+
+    def error(num_steps: int) -> float:
+        trajectory = rollout(
+            velocity,
+            x,
+            uniform_schedule(num_steps),
+            KERNELS["ode"],
+            noise_of((1, 50)),
+            stochastic=[],
+            storage_dtype=torch.float64,
+        )
+        assert trajectory.states.shape == (1, 0, 50)
+        assert trajectory.log_prob.shape == (1, 0)
+        return float((trajectory.final - exact).abs().max())
+
+    assert error(100) / error(200) == pytest.approx(2, rel=0.02)
+    assert error(200) / error(400) == pytest.approx(2, rel=0.01)
+
+
+@pytest.mark.parametrize("storage", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["flow_sde", "dance_sde", "cps", "ddim_flow"])
+def test_ratio_is_one_for_every_storage_dtype(name: str, storage: torch.dtype) -> None:
+    """A replay of the stored states gives the recorded log-probabilities to the bit, step by step and row by row."""
+    shape = (5, 4, 8, 8)
+    schedule = build_schedule({"shift": 3.0}, 10)
+    kernel = partial(KERNELS[name], sigma_max=schedule.sigma_max)
+    trajectory = rollout(
+        velocity,
+        counter_normal(shape, 4),
+        schedule,
+        kernel,
+        noise_of(shape),
+        stochastic=(6, 1, 2),
+        keep_means=True,
+        storage_dtype=storage,
+    )
+    assert trajectory.steps == (1, 2, 6)
+    assert trajectory.kept == (1, 2, 3, 6, 7)
+    assert trajectory.states.dtype == torch.float32
+    assert torch.equal(trajectory.states.to(storage).float(), trajectory.states)
+    assert trajectory.mean is not None
+    for column, step in enumerate(trajectory.steps):
+        x, x_next = (trajectory.states[:, trajectory.kept.index(state)] for state in (step, step + 1))
+        sigma, sigma_next = schedule.sigma[step], schedule.sigma[step + 1]
+        new = kernel(x, velocity(x, sigma, schedule.timestep[step]), sigma, sigma_next)
+        assert torch.equal(gaussian_log_prob(x_next, new), trajectory.log_prob[:, column])
+        assert torch.equal(new.mean, trajectory.mean[:, column])
+    # The same through the row table, one sigma a row.
+    rows = outcome_rows(trajectory, torch.arange(5.0), torch.zeros(5, dtype=torch.long), clip_range=(0.1, 0.2))
+    pool = trajectory.states.flatten(0, 1)
+    x, x_next = pool[rows.source], pool[rows.produced]
+    sigma, sigma_next = schedule.sigma[rows.step], schedule.sigma[rows.step + 1]
+    new = kernel(x, exact_velocity(x, sigma.reshape(-1, 1, 1, 1)), sigma, sigma_next)
+    assert torch.equal(gaussian_log_prob(x_next, new), rows.old_log_prob)
+
+
+def test_rollout_does_not_depend_on_who_else_is_in_the_batch() -> None:
+    schedule = uniform_schedule(4)
+    start, xi = counter_normal((6, 3, 2), 5), [counter_normal((6, 3, 2), 6, step) for step in range(4)]
+    run = partial(rollout, velocity, schedule=schedule, kernel=KERNELS["dance_sde"], stochastic=(0, 1, 2))
+    whole = run(start, noise=lambda step: xi[step])
+
+    def part(rows: slice) -> Trajectory:
+        return run(start[rows], noise=lambda step: xi[step][rows])
+
+    joined = Trajectory.cat([part(slice(i, i + 2)) for i in (0, 2, 4)])
+    assert len(joined) == 6
+    assert torch.equal(joined.states, whole.states)
+    assert torch.equal(joined.final, whole.final)
+    assert torch.equal(joined.log_prob, whole.log_prob)
+
+
+def test_one_step_one_image_rollout() -> None:
+    seen: list[tuple[float, float]] = []
+
+    def spy(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
+        seen.append((float(sigma), float(timestep)))
+        assert sigma.ndim == timestep.ndim == 0
+        return velocity(x, sigma, timestep)
+
+    schedule, done = uniform_schedule(1), list[int]()
+    x = counter_normal((1, 2, 2), 7).bfloat16()
+    trajectory = rollout(
+        spy,
+        x,
+        schedule,
+        partial(KERNELS["flow_sde"], noise_level=0.7, sigma_max=schedule.sigma_max),
+        noise_of((1, 2, 2)),
+        stochastic=[0],
+        progress=done.append,
+    )
+    assert seen == [(1.0, 1000.0)]
+    assert done == [0]
+    assert trajectory.kept == (0, 1)
+    assert torch.equal(trajectory.states[:, 0], x.float())
+    assert torch.equal(trajectory.states[:, 1], trajectory.final)
+    clean = x.float() - velocity(x.float(), torch.tensor(1.0), torch.tensor(1000.0))
+    wanted = clean - 0.7**2 / 2 * x.float() + 0.7 * counter_normal((1, 2, 2), 0, "step", 0)
+    torch.testing.assert_close(trajectory.final, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cps", "ddim_flow"])
+def test_last_step_without_noise_is_refused_by_name(name: str) -> None:
+    run = partial(rollout, velocity, torch.zeros(2, 3), uniform_schedule(4), KERNELS[name], noise_of((2, 3)))
+    with pytest.raises(ValueError, match=r"step 3 .* std is 0"):
+        run(stochastic=(2, 3))
+    for bad in [(4,), (-1,), (1, 1)]:
+        with pytest.raises(ValueError, match=r"0 \.\. 3"):
+            run(stochastic=bad)
+    with pytest.raises(ValueError, match=r"noise\(0\)"):
+        rollout(velocity, torch.zeros(2, 3), uniform_schedule(4), KERNELS[name], noise_of((1, 3)), stochastic=[0])
