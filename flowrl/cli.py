@@ -7,19 +7,25 @@ a user can mend are one paragraph on standard error and exit code 1; an interrup
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-DEFAULT_CONFIG = "tiny_grpo_geneval"
+COMMANDS = ("train", "sample", "report", "pretrain")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    parser = _parser()
-    parsed = parser.parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        print(f"flowrl: there is no command {arguments[0]!r}: {hint}", file=sys.stderr)
+        return 1
+    parsed = _parser().parse_args(arguments)
     try:
         return int(parsed.run(parsed))
     except KeyboardInterrupt:
@@ -28,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 130
-    except (ValueError, FileNotFoundError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"flowrl: {error}", file=sys.stderr)
         return 1
 

@@ -25,11 +25,11 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
     if folder is None:
         path = find_config(config_name or DEFAULT_CONFIG)
         config, name = load_config(path, overrides), path.stem
-        if config.out is not None:
-            folder_wanted: Path | None = Path(config.out)
-            refuse_taken_folder(Path(config.out))
-        else:
-            folder_wanted = None
+        if config.resume is not None:
+            raise ValueError(f"{path}: resume belongs on the command line: flowrl train resume={config.resume}")
+        folder_wanted = None if config.out is None else Path(config.out)
+        if folder_wanted is not None:
+            refuse_taken_folder(folder_wanted)
     else:
         config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
         name, folder_wanted = folder.name, folder
@@ -40,6 +40,7 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
                 f"the number: flowrl train resume={folder} num_iterations={2 * finished}"
             )
             return 0
+        read_checkpoint(folder)  # a damaged one is said before anything in the folder is touched
     _check_before_loading(config)
     return _run(config, name, folder_wanted, resumed=folder is not None)
 
@@ -58,16 +59,16 @@ def _run(config: TrainConfig, name: str, folder: Path | None, *, resumed: bool) 
     )  # fmt: skip
     if run.main:
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
-    run.watch_interrupts()
     try:
-        finished = grpo.main(config, run)
+        with run.watching_interrupts():
+            finished = grpo.main(config, run)
     except OSError as error:
         raise ValueError(_saving_failed(error, run.folder)) from error
     except ValueError:
         if run.main and not resumed and not run.rows():
             shutil.rmtree(run.folder)  # nothing but its configuration was in it
         raise
-    run.finish()
+    run.finish(finished=finished)
     if run.main:
         from flowrl.report import write_report
         from flowrl.summary import print_summary
@@ -110,7 +111,7 @@ def refuse_taken_folder(folder: Path) -> None:
 def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | None:
     """The folder of `resume=RUN`; None where it is not given."""
     given = [text.partition("=")[2] for text in overrides if text.startswith("resume=")]
-    if not given or not given[-1]:
+    if not given or given[-1] in ("", "null", "~"):
         return None
     other = [text for text in overrides if text.partition("=")[0] not in _RESUME_OVERRIDES]
     if config_name is not None or other:
@@ -125,8 +126,6 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
 
 
 def _finished_iterations(folder: Path) -> int:
-    from flowrl.run import checkpoints
-
     found = checkpoints(folder)
     return int(found[-1].name) if found else 0
 
@@ -164,8 +163,6 @@ def describe(config: TrainConfig) -> str:
 
 
 def _saving_failed(error: OSError, folder: Path) -> str:
-    from flowrl.run import checkpoints
-
     found = checkpoints(folder)
     kept = f"the last good checkpoint is {found[-1]}" if found else "no checkpoint was complete yet"
     reason = "no space is left on the disk" if error.errno == errno.ENOSPC else str(error)

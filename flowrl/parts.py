@@ -52,7 +52,7 @@ def reward_specs(config: TrainConfig) -> list[dict[str, Any]]:
 def sampler_of(settings: SamplerConfig, pipeline: Pipeline) -> tuple[Kernel, Schedule]:
     """The kernel with its settings bound, and the schedule of a rollout."""
     schedule = pipeline.schedule(settings.num_steps, settings.grid)
-    options = {} if settings.noise_level is None else {"noise_level": settings.noise_level}
+    options: dict[str, Any] = {} if settings.noise_level is None else {"noise_level": settings.noise_level}
     return partial(KERNELS[settings.kernel], sigma_max=schedule.sigma_max, **options), schedule
 
 

@@ -40,7 +40,8 @@ def read_prompts(path: Path) -> list[Prompt]:
             f"{path}: prompts come from .txt (a prompt a line) or .jsonl (an object a line), not {path.suffix}"
         )
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold; -sig skips a BOM.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
     rows = [

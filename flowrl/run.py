@@ -7,17 +7,20 @@ A checkpoint is a folder with a number for a name; while it is written its name 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
 import platform
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -41,12 +44,17 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def first_free_folder(name: str, parent: Path = Path("runs")) -> Path:
-    """`runs/<name>-<n>` with the first free n."""
+def make_free_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """Makes `runs/<name>-<n>` with the first free n; two runs that start at once get two folders."""
     number = 1
-    while (parent / f"{name}-{number}").exists():
-        number += 1
-    return parent / f"{name}-{number}"
+    while True:
+        folder = parent / f"{name}-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
 
 
 class Run:
@@ -60,9 +68,9 @@ class Run:
         Args:
             folder: where; None takes the first free `runs/<name>-<n>`.
             name: of the configuration.
-            config_yaml: the resolved configuration, written to `config.yaml` of a new run.
+            config_yaml: the resolved configuration, written to `config.yaml`.
             resumed: whether the folder holds a run to continue; a new run refuses a folder that holds anything.
-            device: "auto", "cpu", "cuda" or "mps".
+            device: "auto", "cpu", "cuda", "cuda:N" or "mps".
             tensorboard: also write TensorBoard events.
 
         Raises:
@@ -78,8 +86,8 @@ class Run:
         self.stop_requested = False
         self._writer: Any = None
         if self.main:
-            if not resumed:
-                write_atomically(self.folder / "config.yaml", config_yaml)
+            write_atomically(self.folder / "config.yaml", config_yaml)  # resumed: num_iterations may have been raised
+            (self.folder / "summary.json").unlink(missing_ok=True)  # marks a finished run
             self._write_manifest(name, resumed)
             if tensorboard:
                 from torch.utils.tensorboard import SummaryWriter
@@ -90,7 +98,7 @@ class Run:
         """The run folder, the same on every process; made by the main one."""
         answer: list[Any] = [None, None]
         if self.main:
-            chosen = folder or first_free_folder(name)
+            chosen = folder or make_free_folder(name)
             if not resumed and chosen.exists() and any(chosen.iterdir()):
                 answer[1] = (
                     f"the run folder {chosen} is not empty, and nothing in it will be overwritten: continue it with "
@@ -116,7 +124,7 @@ class Run:
         if self._writer is not None:
             for key, value in clean.items():
                 if isinstance(value, int | float) and key != "iteration":
-                    self._writer.add_scalar(key, value, int(clean["iteration"]))
+                    self._writer.add_scalar(key, value, int(row["iteration"]))
             self._writer.flush()
 
     def rows(self) -> list[dict[str, Any]]:
@@ -156,8 +164,7 @@ class Run:
         Raises:
             CheckpointError: the newest checkpoint is damaged.
         """
-        found = checkpoints(self.folder)
-        state, size = (None, 0) if not found else _read_state(found[-1], found[:-1])
+        state, size = read_checkpoint(self.folder)
         self.accelerator.wait_for_everyone()
         if self.main:
             self._truncate_metrics(size)
@@ -189,10 +196,11 @@ class Run:
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         if manifest:
             manifest.setdefault("resumed", []).append(now)
+            manifest.pop("finished", None)
         else:
             manifest = {"config_name": name, "started": now}
         manifest |= {
-            "command": " ".join(["flowrl", *sys.argv[1:]]),
+            "command": shlex.join(["flowrl", *sys.argv[1:]]),
             "git_commit": _git_commit(),
             "versions": {
                 p: _version(p) for p in ("flowrl-toolkit", "torch", "diffusers", "transformers", "peft", "accelerate")
@@ -213,15 +221,17 @@ class Run:
             manifest = json.loads(path.read_text(encoding="utf-8")) | facts
             write_atomically(path, json.dumps(manifest, indent=2) + "\n")
 
-    def finish(self) -> None:
-        """Notes the end and the peak memory in the manifest, and closes TensorBoard."""
+    def finish(self, *, finished: bool) -> None:
+        """Notes in the manifest when the run finished, or was stopped, and its peak memory; closes TensorBoard."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        self.note(finished=time.strftime("%Y-%m-%dT%H:%M:%S%z"), peak_memory_gib=round(peak / 2**30, 2))
+        end = {"finished" if finished else "stopped": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        self.note(**end, peak_memory_gib=round(peak / 2**30, 2))
         if self._writer is not None:
             self._writer.close()
 
-    def watch_interrupts(self) -> None:
-        """Makes the first Ctrl-C (or SIGTERM) a request to stop after this iteration; a second one stops at once."""
+    @contextmanager
+    def watching_interrupts(self) -> Iterator[None]:
+        """Inside, the first Ctrl-C (or SIGTERM) asks for a stop after this iteration; a second one stops at once."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self.stop_requested:
@@ -230,8 +240,12 @@ class Run:
             if self.main:
                 print("\nStopping after this iteration, then saving. Press Ctrl-C again to stop at once.", flush=True)
 
-        signal.signal(signal.SIGINT, handle)
-        signal.signal(signal.SIGTERM, handle)
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def should_stop(self) -> bool:
         """Whether any process was asked to stop; every process gets the same answer."""
@@ -251,16 +265,27 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def _write_state(folder: Path, iteration: int, state: Mapping[str, Any], metrics_size: int) -> None:
+    # torch.save to a file reports a full disk as a RuntimeError; plain writes say OSError.
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
     with (folder / _STATE).open("wb") as file:
-        torch.save(dict(state), file)
+        file.write(buffer.getbuffer())
         file.flush()
         os.fsync(file.fileno())
-    digest = hashlib.sha256((folder / _STATE).read_bytes()).hexdigest()
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
     seal = {"iteration": iteration, "sha256": digest, "metrics_bytes": metrics_size}
     write_atomically(folder / _SEAL, json.dumps(seal) + "\n")
 
 
-def _read_state(folder: Path, older: list[Path]) -> tuple[dict[str, Any], int]:
+def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
+    """State of the newest complete checkpoint (None without one), and the bytes of `metrics.jsonl` that belong to it.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged; an older one is not taken unasked.
+    """
+    *older, folder = checkpoints(run_folder) or [None]
+    if folder is None:
+        return None, 0
     advice = (
         f"remove {folder} to continue from {older[-1].name}" if older else f"remove {folder} to start from iteration 0"
     )
@@ -275,13 +300,30 @@ def _read_state(folder: Path, older: list[Path]) -> tuple[dict[str, Any], int]:
     return state, int(seal["metrics_bytes"])
 
 
+def check_device(device: str) -> None:
+    """Refuses a device that this machine does not have, and one GPU by number for several processes.
+
+    Raises:
+        ValueError: names those there are.
+    """
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    usable = ["auto", "cpu", *(["cuda", *gpus] if gpus else []), *(["mps"] if torch.backends.mps.is_available() else [])]
+    if device not in usable:
+        raise ValueError(f"pipeline.device={device} is not available on this machine: choose one of {', '.join(usable)}")
+    if device in gpus and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            f"pipeline.device={device} names one GPU, but several processes were launched and each takes its own: "
+            "set pipeline.device=cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"
+        )
+
+
 def _accelerator(device: str) -> Accelerator:
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True, "auto": True}
-    if not available.get(device, False):
-        usable = ", ".join(name for name, there in available.items() if there)
-        raise ValueError(f"pipeline.device={device} is not available on this machine: choose one of {usable}")
-    accelerator = Accelerator(cpu=device == "cpu")
-    if device not in ("auto", "cpu") and accelerator.device.type != device:
+    check_device(device)
+    kind, _, number = device.partition(":")
+    if number:
+        torch.cuda.set_device(int(number))  # accelerate's "cuda" is the current device
+    accelerator = Accelerator(cpu=kind == "cpu")
+    if kind not in ("auto", "cpu") and accelerator.device.type != kind:
         raise ValueError(
             f"pipeline.device={device}, but accelerate chose {accelerator.device}: check ACCELERATE_USE_CPU"
         )

@@ -34,7 +34,7 @@ _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 class SD3:
     """An SD3-family pipeline; see `flowrl.pipelines.Pipeline` for what each member is."""
 
-    lora_targets = LORA_TARGETS
+    lora_targets: tuple[str, ...] = LORA_TARGETS
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class SD3:
             if pixels % (factor * pipe.patch_size):
                 multiple = factor * pipe.patch_size
                 raise ValueError(f"pipeline.{name} ({pixels}) must be a multiple of {multiple} for {model}")
-        self.latent_shape = (pipe.transformer.config.in_channels, size[0] // factor, size[1] // factor)
+        self.latent_shape: tuple[int, ...] = (pipe.transformer.config.in_channels, size[0] // factor, size[1] // factor)
         self._embeddings: dict[str, Conditioning] = {}
 
     def encode(self, prompts: Sequence[str]) -> Conditioning:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # Before anything imports torch or the model libraries.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -29,3 +30,11 @@ def _wrong_shapes_where_refusals_are_tested(request: pytest.FixtureRequest) -> I
     jaxtyping.config.update("jaxtyping_disable", on_purpose)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def tiny_sd3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random SD3 pipeline, written once; copy it before changing anything in it."""
+    from tiny_models import write_tiny_sd3  # imports diffusers, which most tests do without
+
+    return write_tiny_sd3(tmp_path_factory.mktemp("tiny") / "sd3")

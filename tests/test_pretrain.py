@@ -1,0 +1,97 @@
+"""The embedded model's pre-training at toy size: resumable, and what it writes is a stock pipeline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+from flowrl.config import ConfigError
+from flowrl.pipelines.tiny import CONTEXT, clip_tokenizer, t5_tokenizer
+from flowrl.recipes import pretrain
+from flowrl.recipes.pretrain import PretrainConfig, learning_rate, pretrain_config, scene_batch
+from flowrl.world.prompts import combinations
+
+
+def toy(out: Path, **changes: int) -> PretrainConfig:
+    sizes = {"vae_steps": 2, "vae_batch_size": 2, "num_scenes": 8, "steps": 4, "batch_size": 4, "checkpoint_every": 2}
+    return PretrainConfig(out=str(out), **(sizes | changes))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "denoiser.pt", weights_only=True)["model"]
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrain, "eval_records", lambda: [g[0][0] for g in combinations().values()] * 2)
+    asset = pretrain.main(toy(tmp_path / "whole"))
+    original = pretrain.flow_matching_loss
+
+    def stop_at_three(*arguments: object) -> torch.Tensor:
+        if arguments[-1] == 3:
+            raise KeyboardInterrupt
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pretrain, "flow_matching_loss", stop_at_three)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain.main(toy(tmp_path / "stopped"))
+    monkeypatch.setattr(pretrain, "flow_matching_loss", original)
+    pretrain.main(toy(tmp_path / "stopped"))
+    whole, stopped = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    assert whole.keys() == stopped.keys()
+    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+    # What came out is complete: stock diffusers loads and samples it, and the README carries its score.
+    pipe = StableDiffusion3Pipeline.from_pretrained(asset, dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    image = pipe("a photo of a red circle", num_inference_steps=2, guidance_scale=1.0, max_sequence_length=CONTEXT)
+    assert image.images[0].size == (64, 64)
+    assert "GenEval score on the held-out list (12 images" in (asset / "README.md").read_text(encoding="utf-8")
+    vocabulary = json.loads((asset / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))
+    assert vocabulary == clip_tokenizer().get_vocab()
+    assert (asset / "tokenizer_2" / "merges.txt").read_text(encoding="utf-8").startswith("#version")
+
+
+def test_every_prompt_of_the_world_fits_the_context_and_every_word_is_one_token() -> None:
+    clip, t5 = clip_tokenizer(), t5_tokenizer()
+    assert 550 <= len(clip) <= 650
+    for groups in combinations().values():
+        for record in (record for group in groups for record in group):
+            words = len(record["prompt"].split())
+            assert len(clip(record["prompt"]).input_ids) == words + 2 <= CONTEXT
+            assert len(t5(record["prompt"]).input_ids) == words + 1 <= CONTEXT
+
+
+def test_tokenizer_covers_any_text() -> None:
+    clip = clip_tokenizer()
+    assert clip.decode(clip("xylophone 漢字!").input_ids, skip_special_tokens=True).replace(" ", "") == "xylophone漢字!"
+
+
+def test_scenes_are_a_function_of_their_numbers() -> None:
+    pictures, records = scene_batch(range(5, 9), seed=0, stage="x")
+    again, same = scene_batch(range(7, 9), seed=0, stage="x")
+    other, _ = scene_batch(range(7, 9), seed=1, stage="x")
+    assert torch.equal(pictures[2:], again)
+    assert records[2:] == same
+    assert not torch.equal(again, other)
+    assert pictures.shape == (4, 3, 64, 64)
+    assert -1 <= float(pictures.min()) < float(pictures.max()) <= 1
+
+
+def test_learning_rate_warms_up_and_decays() -> None:
+    rates = [learning_rate(step, 1000, 1.0) for step in range(1000)]
+    assert rates[0] == pytest.approx(0.01)
+    assert max(rates) == pytest.approx(1.0)
+    assert rates[-1] == pytest.approx(0.02, abs=1e-3)
+    assert all(a >= b for a, b in zip(rates[100:], rates[101:], strict=False))
+
+
+def test_overrides_are_as_strict_as_a_training_run() -> None:
+    assert pretrain_config(["steps=7", "lr=1e-4"]) == PretrainConfig(steps=7, lr=1e-4)
+    with pytest.raises(ConfigError, match="stepz"):
+        pretrain_config(["stepz=7"])
+    with pytest.raises(ConfigError, match="steps"):
+        pretrain_config(["steps=many"])
