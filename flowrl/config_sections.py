@@ -243,6 +243,8 @@ class EvalConfig:
     """The first so many prompts; null takes all."""
     num_images: int = 16
     """Images of the fixed sample grid; 0 draws none."""
+    grid: Literal["diffusers", "linspace"] | None = None
+    """Noise levels visited; null takes ``sampler.grid``."""
     seed: int = 0
     """Seed of the evaluation's start noise; the same for runs that are to be compared."""
     ema: bool = True

@@ -31,9 +31,12 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
         if folder_wanted is not None:
             refuse_taken_folder(folder_wanted)
     else:
+        from flowrl.run import checkpoints, read_checkpoint
+
         config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
         name, folder_wanted = folder.name, folder
-        finished = _finished_iterations(folder)
+        found = checkpoints(folder)
+        finished = int(found[-1].name) if found else 0
         if finished >= config.num_iterations:
             print(
                 f"The run in {folder} is finished ({finished} of {config.num_iterations} iterations). To go on, raise "
@@ -47,6 +50,7 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
 
 def _run(config: TrainConfig, name: str, folder: Path | None, *, resumed: bool) -> int:
     import torch
+    from safetensors import SafetensorError
 
     from flowrl.recipes import grpo
     from flowrl.run import Run
@@ -62,7 +66,7 @@ def _run(config: TrainConfig, name: str, folder: Path | None, *, resumed: bool) 
     try:
         with run.watching_interrupts():
             finished = grpo.main(config, run)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         raise ValueError(_saving_failed(error, run.folder)) from error
     except ValueError:
         if run.main and not resumed and not run.rows():
@@ -125,31 +129,27 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
     return folder
 
 
-def _finished_iterations(folder: Path) -> int:
-    found = checkpoints(folder)
-    return int(found[-1].name) if found else 0
-
-
 def _check_before_loading(config: TrainConfig) -> None:
     """Prompt files, rewards, model folder, LoRA targets, device: whatever can be checked without weights.
 
     Raises:
         ValueError: says what was given, what is allowed and what to change.
     """
-    from flowrl.parts import reward_specs
-    from flowrl.pipelines import family
-    from flowrl.prompts import read_prompts
-    from flowrl.rewards.compose import validate_reward_specs
+    from flowrl.run import check_device
 
     config.resolve_batch(int(os.environ.get("WORLD_SIZE", "1")))
-    for path in (config.prompts.train, config.prompts.eval):
-        if path is not None:
-            read_prompts(resolve_path(path))
+    for name in (config.prompts.train, config.prompts.eval):
+        if name is not None:
+            _check_prompts(config, resolve_path(name))
+    check_device(config.pipeline.device)
+
+    from flowrl.parts import model_location, reward_specs
+    from flowrl.pipelines import family
+    from flowrl.rewards.compose import validate_reward_specs
+
     validate_reward_specs(reward_specs(config))
-    model = config.pipeline.model
-    local = str(resolve_path(model)) if model.startswith(("asset:", "/", "./", "../", "~")) else model
     module = family(config.pipeline.name)
-    module.check(local, config.policy.target_modules or module.LORA_TARGETS)
+    module.check(model_location(config.pipeline.model), config.policy.target_modules or module.LORA_TARGETS)
     if config.policy.init_lora is not None:
         resolve_path(config.policy.init_lora)
 
@@ -162,10 +162,37 @@ def describe(config: TrainConfig) -> str:
     )
 
 
-def _saving_failed(error: OSError, folder: Path) -> str:
+def _check_prompts(config: TrainConfig, path: Path) -> None:
+    """A prompt file can be read, and gives the reward `geneval` the record that it reads with every prompt.
+
+    Raises:
+        ValueError: names the file, and the line or prompt.
+    """
+    from flowrl.benchmarks.geneval import parse_record
+    from flowrl.prompts import read_prompts
+
+    rows = read_prompts(path)
+    if not any(reward.name == "geneval" for reward in config.rewards):
+        return
+    if path.suffix == ".txt":
+        raise ValueError(
+            f"{path}: the reward geneval needs a GenEval record (tag, include, prompt) with every prompt, and a .txt "
+            "file has none: take a .jsonl file, for instance asset:prompts/world_train.jsonl"
+        )
+    for row in rows:
+        try:
+            parse_record(row.metadata)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+
+def _saving_failed(error: Exception, folder: Path) -> str:
+    from flowrl.run import checkpoints
+
     found = checkpoints(folder)
     kept = f"the last good checkpoint is {found[-1]}" if found else "no checkpoint was complete yet"
-    reason = "no space is left on the disk" if error.errno == errno.ENOSPC else str(error)
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    reason = "no space is left on the disk" if full else str(error)
     return (
         f"the run stopped because a file could not be written: {reason}; {kept}. Make room, then continue with "
         f"'flowrl train resume={folder}'"

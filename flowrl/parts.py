@@ -23,11 +23,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load_parts(config: TrainConfig, run: Run) -> tuple[Pipeline, Policy, WeightedSum]:
     """Pipeline, LoRA policy (with its slots) and rewards."""
     settings = config.pipeline
-    model = str(resolve_path(settings.model)) if settings.model.startswith("asset:") else settings.model
     pipeline: Pipeline = family(settings.name).load(
-        model, dtype=DTYPES[settings.dtype], device=run.device, height=settings.height, width=settings.width,
-        max_sequence_length=settings.max_sequence_length, vae_slice=settings.vae_slice,
-        gradient_checkpointing=settings.gradient_checkpointing,
+        model_location(settings.model), dtype=DTYPES[settings.dtype], device=run.device,
+        height=settings.height, width=settings.width, max_sequence_length=settings.max_sequence_length,
+        vae_slice=settings.vae_slice, gradient_checkpointing=settings.gradient_checkpointing,
     )  # fmt: skip
     policy = Policy(
         pipeline.transformer, rank=config.policy.lora_rank, alpha=config.policy.alpha,
@@ -38,6 +37,11 @@ def load_parts(config: TrainConfig, run: Run) -> tuple[Pipeline, Policy, Weighte
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
     return pipeline, policy, build_weighted_sum(reward_specs(config), device=run.device)
+
+
+def model_location(model: str) -> str:
+    """What a family's `load` takes: the path of an asset or of what is written as a path, else the text, a hub id."""
+    return str(resolve_path(model)) if model.startswith(("asset:", "/", "./", "../", "~")) else model
 
 
 def reward_specs(config: TrainConfig) -> list[dict[str, Any]]:

@@ -30,6 +30,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
+from flowrl.capabilities import capabilities
+
 _STATE, _SEAL = "state.pt", "checkpoint.json"
 
 
@@ -176,17 +178,10 @@ class Run:
 
     def _truncate_metrics(self, size: int) -> None:
         path = self.folder / "metrics.jsonl"
-        if not path.exists() and size == 0:
-            return
-        data = path.read_bytes() if path.exists() else b""
-        if len(data) < size:
-            raise CheckpointError(
-                f"{path} is shorter ({len(data)} bytes) than when the checkpoint was written ({size}): it was edited; "
-                "restore it or start a new run"
-            )
-        temporary = path.with_name(".metrics.jsonl.writing")
-        temporary.write_bytes(data[:size])
-        os.replace(temporary, path)
+        if path.exists():
+            temporary = path.with_name(".metrics.jsonl.writing")
+            temporary.write_bytes(path.read_bytes()[:size])
+            os.replace(temporary, path)
 
     # ---- manifest, interrupts, end -------------------------------------------------------------------------------
 
@@ -208,6 +203,7 @@ class Run:
             "python": platform.python_version(),
             "platform": platform.platform(),
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else str(self.device),
+            "capabilities": capabilities(),
             "cpu_count": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "num_processes": self.world,
@@ -283,9 +279,10 @@ def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
     Raises:
         CheckpointError: the checkpoint is damaged; an older one is not taken unasked.
     """
-    *older, folder = checkpoints(run_folder) or [None]
-    if folder is None:
+    found = checkpoints(run_folder)
+    if not found:
         return None, 0
+    *older, folder = found
     advice = (
         f"remove {folder} to continue from {older[-1].name}" if older else f"remove {folder} to start from iteration 0"
     )
@@ -296,8 +293,15 @@ def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
         raise CheckpointError(f"the checkpoint {folder} cannot be read ({error}): {advice}") from error
     if hashlib.sha256(data).hexdigest() != seal.get("sha256"):
         raise CheckpointError(f"the checkpoint {folder} is damaged (its checksum does not fit): {advice}")
+    metrics, size = run_folder / "metrics.jsonl", int(seal["metrics_bytes"])
+    length = metrics.stat().st_size if metrics.exists() else 0
+    if length < size:
+        raise CheckpointError(
+            f"{metrics} is shorter ({length} bytes) than when the checkpoint was written ({size}): it was edited; "
+            "restore it or start a new run"
+        )
     state: dict[str, Any] = torch.load(folder / _STATE, map_location="cpu", weights_only=True)
-    return state, int(seal["metrics_bytes"])
+    return state, size
 
 
 def check_device(device: str) -> None:
@@ -307,9 +311,10 @@ def check_device(device: str) -> None:
         ValueError: names those there are.
     """
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    usable = ["auto", "cpu", *(["cuda", *gpus] if gpus else []), *(["mps"] if torch.backends.mps.is_available() else [])]
+    usable = ["auto", "cpu", *(["cuda", *gpus] if gpus else [])]
+    usable += ["mps"] if torch.backends.mps.is_available() else []
     if device not in usable:
-        raise ValueError(f"pipeline.device={device} is not available on this machine: choose one of {', '.join(usable)}")
+        raise ValueError(f"pipeline.device={device} is not available on this machine: choose {', '.join(usable)}")
     if device in gpus and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             f"pipeline.device={device} names one GPU, but several processes were launched and each takes its own: "

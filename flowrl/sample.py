@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from flowrl.config import load_config, resolve_path
+from flowrl.config import load_config
 from flowrl.evaluate import generate
 from flowrl.images import grid, save_png
-from flowrl.parts import DTYPES
+from flowrl.parts import DTYPES, model_location
 from flowrl.pipelines import Pipeline, family
 from flowrl.pipelines.lora import add_saved_lora
 from flowrl.pipelines.tiny import CONTEXT
@@ -34,6 +34,8 @@ class Source:
     grid: str
     max_sequence_length: int
     dtype: str
+    height: int | None = None
+    width: int | None = None
 
 
 def sample(options: argparse.Namespace) -> int:
@@ -44,7 +46,10 @@ def sample(options: argparse.Namespace) -> int:
     Raises:
         ValueError: no prompt, a bad seed list, an unknown source.
     """
-    prompts = [*options.prompt, *([row.text for row in read_prompts(options.prompts)] if options.prompts else [])]
+    if options.base and options.lora is not None:
+        raise ValueError("--base samples the model without a LoRA, so --lora has no place beside it: give one of them")
+    listed = [row.text for row in read_prompts(options.prompts)] if options.prompts else []
+    prompts = list(dict.fromkeys([*options.prompt, *listed]))
     if not prompts:
         raise ValueError('no prompt was given: add --prompt "a photo of a red circle" or --prompts FILE')
     seeds = parse_seeds(options.seeds)
@@ -84,7 +89,7 @@ def parse_seeds(text: str) -> list[int]:
         if not low.isdigit() or (dash and not high.isdigit()) or (dash and int(high) < int(low)):
             raise ValueError(f"--seeds {text!r}: give numbers such as 0,3,7 or a range such as 0-3")
         seeds += range(int(low), int(high if dash else low) + 1)
-    return seeds
+    return list(dict.fromkeys(seeds))
 
 
 def resolve_source(options: argparse.Namespace) -> Source:
@@ -95,9 +100,10 @@ def resolve_source(options: argparse.Namespace) -> Source:
         lora = None if options.base else options.lora or folder / "lora"
         steps, scale = config.eval.num_steps or config.sampler.num_steps, config.eval.guidance_scale
         found = Source(
-            model=config.pipeline.model, lora=lora, num_steps=steps, grid=config.sampler.grid,
+            model=config.pipeline.model, lora=lora, num_steps=steps, grid=config.eval.grid or config.sampler.grid,
             guidance_scale=config.sampler.guidance_scale if scale is None else scale,
             max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
+            height=config.pipeline.height, width=config.pipeline.width,
         )  # fmt: skip
     else:
         length = CONTEXT if options.source == EMBEDDED else 128
@@ -105,21 +111,24 @@ def resolve_source(options: argparse.Namespace) -> Source:
             model=options.source, lora=options.lora, num_steps=10, guidance_scale=1.0, grid="diffusers",
             max_sequence_length=length, dtype="float32",
         )  # fmt: skip
-    return Source(
-        model=found.model, lora=found.lora, grid=found.grid, dtype=found.dtype,
-        num_steps=options.num_steps or found.num_steps,
-        guidance_scale=found.guidance_scale if options.guidance_scale is None else options.guidance_scale,
-        max_sequence_length=options.max_sequence_length or found.max_sequence_length,
-    )  # fmt: skip
+    given = {
+        name: value
+        for name in ("num_steps", "guidance_scale", "max_sequence_length")
+        if (value := vars(options)[name]) is not None
+    }
+    for name in ("num_steps", "max_sequence_length"):
+        if given.get(name, 1) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {given[name]}")
+    return replace(found, **given)
 
 
 def load_source(source: Source) -> Pipeline:
     """The pipeline with its LoRA, on the best device there is."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = str(resolve_path(source.model)) if source.model.startswith("asset:") else source.model
     pipeline: Pipeline = family("sd3").load(
-        model, dtype=DTYPES[source.dtype], device=device, max_sequence_length=source.max_sequence_length
-    )
+        model_location(source.model), dtype=DTYPES[source.dtype], device=device, height=source.height,
+        width=source.width, max_sequence_length=source.max_sequence_length,
+    )  # fmt: skip
     if source.lora is not None:
         add_saved_lora(pipeline.transformer, source.lora)
     return pipeline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from flowrl.benchmarks.geneval import TASKS
 from flowrl.config import TrainConfig
@@ -13,45 +14,59 @@ from flowrl.statistics import Interval, paired_difference, stratified_score, tas
 
 
 def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:
-    """Prints at most 80 columns, and writes the numbers to `summary.json`."""
-    print()
-    lines = _score_lines(folder)
-    print("\n".join(lines))
-    if not finished:
+    """Prints what came out, at most 80 columns but for long paths; writes `summary.json` of a finished run."""
+    rows = _rows(folder)
+    rewards = [row["reward"] for row in rows if "reward" in row]
+    lines, scores = _scores(folder)
+    lines = lines or _held_out_rewards(rows)
+    print("\n" + "\n".join([*lines, f"Mean training reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"]))
+    if finished:
+        summary = {"iterations": config.num_iterations, "reward": {"first": rewards[0], "last": rewards[-1]}, **scores}
+        write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    else:
         print(f"\nStopped before the end. Continue with:\n  flowrl train resume={folder}")
     print(f"\nReport    {report}")
-    print(f"Samples   {folder / 'samples'}")
+    if (folder / "samples").exists():
+        print(f"Samples   {folder / 'samples'}")
     print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
     if finished:
-        print(f'Try       flowrl sample {folder} --prompt "a photo of a red circle"')
-        if config.eval_every and _still_rising(folder):
-            print(f"Longer    flowrl train resume={folder} num_iterations={2 * config.num_iterations}")
+        print(f'Try       flowrl sample {folder} \\\n            --prompt "a photo of a red circle"')
+        if config.eval_every and _still_rising(rows):
+            print(f"Longer    flowrl train resume={folder} \\\n            num_iterations={2 * config.num_iterations}")
 
 
-def _score_lines(folder: Path) -> list[str]:
-    """The table of scores before and after; a sentence where the run has no evaluations to compare."""
+def _held_out_rewards(rows: list[dict[str, float]]) -> list[str]:
+    """First and last evaluation of every reward with its interval, where there are no GenEval verdicts."""
+    evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
+    if len(evaluations) < 2:
+        return []
+    lines = ["Held-out rewards (95 % interval), same prompts and seeds", ""]
+    for key in (key.removesuffix("_low") for key in evaluations[0] if key.endswith("_low")):
+        before, after = (f"{row[key]:.4g} ({row[f'{key}_low']:.4g} to {row[f'{key}_high']:.4g})" for row in
+                         (evaluations[0], evaluations[-1]))  # fmt: skip
+        lines += [f"  {key.removeprefix('eval/reward/')}", f"    before  {before}", f"    after   {after}"]
+    return [*lines, ""]
+
+
+def _scores(folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """The table of GenEval scores before and after, and its numbers; nothing where there are not two evaluations."""
     numbers = sorted(int(path.stem.removeprefix("iteration_")) for path in (folder / "eval").glob("iteration_*.jsonl"))
-    rewards = [row["reward"] for row in _rows(folder) if "reward" in row]
-    trained = f"Mean training reward {rewards[0]:.3f} -> {rewards[-1]:.3f}." if rewards else "Nothing was trained."
     if len(numbers) < 2:
-        return [trained]
+        return [], {}
     before, after = (score_rows(read_rows(folder, number)) for number in (numbers[0], numbers[-1]))
     if not before:
-        return [trained]
+        return [], {}
     change, tasks, later = paired_difference(before, after), task_scores(before), task_scores(after)
     start, end = stratified_score(before), stratified_score(after)
     lines = [f"Held-out GenEval score, {len(after)} images, same prompts and seeds", ""]
     lines.append(f"  {'task':<15}{'before':>8}{'after':>8}{'change':>9}")
     for task in (task for task in TASKS if task in tasks):
         lines.append(_line(task, tasks[task].mean, later[task].mean))
-    lines += [_line("score", start.mean, end.mean), "", f"  {_verdict(change)}", "", trained]
-    summary = {
-        "iterations": numbers[-1],
+    lines += [_line("score", start.mean, end.mean), "", f"  {_verdict(change)}", ""]
+    return lines, {
         "before": _plain(start), "after": _plain(end), "change": _plain(change),
         "tasks": {task: {"before": tasks[task].mean, "after": later[task].mean} for task in tasks},
     }  # fmt: skip
-    write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    return lines
 
 
 def _line(name: str, before: float, after: float) -> str:
@@ -76,7 +91,7 @@ def _rows(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def _still_rising(folder: Path) -> bool:
+def _still_rising(rows: list[dict[str, float]]) -> bool:
     """Whether the last evaluation was the best one."""
-    scores = [row["eval/geneval/score"] for row in _rows(folder) if "eval/geneval/score" in row]
+    scores = [row["eval/geneval/score"] for row in rows if "eval/geneval/score" in row]
     return len(scores) > 1 and scores[-1] == max(scores)

@@ -15,6 +15,7 @@ from typing import Any
 
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -54,7 +55,7 @@ class Policy:
         slots: copies of the tensors by slot name.
     """
 
-    def __init__(self, network: nn.Module, *, rank: int, alpha: int, targets: Sequence[str], seed: int) -> None:
+    def __init__(self, network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
         """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero."""
         check_targets(network, targets)
         self.network = network
@@ -75,6 +76,7 @@ class Policy:
             else:
                 parameter.data.zero_()
         self.slots: dict[str, dict[str, Tensor]] = {}
+        self._running = "policy"
 
     def tensors(self) -> dict[str, Tensor]:
         """Detached copies of the trained tensors by name."""
@@ -101,29 +103,30 @@ class Policy:
 
     @contextmanager
     def under(self, slot: str) -> Iterator[None]:
-        """Runs the network under a slot: "policy", "reference" (LoRA off) or one that was added.
+        """Runs the network under a slot: "policy", "reference" (LoRA off) or one that was added; may be nested.
 
         Do not enter or leave it between a forward pass and its backward pass.
 
         Raises:
             ValueError: there is no such slot.
         """
-        if slot == "policy":
-            yield
-        elif slot == "reference":
-            self._switch(off=True)
-            try:
-                yield
-            finally:
-                self._switch(off=False)
-        elif slot in self.slots:
-            self._swap(slot)
-            try:
-                yield
-            finally:
-                self._swap(slot)
-        else:
+        if slot not in ("policy", "reference", *self.slots):
             raise ValueError(f"no weight slot {slot!r}: there are policy, reference, {', '.join(self.slots)}")
+        outer = self._running
+        self._change(outer, slot)
+        try:
+            yield
+        finally:
+            self._change(slot, outer)
+
+    def _change(self, old: str, new: str) -> None:
+        """Leaves one slot and enters another; between the two the network holds the policy."""
+        self._running = new
+        for slot, entered in ((old, False), (new, True)) if old != new else ():
+            if slot == "reference":
+                self._switch(off=entered)
+            elif slot != "policy":
+                self._swap(slot)
 
     def _switch(self, *, off: bool) -> None:
         # PEFT's own enable_adapters() also flips requires_grad and costs tens of milliseconds on large networks.
@@ -149,7 +152,7 @@ class Policy:
         tensors, alpha = read_lora(folder)
         own = get_peft_model_state_dict(self.network, adapter_name=ADAPTER)
         _check_same(own, tensors, what=f"the LoRA in {folder}")
-        if alpha is not None and alpha != self.config["lora_alpha"]:
+        if alpha != self.config["lora_alpha"]:
             raise ValueError(
                 f"the LoRA in {folder} has alpha {alpha}, policy.lora_alpha is {self.config['lora_alpha']}: the same "
                 f"weights would act {self.config['lora_alpha'] / alpha:g} times as strongly; set "
@@ -160,28 +163,36 @@ class Policy:
             parameter.data.copy_(tensors[name])
 
 
-def read_lora(folder: Path) -> tuple[dict[str, Tensor], float | None]:
-    """Tensors by PEFT's portable names (`transformer_blocks.0.attn.to_q.lora_A.weight`) and alpha where it is stated.
+def read_lora(folder: Path) -> tuple[dict[str, Tensor], float]:
+    """Tensors by PEFT's portable names (`transformer_blocks.0.attn.to_q.lora_A.weight`) and alpha.
+
+    A diffusers file without alpha has alpha = rank, as stock diffusers reads it.
 
     Raises:
-        ValueError: the folder holds neither layout.
+        ValueError: the folder holds neither layout, or a LoRA that is not simply `alpha / rank * B A`.
     """
     if (folder / _DIFFUSERS_FILE).exists():
-        from safetensors import safe_open
-
         path, prefix = folder / _DIFFUSERS_FILE, "transformer."
         with safe_open(path, framework="pt") as file:
             stated = json.loads((file.metadata() or {}).get("lora_adapter_metadata", "{}"))
-        alpha = stated.get("transformer.lora_alpha")
+        stated = {key.removeprefix(prefix): value for key, value in stated.items()}
     elif (folder / _PEFT_FILE).exists():
-        path, prefix = folder / _PEFT_FILE, "base_model.model."
-        config = folder / "adapter_config.json"
-        alpha = json.loads(config.read_text()).get("lora_alpha") if config.exists() else None
+        path, prefix, config = folder / _PEFT_FILE, "base_model.model.", folder / "adapter_config.json"
+        if not config.exists():
+            raise ValueError(f"{path} needs the adapter_config.json it was saved with: only that one states its alpha")
+        stated = json.loads(config.read_text(encoding="utf-8"))
     else:
         raise ValueError(
             f"no LoRA in {folder}: looked for {_DIFFUSERS_FILE} (diffusers) and {_PEFT_FILE} (PEFT, flow_grpo)"
         )
-    return {name.removeprefix(prefix): tensor for name, tensor in load_file(path).items()}, alpha
+    refused = [key for key in ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern") if stated.get(key)]
+    if refused:
+        raise ValueError(
+            f"the LoRA in {folder} uses {', '.join(refused)}: only plain LoRA, one rank and alpha, is read"
+        )
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(path).items()}
+    rank = next((tensor.shape[0] for name, tensor in tensors.items() if "lora_A" in name), 0)
+    return tensors, stated.get("lora_alpha", rank)
 
 
 def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:
@@ -208,7 +219,7 @@ def add_saved_lora(network: nn.Module, folder: Path) -> Policy:
     tensors, alpha = read_lora(folder)
     targets = sorted({name.split(".lora_")[0] for name in tensors})
     rank = next(tensor.shape[0] for name, tensor in tensors.items() if "lora_A" in name)
-    policy = Policy(network, rank=rank, alpha=int(alpha or rank), targets=targets, seed=0)
+    policy = Policy(network, rank=rank, alpha=alpha, targets=targets, seed=0)
     policy.initialise_from(folder)
     return policy
 

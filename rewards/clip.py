@@ -9,19 +9,15 @@ arXiv 2104.08718. Uses of the score differ in scaling only; in OpenAI's checkpoi
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from PIL import Image
-from torch import Tensor
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, to_uint8
+from flowrl.rewards.pretrained import check_model, clip_fingerprint, clip_image, clip_text, load_clip
 
 Scale = Literal["cosine", "logits"]
 DEFAULT_MODEL = "openai/clip-vit-large-patch14"
@@ -40,12 +36,7 @@ def check(
         raise ValueError(f"reward 'clip_score': divisor must be positive, got {divisor}.")
     if clamp_min is not None and not math.isfinite(clamp_min):
         raise ValueError(f"reward 'clip_score': clamp_min must be a finite number or null, got {clamp_min}.")
-    if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
-        raise ValueError(
-            f"reward 'clip_score': there is no folder {model!r}: give a folder with a CLIP model or a hub id."
-        )
-    if importlib.util.find_spec("transformers") is None:
-        raise ValueError("reward 'clip_score' needs the package transformers: pip install transformers.")
+    check_model(model, owner="reward 'clip_score'", what="CLIP")
 
 
 def clip_score(
@@ -74,7 +65,7 @@ def clip_score(
         ValueError: if the model is neither on disk nor to be had from the hub.
     """
     check(model=model, revision=revision, scale=scale, divisor=divisor, clamp_min=clamp_min)
-    network, processor = _load(str(Path(model).expanduser()) if model.startswith("~") else model, revision, device)
+    network, processor = _load(model, revision, device)
     bound = "none" if clamp_min is None else f"{clamp_min:g}"
     return FunctionReward(
         name="clip_score",
@@ -88,33 +79,13 @@ def clip_score(
             device=device,
         ),
         needs=frozenset({"images", "prompts"}),
-        version=f"clip_score:{model}@{_fingerprint(network)}:{scale}/{divisor:g}:clamp_min-{bound}:"
+        version=f"clip_score:{model}@{clip_fingerprint(network)}:{scale}/{divisor:g}:clamp_min-{bound}:"
         f"{type(processor.image_processor).__name__}:float32",
     )
 
 
 def _load(model: str, revision: str | None, device: torch.device) -> tuple[Any, Any]:
-    from transformers import CLIPModel, CLIPProcessor
-
-    try:
-        network = CLIPModel.from_pretrained(model, revision=revision, dtype=torch.float32)
-        processor = CLIPProcessor.from_pretrained(model, revision=revision)
-    except OSError as error:  # what transformers raises for missing files, unknown ids and no connection alike
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"reward 'clip_score' could not load the CLIP model {model!r}: {reason} Give model: a folder that holds a "
-            f"complete CLIP checkpoint (config, weights, tokenizer, preprocessor), or a hub id while the hub can be "
-            f"reached; fetch it beforehand with `hf download {model}`, or take a reward that needs no weights."
-        ) from error
-    return network.to(device).eval().requires_grad_(False), processor
-
-
-def _fingerprint(network: Any) -> str:
-    """A short hash of the two projections: tells checkpoints apart where a folder or a branch name does not."""
-    digest = hashlib.sha256()
-    for layer in (network.visual_projection, network.text_projection):
-        digest.update(layer.weight.detach().cpu().numpy().tobytes())
-    return digest.hexdigest()[:12]
+    return load_clip(model, revision=revision, device=device, owner="reward 'clip_score'", option="model")
 
 
 @torch.no_grad()
@@ -130,18 +101,9 @@ def _score(
 ) -> RewardOutput:
     pictures = [Image.fromarray(image) for image in to_uint8(inputs.images)]
     pixels = processor.image_processor(pictures, return_tensors="pt").to(device)
-    tokens = processor.tokenizer(
-        inputs.prompts,
-        padding=True,  # the text tower is causal and read at the end token, so how far it is padded does not matter
-        truncation=True,
-        max_length=network.config.text_config.max_position_embeddings,
-        return_tensors="pt",
-    ).to(device)
     with torch.autocast(device.type, enabled=False):
-        image = _unit(_features(network.get_image_features(pixel_values=pixels["pixel_values"])))
-        text = _unit(
-            _features(network.get_text_features(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]))
-        )
+        image = clip_image(network, pixels["pixel_values"])
+        text = clip_text(network, processor.tokenizer, inputs.prompts, device)
         score = (image * text).sum(-1)
         if scale == "logits":
             score = network.logit_scale.exp() * score
@@ -150,14 +112,3 @@ def _score(
         score = score.clamp(min=clamp_min)
     values = score.to(inputs.images.device)
     return RewardOutput(values=values, valid=torch.ones_like(values, dtype=torch.bool))
-
-
-def _features(output: Any) -> Float[Tensor, " b d"]:
-    """The projected embedding; transformers 4 returns the tensor itself, 5 an output object that holds it."""
-    features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
-    return features
-
-
-def _unit(features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
-    unit: Tensor = features / features.norm(dim=-1, keepdim=True)
-    return unit

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 
 from flowrl.benchmarks.geneval import Detection
 from flowrl.rewards import load_target
-from flowrl.rewards.options import unknown_name
+from flowrl.rewards.options import check_options, unknown_name
 
 
 class Judge(Protocol):
@@ -30,20 +30,44 @@ class Judge(Protocol):
         ...
 
 
-JUDGES: dict[str, str] = {"shapes": "flowrl.rewards.detectors:shapes_judge"}
-"""Name -> "module:factory"; a factory takes `device`, keyword-only, and returns a `Judge`."""
+JUDGES: dict[str, str] = {
+    "mask2former": "flowrl.rewards.mask2former:mask2former_judge",
+    "shapes": "flowrl.rewards.detectors:shapes_judge",
+}
+"""Name -> "module:factory"; a factory takes `device` and its options, keyword-only, and returns a `Judge`."""
+
+JUDGE_CHECKS: dict[str, str] = {"mask2former": "flowrl.rewards.mask2former:check"}
+"""Name -> "module:function" that takes the options given and refuses bad values; it loads no weights."""
 
 
-def check_judge(name: str) -> None:
-    """Raises ValueError, with the nearest valid name, if `name` is no judge."""
+def check_judge(name: str, options: Mapping[str, Any] | None = None) -> None:
+    """Checks a judge's name, the names, types and values of its options. Loads no weights.
+
+    Raises:
+        ValueError: naming what was given, the nearest valid name and all that are allowed.
+    """
     if name not in JUDGES:
         raise ValueError(unknown_name("judge", name, JUDGES))
+    options = dict(options or {})
+    check_options(load_target(JUDGES[name]), options, owner=f"judge {name!r}")
+    if name in JUDGE_CHECKS:
+        load_target(JUDGE_CHECKS[name])(**options)
 
 
-def build_judge(name: str, *, device: torch.device) -> Judge:
-    """Makes a judge of `JUDGES`; loads its weights, if any, on `device`."""
-    check_judge(name)
-    judge: Judge = load_target(JUDGES[name])(device=device)
+def build_judge(name: str, *, device: torch.device, options: Mapping[str, Any] | None = None) -> Judge:
+    """Makes a judge of `JUDGES`; loads its weights, if any, on `device`.
+
+    Args:
+        name: a key of `JUDGES`.
+        device: where a judge with weights runs.
+        options: the judge's own options; see its factory.
+
+    Raises:
+        ValueError: for an unknown name, an unknown option or a bad value, before anything is loaded.
+    """
+    options = dict(options or {})
+    check_judge(name, options)
+    judge: Judge = load_target(JUDGES[name])(device=device, **options)
     return judge
 
 

@@ -22,10 +22,12 @@ def check(
     credit: Credit = "graded",
     clip_min: float | None = None,
     judge: str = "shapes",
+    detector: str | None = None,
+    clip_model: str | None = None,
     reference_position_quirk: bool = True,
 ) -> None:
     """Refuses option values that are wrong, without loading a detector."""
-    check_judge(judge)
+    check_judge(judge, judge_options(detector=detector, clip_model=clip_model))
     if clip_min is not None and not clip_min < 1.0:
         raise ValueError(f"reward 'geneval': clip_min must be below 1, the best credit there is, got {clip_min}.")
 
@@ -36,6 +38,8 @@ def geneval(
     credit: Credit = "graded",
     clip_min: float | None = None,
     judge: str = "shapes",
+    detector: str | None = None,
+    clip_model: str | None = None,
     reference_position_quirk: bool = True,
 ) -> Reward:
     """Does the picture show what its prompt asks for? Prompts must come with their GenEval records.
@@ -46,15 +50,24 @@ def geneval(
             everything is exactly right, else 0; `official`: the benchmark's own verdict, 1 or 0. The other two are
             logged as parts, unclipped.
         clip_min: lower bound of the value, for `graded`, whose negative values count surplus objects; null for none.
-        judge: a key of `flowrl.rewards.detectors.JUDGES`.
+        judge: a key of `flowrl.rewards.detectors.JUDGES`: `shapes` for the embedded world's drawings, `mask2former`
+            for photos.
+        detector: the detection model of judge `mask2former`, a folder or a hub id; null takes the judge's default.
+        clip_model: the colour model of judge `mask2former`, likewise.
         reference_position_quirk: see `flowrl.benchmarks.geneval.graded`.
     """
     return geneval_reward(
-        build_judge(judge, device=device),
+        build_judge(judge, device=device, options=judge_options(detector=detector, clip_model=clip_model)),
         credit=credit,
         clip_min=clip_min,
         reference_position_quirk=reference_position_quirk,
     )
+
+
+def judge_options(*, detector: str | None, clip_model: str | None) -> dict[str, str]:
+    """The options meant for the judge, those that were given: it refuses what it does not have."""
+    given = {"detector": detector, "clip_model": clip_model}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def geneval_reward(

@@ -22,6 +22,7 @@ LAYERS: dict[str, int] = {
     "flowrl.trajectory": 0,
     "flowrl.randomness": 0,
     "flowrl.progress": 0,
+    "flowrl.capabilities": 0,
     "flowrl.samplers": 1,
     "flowrl.losses": 1,
     "flowrl.advantages": 1,

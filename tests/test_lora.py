@@ -140,23 +140,26 @@ def test_a_slot_keeps_the_weights_it_was_added_with(tiny_sd3_folder: Path, dtype
         assert torch.equal(probe(pipeline), at_first)
     assert torch.equal(probe(pipeline), own)
     assert state_of(policy) == state
-    with policy.under("ema"), policy.under("reference"):
-        assert torch.equal(probe(pipeline), probe(load_tiny(tiny_sd3_folder, dtype)))
-    assert state_of(policy) == state
 
 
-@pytest.mark.parametrize("slot", ["reference", "ema"])
-def test_a_slot_inside_itself_is_still_that_slot(tiny_sd3_folder: Path, slot: str) -> None:
+@pytest.mark.parametrize("outer", ["policy", "reference", "ema"])
+@pytest.mark.parametrize("inner", ["policy", "reference", "ema", "old"])
+def test_the_innermost_slot_is_at_work(tiny_sd3_folder: Path, outer: str, inner: str) -> None:
     pipeline, policy = adapted(tiny_sd3_folder)
     policy.add_slot("ema")
     fill_lora(policy, seed=2)
-    own = probe(pipeline)
-    with policy.under(slot):
-        expected = probe(pipeline)
+    policy.add_slot("old")
+    fill_lora(policy, seed=3)
+    alone = {}
+    for slot in ("policy", "reference", "ema", "old"):
         with policy.under(slot):
-            assert torch.equal(probe(pipeline), expected)
-        assert torch.equal(probe(pipeline), expected)
-    assert torch.equal(probe(pipeline), own)
+            alone[slot] = probe(pipeline)
+    assert len({output.numpy().tobytes() for output in alone.values()}) == 4
+    with policy.under(outer):
+        with policy.under(inner):
+            assert torch.equal(probe(pipeline), alone[inner])
+        assert torch.equal(probe(pipeline), alone[outer])
+    assert torch.equal(probe(pipeline), alone["policy"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -310,9 +313,7 @@ def test_a_policy_continues_from_the_diffusers_layout(tiny_sd3_folder: Path, sav
     assert torch.equal(probe(pipeline), expected)
 
 
-def test_a_lora_that_states_no_alpha_means_what_it_means_to_stock_diffusers(
-    tiny_sd3_folder: Path, saved: Path
-) -> None:
+def test_a_lora_that_states_no_alpha_means_what_it_means_to_stock_diffusers(tiny_sd3_folder: Path, saved: Path) -> None:
     without_metadata(saved)
     assert read_lora(saved)[1] == RANK
     fresh = load_tiny(tiny_sd3_folder)

@@ -96,20 +96,21 @@ def test_unknown_shape_is_refused() -> None:
 
 
 def test_records_use_genevals_wording() -> None:
-    assert prompts.single_object("star")["prompt"] == "a photo of a star"
-    assert prompts.two_object("star", "circle")["prompt"] == "a photo of a star and a circle"
-    assert prompts.counting("star", 3) == {
+    assert prompts.single_object("triangle")["prompt"] == "a photo of a triangle"
+    assert prompts.two_object("triangle", "circle")["prompt"] == "a photo of a triangle and a circle"
+    assert prompts.counting("triangle", 3) == {
         "tag": "counting",
-        "include": [{"class": "star", "count": 3}],
-        "exclude": [{"class": "star", "count": 4}],
-        "prompt": "a photo of three stars",
+        "include": [{"class": "triangle", "count": 3}],
+        "exclude": [{"class": "triangle", "count": 4}],
+        "prompt": "a photo of three triangles",
     }
-    assert prompts.position("star", "left of", "circle") == {
+    assert prompts.position("triangle", "left of", "circle") == {
         "tag": "position",
-        "include": [{"class": "circle", "count": 1}, {"class": "star", "count": 1, "position": ["left of", 0]}],
-        "prompt": "a photo of a star left of a circle",
+        "include": [{"class": "circle", "count": 1}, {"class": "triangle", "count": 1, "position": ["left of", 0]}],
+        "prompt": "a photo of a triangle left of a circle",
     }
-    assert prompts.color_attr("star", "red", "circle", "blue")["prompt"] == "a photo of a red star and a blue circle"
+    attributed = prompts.color_attr("triangle", "red", "circle", "blue")
+    assert attributed["prompt"] == "a photo of a red triangle and a blue circle"
 
 
 def meaning(record: prompts.Record) -> str:

@@ -116,7 +116,7 @@ def main(config: TrainConfig, run: Run) -> bool:
                 states, blocks = trajectory.states.flatten(0, 1), row_blocks(rows, geometry.micro_batch_size)
                 if geometry.micro_batch_size != geometry.rollout_batch_size:
                     rows = with_old_log_probs(rows, blocks, states, cond, velocity_of, schedule, kernel)
-                stats = Statistics()
+                stats, first_update = Statistics(), True
                 for part in range(config.updates_per_rollout):
                     own_blocks = [b for block in blocks[part :: config.updates_per_rollout] for b in block]
                     live = sum(int(rows.keep[index].sum()) for index in own_blocks)
@@ -136,9 +136,9 @@ def main(config: TrainConfig, run: Run) -> bool:
                         new = replay(batch_rows, states, velocity, schedule, kernel)
                         loss_b = losses_of(batch_rows, states, new, reference, schedule, config, stats)
                         gradient.add((loss_b * batch_rows.keep).sum() / live)
-                    if part == 0:
-                        check_first_ratio(stats, run, config, geometry_equal=geometry.micro_batch_size
-                                          == geometry.rollout_batch_size, iteration=iteration)  # fmt: skip
+                    if first_update:
+                        check_first_ratio(stats, run, config, iteration)
+                        first_update = False
                     stats.note("grad_norm", gradient.apply(run, optimizer, config.optim.max_grad_norm, iteration))
                     counters["updates"] += 1
                     if "ema" in policy.slots and counters["updates"] % config.policy.ema_every == 0:
@@ -277,9 +277,7 @@ def losses_of(
     return loss * rows.weight
 
 
-def check_first_ratio(
-    stats: Statistics, run: Run, config: TrainConfig, *, geometry_equal: bool, iteration: int
-) -> None:
+def check_first_ratio(stats: Statistics, run: Run, config: TrainConfig, iteration: int) -> None:
     """Before the first update of an iteration the policy is the one that sampled: its ratio must be 1."""
     deviation = stats.largest("ratio_max_deviation", run)
     stats.note("ratio_first_deviation", torch.tensor(deviation))
@@ -322,7 +320,7 @@ def log_evaluation(
         num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt,
     )  # fmt: skip
     scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
-    schedule = pipeline.schedule(settings.num_steps or sampler.num_steps, sampler.grid)
+    schedule = pipeline.schedule(settings.num_steps or sampler.num_steps, settings.grid or sampler.grid)
     with policy.under(eval_slot(config, policy)):
         row = evaluate(
             run, pipeline, reward, items, schedule, iteration=iteration, guidance_scale=scale,
@@ -343,10 +341,10 @@ def save(
         "optimizer": optimizer.state_dict(),
         "counters": dict(counters),
     }
-    run.save_checkpoint(finished, state, config.keep_checkpoints)
-    if run.main:
+    if run.main:  # before the checkpoint: a run that is killed between the two writes both again
         with policy.under(eval_slot(config, policy)):
             save_lora(run.folder / "lora", pipeline, policy)
+    run.save_checkpoint(finished, state, config.keep_checkpoints)
 
 
 def save_lora(folder: Path, pipeline: Pipeline, policy: Policy) -> None:

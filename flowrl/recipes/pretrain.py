@@ -63,9 +63,9 @@ class PretrainConfig:
     """Peak learning rate of the autoencoder."""
     kl_weight: float = 5e-4
     """Weight of the autoencoder's mean KL term."""
-    num_scenes: int = 40_960
+    num_scenes: int = 24_576
     """Scenes encoded once for stage 3."""
-    steps: int = 5000
+    steps: int = 5200
     """Updates of transformer and text encoders."""
     batch_size: int = 64
     """Scenes an update of stage 3."""

@@ -1,6 +1,6 @@
 """A detector for the embedded world: boxes, labels, masks and colours of shapes, read from pixels.
 
-Blobs are connected components of what differs from the ground; each is compared with ideal outlines of the four shapes
+Blobs are connected components of what differs from the ground; each is compared with ideal outlines of the shapes
 in its own bounding box. The score is how clearly one outline fits best, on the scale that GenEval's thresholds expect:
 a clean shape scores above 0.95 (GenEval asks for 0.9 when counting, 0.3 otherwise).
 """
@@ -26,7 +26,7 @@ _FULL_OVERLAP = 0.80  # overlap (intersection over union) that counts as a perfe
 
 @lru_cache(maxsize=1)
 def _templates() -> np.ndarray:
-    """Ideal masks `[4, 24, 24]` in [0, 1] of the shapes, each filling its own bounding box."""
+    """Ideal masks `[3, 24, 24]` in [0, 1] of the shapes, each filling its own bounding box."""
     masks = []
     for label in SHAPES:
         points = np.asarray(outline(label, 0.0, 0.0, 1.0))
@@ -45,7 +45,7 @@ def _ground(image: np.ndarray) -> np.ndarray:
 
 
 def _overlaps(mask: np.ndarray) -> np.ndarray:
-    """Soft intersection over union `[4]` of a cropped mask with each template."""
+    """Soft intersection over union `[3]` of a cropped mask with each template."""
     resized = Image.fromarray((mask * 255).astype(np.uint8)).resize((_TEMPLATE, _TEMPLATE), Image.Resampling.BOX)
     grid = np.asarray(resized, dtype=np.float64) / 255.0
     templates = _templates()

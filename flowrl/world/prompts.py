@@ -1,4 +1,4 @@
-"""Prompts of the embedded world: GenEval's six task types and wording over four shapes and six colours.
+"""Prompts of the embedded world: GenEval's six task types and wording over three shapes and four colours.
 
 *Held-out* means: combinations of two_object, colors, position and color_attr that reinforcement learning never trains
 on. single_object and counting have too few combinations to split; there training and evaluation differ in seeds only.
@@ -18,7 +18,7 @@ Record = dict[str, Any]
 RELATIONS = ("left of", "right of", "above", "below")
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _NUMBERS = {2: "two", 3: "three", 4: "four"}
-_HELD_OUT_SHARE = {"two_object": 2 / 6, "colors": 8 / 24, "position": 8 / 24, "color_attr": 20 / 180}
+_HELD_OUT_SHARE = {"two_object": 1 / 3, "colors": 4 / 12, "position": 4 / 12, "color_attr": 12 / 36}
 _SPLIT_SEED = 43
 EVAL_IMAGES_PER_TASK = 80
 

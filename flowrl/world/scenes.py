@@ -16,18 +16,16 @@ from PIL import Image, ImageDraw
 SIZE = 64
 """Width and height of a scene in pixels."""
 
-SHAPES = ("circle", "square", "triangle", "star")
-"""The four shapes; they play the part of GenEval's object classes."""
+SHAPES = ("circle", "square", "triangle")
+"""The three shapes; they play the part of GenEval's object classes."""
 
 COLORS: dict[str, tuple[int, int, int]] = {
     "red": (222, 44, 44),
     "yellow": (232, 184, 0),
     "green": (40, 168, 72),
     "blue": (48, 92, 220),
-    "purple": (150, 58, 190),
-    "black": (28, 28, 32),
 }
-"""The six colours (8-bit RGB); their names are among GenEval's ten."""
+"""The four colours (8-bit RGB); their names are among GenEval's ten."""
 
 BACKGROUND = (236, 236, 236)
 """The ground that every scene is drawn on (8-bit RGB)."""
@@ -62,10 +60,6 @@ def outline(label: str, x: float, y: float, radius: float) -> list[tuple[float, 
     elif label == "circle":
         angles = np.linspace(0.0, 2.0 * np.pi, 48, endpoint=False)
         corners = [(float(np.cos(a)), float(np.sin(a))) for a in angles]
-    elif label == "star":
-        angles = -np.pi / 2 + np.arange(10) * np.pi / 5
-        lengths = np.where(np.arange(10) % 2 == 0, 1.0, 0.45)
-        corners = [(float(r * np.cos(a)), float(r * np.sin(a))) for a, r in zip(angles, lengths, strict=True)]
     else:
         raise ValueError(f"unknown shape {label!r}: the world has {', '.join(SHAPES)}")
     return [(x + radius * dx, y + radius * dy) for dx, dy in corners]

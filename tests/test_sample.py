@@ -1,0 +1,71 @@
+"""`flowrl sample`: files, repeatability, and that training shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tiny_runs import TinyRuns, tiny_runs
+
+from flowrl.cli import main
+from flowrl.sample import parse_seeds
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
+    return tiny_runs(tmp_path_factory.mktemp("sample"), tiny_sd3_folder)
+
+
+@pytest.fixture(scope="module")
+def run(runs: TinyRuns) -> Path:
+    """Trained hard enough that eight-bit pictures differ."""
+    return runs.train("run", "num_iterations=3", "optim.lr=1", "clip_range=0.9")
+
+
+def _sample(source: Path, out: Path, *options: str) -> dict[str, bytes]:
+    assert (
+        main(["sample", str(source), "--prompt", "a red circle", "--seeds", "0-1,5", "--out", str(out), *options]) == 0
+    )
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def test_a_picture_a_prompt_and_seed_and_a_grid(run: Path, tmp_path: Path) -> None:
+    files = _sample(run, tmp_path, "--prompt", "two blue squares", "--prompt", "a red circle")
+    assert set(files) == {f"{p:03d}_seed{s}.png" for p in (0, 1) for s in (0, 1, 5)} | {"grid.png"}
+    assert len(set(files.values())) == 7
+    with Image.open(tmp_path / "000_seed0.png") as picture, Image.open(tmp_path / "grid.png") as sheet:
+        assert picture.size == (64, 64)
+        assert sheet.size[0] >= 3 * 64
+
+
+def test_a_seed_gives_the_same_files_again(run: Path, tmp_path: Path) -> None:
+    assert _sample(run, tmp_path / "a") == _sample(run, tmp_path / "b")
+
+
+def test_a_picture_does_not_depend_on_its_neighbours_seeds(run: Path, tmp_path: Path) -> None:
+    assert main(["sample", str(run), "--prompt", "a red circle", "--seeds", "5,0,1", "--out", str(tmp_path / "c")]) == 0
+    other = {path.name: path.read_bytes() for path in (tmp_path / "c").glob("0*.png")}
+    together = _sample(run, tmp_path / "a")
+    assert other == {name: together[name] for name in other}
+
+
+def test_training_shows_and_base_is_the_model_before(run: Path, tiny_sd3_folder: Path, tmp_path: Path) -> None:
+    tuned, base = _sample(run, tmp_path / "tuned"), _sample(run, tmp_path / "base", "--base")
+    assert all(tuned[name] != base[name] for name in tuned)
+    steps = ("--num-steps", "3", "--max-sequence-length", "16")
+    assert _sample(tiny_sd3_folder, tmp_path / "model", *steps) == base
+    assert _sample(tiny_sd3_folder, tmp_path / "lora", *steps, "--lora", str(run / "lora")) == tuned
+
+
+def test_a_run_without_a_lora_yet_says_so(runs: TinyRuns, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = runs.folder / "begun"
+    begun.mkdir()
+    (begun / "config.yaml").write_text((run / "config.yaml").read_text())
+    assert main(["sample", str(begun), "--prompt", "a", "--out", str(runs.folder / "none")]) == 1
+    assert "no LoRA" in capsys.readouterr().err
+
+
+def test_seed_lists() -> None:
+    assert parse_seeds("0-3") == [0, 1, 2, 3]
+    assert parse_seeds(" 7, 2-3,7") == [7, 2, 3]
