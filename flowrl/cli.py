@@ -61,8 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--seeds", default="0", help="seeds of the start noise: 0,3,7 or 0-3")
     sample.add_argument("--base", action="store_true", help="of a run: the model before training")
     sample.add_argument("--lora", type=Path, help="a LoRA folder to add to a model")
-    sample.add_argument("--num-steps", type=int, help="denoising steps (a run's own, else 10)")
-    sample.add_argument("--guidance-scale", type=float, help="classifier-free guidance (a run's own, else 1)")
+    sample.add_argument("--num-steps", type=int, help="denoising steps (a run's own, embedded model 10, else 40)")
+    sample.add_argument(
+        "--guidance-scale", type=float, help="classifier-free guidance (a run's own, embedded model 3, else 4.5)"
+    )
     sample.add_argument(
         "--max-sequence-length", type=int, help="T5 tokens (a run's own, 16 for the embedded model, else 128)"
     )

@@ -14,7 +14,7 @@ from flowrl.images import grid, save_png
 from flowrl.parts import DTYPES, model_location
 from flowrl.pipelines import Pipeline, family
 from flowrl.pipelines.lora import add_saved_lora
-from flowrl.pipelines.tiny import CONTEXT
+from flowrl.pipelines.tiny import CONTEXT, GUIDANCE_SCALE, NUM_STEPS
 from flowrl.progress import progress
 from flowrl.prompts import read_prompts
 from flowrl.randomness import counter_normal
@@ -106,10 +106,11 @@ def resolve_source(options: argparse.Namespace) -> Source:
             height=config.pipeline.height, width=config.pipeline.width,
         )  # fmt: skip
     else:
-        length = CONTEXT if options.source == EMBEDDED else 128
+        embedded = options.source == EMBEDDED
         found = Source(
-            model=options.source, lora=options.lora, num_steps=10, guidance_scale=1.0, grid="diffusers",
-            max_sequence_length=length, dtype="float32",
+            model=options.source, lora=options.lora, num_steps=NUM_STEPS if embedded else 40, grid="diffusers",
+            guidance_scale=GUIDANCE_SCALE if embedded else 4.5, dtype="float32",
+            max_sequence_length=CONTEXT if embedded else 128,
         )  # fmt: skip
     given = {
         name: value

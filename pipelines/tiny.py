@@ -31,6 +31,9 @@ from transformers import (
 CONTEXT = 16
 """Tokens of each text encoder (`max_sequence_length` of every stock call)."""
 
+NUM_STEPS, GUIDANCE_SCALE = 10, 3.0
+"""Default sampling settings of the embedded model."""
+
 _WORDS = (
     "a an photo of and left right above below one two three four circle square triangle star circles squares triangles"
     " stars red orange yellow green blue purple pink brown black white"

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from flowrl.benchmarks.geneval import TASKS, verdict
 from flowrl.evaluate import generate
 from flowrl.pipelines.sd3 import load, quiet_libraries
-from flowrl.pipelines.tiny import CONTEXT, build_tiny_sd3
+from flowrl.pipelines.tiny import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_tiny_sd3
 from flowrl.progress import progress
 from flowrl.prompts import Prompt, eval_items
 from flowrl.randomness import counter_seed, sample_normals
@@ -293,14 +293,16 @@ def write_asset(pipeline: Path, asset: Path, config: PretrainConfig, seconds: fl
 def held_out_rows(folder: Path) -> list[ScoreRow]:
     """GenEval verdicts of a pipeline folder on the held-out list at the default sampling settings."""
     pipeline = load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, vae_slice=24)
-    schedule = pipeline.schedule(10, "diffusers")
+    schedule = pipeline.schedule(NUM_STEPS, "diffusers")
     items = eval_items([Prompt(text=record["prompt"], metadata=record) for record in eval_records()])
     rows = []
     with progress("scoring", -(-len(items) // 24)) as advance:
         for first in range(0, len(items), 24):
             batch = items[first : first + 24]
             x = sample_normals(pipeline.latent_shape, [(0, "eval", i.prompt.text, i.sample) for i in batch])
-            images = generate(pipeline, [item.prompt.text for item in batch], x, schedule, guidance_scale=1.0)
+            images = generate(
+                pipeline, [item.prompt.text for item in batch], x, schedule, guidance_scale=GUIDANCE_SCALE
+            )
             pictures = (images.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
             for item, picture in zip(batch, pictures, strict=True):
                 record = item.prompt.metadata
@@ -322,10 +324,10 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 
 pipe = StableDiffusion3Pipeline.from_pretrained(FOLDER, dtype=torch.float32)
-pipe("a photo of a red circle", num_inference_steps=10, guidance_scale=1.0, max_sequence_length=16).images[0]
+pipe("a photo of a red circle", num_inference_steps=10, guidance_scale=3.0, max_sequence_length=16).images[0]
 ```
 
-Default sampling settings: 10 Euler steps, no guidance, `max_sequence_length=16`.
+Default sampling settings: 10 Euler steps, guidance 3, `max_sequence_length=16`.
 
 GenEval score on the held-out list ({count} images, macro over the six tasks): **{score.mean:.3f}**, 95 % interval
 {score.low:.3f} to {score.high:.3f}.
