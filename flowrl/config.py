@@ -234,12 +234,12 @@ def _check_rewards(rewards: tuple[RewardConfig, ...]) -> None:
         )
     if not any(reward.weight for reward in rewards):
         raise ConfigError("every weight in rewards is 0, so there is nothing to learn: give one reward a weight")
-    names = [reward.name or reward.function for reward in rewards]
-    for index, name in enumerate(names):
-        if name in names[:index]:
+    for index, reward in enumerate(rewards):
+        same = [i for i, other in enumerate(rewards[:index]) if dataclasses.replace(other, weight=reward.weight) == reward]
+        if same:
             raise ConfigError(
-                f"rewards.{index} and rewards.{names.index(name)} are both called '{name}', so their metrics "
-                "would collide: remove one, or rename the function"
+                f"rewards.{index} and rewards.{same[0]} are the same reward '{reward.name or reward.function}' with the "
+                "same options: remove one and add up the weights"
             )
 
 

@@ -269,7 +269,7 @@ REFUSALS: list[tuple[list[str], list[str]]] = [
     (["rewards.0.weight=0", "rewards.1.weight=0"], ["nothing to learn"]),
     (["rewards.0.file=x.py"], ["rewards.0:", "name: scene, file: x.py"]),
     (["rewards.1.function=null"], ["rewards.1:", "both file and function", "file: my.py"]),
-    (["rewards.1={name: scene}"], ["rewards.1 and rewards.0", "'scene'"]),
+    (["rewards.1={name: scene}"], ["rewards.1 and rewards.0", "'scene'", "weights"]),
     (["rewards.2.weight=1"], ["no item '2'", "0, 1"]),
     (["rewards.first.weight=1"], ["no item 'first'"]),
     (["rewards={name: scene}"], ["rewards must be a list of mappings", "(a mapping)"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_learning_rate_warms_up_and_decays() -> None:
     assert rates[0] == pytest.approx(0.01)
     assert max(rates) == pytest.approx(1.0)
     assert rates[-1] == pytest.approx(0.02, abs=1e-3)
-    assert all(a >= b for a, b in zip(rates[100:], rates[101:], strict=False))
+    assert all(a >= b for a, b in pairwise(rates[100:]))
 
 
 def test_overrides_are_as_strict_as_a_training_run() -> None:

@@ -155,7 +155,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
                     raise full
                 fsync(number)
 
-            patch.setattr(run_module.os, "fsync", failing)
+            patch.setattr(os, "fsync", failing)
         elif where == "metrics.jsonl":
             log = run_module.Run.log
 

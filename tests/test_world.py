@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ def test_detector_agrees_with_what_was_drawn() -> None:
         shapes = random_scene(record, rng)
         image = draw_scene(shapes)
         agreed += seen(image) == sorted((s.label, s.color) for s in shapes)
-        correct += verdict(detect_shapes(image), record, color_of=lambda d, image=image: color_of(image, d)).correct
+        correct += verdict(detect_shapes(image), record, color_of=partial(color_of, image)).correct
     assert agreed >= 0.995 * len(records)
     assert correct >= 0.99 * len(records)
 
