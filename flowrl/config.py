@@ -235,12 +235,12 @@ def _check_rewards(rewards: tuple[RewardConfig, ...]) -> None:
     if not any(reward.weight for reward in rewards):
         raise ConfigError("every weight in rewards is 0, so there is nothing to learn: give one reward a weight")
     for index, reward in enumerate(rewards):
-        same = [i for i, other in enumerate(rewards[:index]) if dataclasses.replace(other, weight=reward.weight) == reward]
-        if same:
-            raise ConfigError(
-                f"rewards.{index} and rewards.{same[0]} are the same reward '{reward.name or reward.function}' with the "
-                "same options: remove one and add up the weights"
-            )
+        for earlier, other in enumerate(rewards[:index]):
+            if dataclasses.replace(other, weight=reward.weight) == reward:
+                raise ConfigError(
+                    f"rewards.{index} and rewards.{earlier} are the same reward, "
+                    f"'{reward.name or reward.function}', with the same options: remove one and add up the weights"
+                )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:

@@ -11,7 +11,7 @@ from PIL import Image
 from flowrl.report.data import Pair, RunData
 from flowrl.report.markup import esc, plural, section
 
-MAX_PAIRS = 12
+MAX_PAIRS = 16
 SMALL = 128  # up to this side a picture is embedded as it is and its pixels are shown as squares
 LARGE = 448  # longer sides are reduced to this: twice the size at which they are shown
 

@@ -201,11 +201,15 @@ def _held_out_figure(run: RunData, outcome: Outcome | None) -> str:
 
 
 def _other_rewards(run: RunData, outcome: Outcome | None) -> list[str]:
-    """Every further reward: held-out where measured, and the parts of a training reward made of several."""
+    """Every further reward: held-out where measured, and the members of a training reward made of several.
+
+    Sub-scores (`reward/<name>/<part>`) stay in the metrics file, and bounds become the band of their reward's curve.
+    """
     shown = "" if outcome is None else outcome.metric
     held = [key for key in keys_below(run.evaluations, "eval/reward/") if key != shown]
-    parts = keys_below(run.train, "reward/")
-    return held + (parts if len(parts) > 1 else [])
+    held = [key for key in held if key.count("/") == 2 and not key.endswith(("_low", "_high"))]
+    members = [key for key in keys_below(run.train, "reward/") if key.count("/") == 1]
+    return held + (members if len(members) > 1 else [])
 
 
 def _reward_figure(run: RunData, key: str) -> str:
@@ -216,7 +220,9 @@ def _reward_figure(run: RunData, key: str) -> str:
     name = key.split("reward/", 1)[1]
     title = f"{'Held-out' if held else 'Training'} reward: {name}"
     if held:
-        series = Series(label=name, x=x, y=y, color=3, markers=True)
+        rows = [row for row in run.evaluations if row.get(key) is not None]
+        low, high = (np.array([_number(row.get(f"{key}_{end}")) for row in rows]) for end in ("low", "high"))
+        series = Series(label=name, x=x, y=y, low=low, high=high, color=3, markers=True)
     else:
         series = Series(label=name, x=thin(x), y=smooth(thin(y), y[:0])[0], raw_x=thin(x), raw_y=thin(y), color=3)
     return _figure(title, [series], "reward", f"{title}, from {number(y[0])} to {number(y[-1])}", [])
