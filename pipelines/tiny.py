@@ -6,8 +6,10 @@ of the world's words, because stock diffusers refuses an SD3 folder without `tex
 
 from __future__ import annotations
 
-import json
 import string
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from diffusers import (
@@ -16,9 +18,6 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from tokenizers.trainers import BpeTrainer
 from transformers import (
     CLIPTextConfig,
     CLIPTextModelWithProjection,
@@ -48,12 +47,35 @@ def _byte_alphabet() -> list[str]:
     return [table[b] for b in range(256)]
 
 
+def _merges(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Byte-pair merges that make every word one piece: the most frequent pair first, ties in alphabetical order.
+
+    The library's own trainer breaks ties by hash order, so that two processes get different token ids.
+    """
+    pieces = [[*word[:-1], word[-1] + "</w>"] for word in words]
+    merges: list[tuple[str, str]] = []
+    while any(len(parts) > 1 for parts in pieces):
+        counts = Counter(pair for parts in pieces for pair in pairwise(parts))
+        best = min(counts, key=lambda pair: (-counts[pair], pair))
+        merges.append(best)
+        pieces = [_merge(parts, best) for parts in pieces]
+    return merges
+
+
+def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
+    """Joins every occurrence of a pair, left to right."""
+    joined: list[str] = []
+    for part in parts:
+        if joined and (joined[-1], part) == pair:
+            joined[-1] += part
+        else:
+            joined.append(part)
+    return joined
+
+
 def clip_tokenizer() -> CLIPTokenizer:
     """A CLIP tokenizer: all bytes, their word-end forms, and merges that make each of the world's words one token."""
-    learner = Tokenizer(BPE(end_of_word_suffix="</w>"))
-    trainer = BpeTrainer(vocab_size=10_000, min_frequency=0, end_of_word_suffix="</w>", show_progress=False)
-    learner.train_from_iterator([[word] for word in _WORDS], trainer)  # merges until every word is one piece
-    merges = [tuple(pair) for pair in json.loads(learner.to_str())["model"]["merges"]]
+    merges = _merges(_WORDS)
     alphabet = _byte_alphabet()
     vocabulary = [*alphabet, *(symbol + "</w>" for symbol in alphabet), *("".join(pair) for pair in merges)]
     vocabulary += ["<|startoftext|>", "<|endoftext|>"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -64,6 +67,18 @@ def test_every_prompt_of_the_world_fits_the_context_and_every_word_is_one_token(
             words = len(record["prompt"].split())
             assert len(clip(record["prompt"]).input_ids) == words + 2 <= CONTEXT
             assert len(t5(record["prompt"]).input_ids) == words + 1 <= CONTEXT
+
+
+def test_tokenizers_are_the_same_in_every_process() -> None:
+    """Pre-training resumes in a new process: ids that move there would swap the words' meanings."""
+    code = "from flowrl.pipelines.tiny import *; print(sorted(clip_tokenizer().get_vocab().items())[300:])"
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(seen) == 1
 
 
 def test_tokenizer_covers_any_text() -> None:
