@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -197,7 +196,3 @@ def _saving_failed(error: Exception, folder: Path) -> str:
         f"the run stopped because a file could not be written: {reason}; {kept}. Make room, then continue with "
         f"'flowrl train resume={folder}'"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(train(None, []))

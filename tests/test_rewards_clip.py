@@ -57,7 +57,8 @@ def assert_pointwise(reward: Reward, inputs: RewardInputs, *, atol: float = 0.0)
 @pytest.fixture(scope="module")
 def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CLIP folder with random weights and a letters-only tokenizer, made without any download."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     folder = tmp_path_factory.mktemp("clip")
     pieces = [letter + end for letter in "abcdefghijklmnopqrstuvwxyz" for end in ("", "</w>")]
     vocab = {piece: i for i, piece in enumerate([*pieces, "<|startoftext|>", "<|endoftext|>"])}
@@ -87,7 +88,8 @@ def clip_inputs() -> RewardInputs:
 
 def test_clip_score_is_the_cosine_of_the_models_own_embeddings(tiny_clip: Path) -> None:
     """Against the model's full forward pass: the diagonal of its logits, divided by its scale."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     inputs = clip_inputs()
     model = transformers.CLIPModel.from_pretrained(tiny_clip).eval()
     processor = transformers.CLIPProcessor.from_pretrained(tiny_clip)
