@@ -1,4 +1,4 @@
-"""The command line: `flowrl train | sample | report | pretrain`.
+"""The command line: `flowrl train | compare | sample | report | pretrain | reward`.
 
 Heavy libraries are imported inside the commands, so that `--help` and configuration errors answer at once. Errors that
 a user can mend are one paragraph on standard error and exit code 1; an interrupt exits with 130.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-COMMANDS = ("train", "sample", "report", "pretrain")
+COMMANDS = ("train", "compare", "sample", "report", "pretrain", "reward")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
         print(f"flowrl: there is no command {arguments[0]!r}: {hint}", file=sys.stderr)
         return 1
-    parsed = _parser().parse_args(arguments)
+    parsed = _parse(arguments)
     try:
         return int(parsed.run(parsed))
     except KeyboardInterrupt:
@@ -51,6 +51,23 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("config", nargs="?", help="a YAML file, or the name of one that ships with flowrl")
     train.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace the file's")
     train.set_defaults(run=_train)
+
+    compare = commands.add_parser(
+        "compare", help="train several methods to one budget and compare them",
+        description="Train every CONFIG with every seed to the same budget, then write a table and a page. The same "
+        "command goes on where it was stopped; methods and seeds may be added.",
+    )  # fmt: skip
+    compare.add_argument("arguments", nargs="*", metavar="CONFIG|key=value", help="YAML files; settings of all runs")
+    compare.add_argument("--out", type=Path, required=True, help="folder of the comparison")
+    compare.add_argument("--budget", help="of each run: nfe=NUMBER, seconds=NUMBER or images=NUMBER")
+    compare.add_argument("--seeds", type=int, help="training seeds of each method, counted from 0 (3)")
+    compare.add_argument("--evals", type=int, help="evaluations spread over the budget (2)")
+    compare.add_argument("--jobs", type=int, default=1, help="trainings side by side (1)")
+    compare.add_argument("--baseline", help="method that the others are compared to (the first)")
+    compare.add_argument("--metric", help="evaluation metric of the table (eval/geneval/score, or the first reward)")
+    compare.add_argument("--targets", help="scores whose cost is tabulated, such as 0.6,0.7 (thirds of the gain)")
+    compare.add_argument("--report-only", action="store_true", help="only write table and page again")
+    compare.set_defaults(run=_compare)
 
     sample = commands.add_parser("sample", help="draw images from a base or tuned model")
     sample.add_argument(
@@ -79,7 +96,23 @@ def _parser() -> argparse.ArgumentParser:
     pretrain = commands.add_parser("pretrain", help="make the embedded model from scratch (hours on two cores)")
     pretrain.add_argument("overrides", nargs="*", metavar="key=value", help="settings, for example out=runs/pretrain")
     pretrain.set_defaults(run=_pretrain)
+
+    reward = commands.add_parser("reward", help="reward train: make the embedded world's differentiable scorer")
+    reward.add_argument("action", nargs="?", help="train")
+    reward.add_argument("overrides", nargs="*", metavar="key=value", help="settings, for example out=runs/scorer")
+    reward.set_defaults(run=_reward)
     return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Arguments in any order: what stands after an option joins what stands before (argparse would refuse it)."""
+    parser = _parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(parsed, "arguments") or any(text.startswith("-") for text in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        parsed.arguments += rest
+    return parsed
 
 
 def _train(parsed: argparse.Namespace) -> int:
@@ -88,6 +121,12 @@ def _train(parsed: argparse.Namespace) -> int:
     given = [text for text in (parsed.config, *parsed.overrides) if text is not None]
     config = None if not given or "=" in given[0] else given[0]
     return train(config, given if config is None else given[1:])
+
+
+def _compare(parsed: argparse.Namespace) -> int:
+    from flowrl.compare import compare
+
+    return compare(parsed)
 
 
 def _sample(parsed: argparse.Namespace) -> int:
@@ -108,6 +147,17 @@ def _pretrain(parsed: argparse.Namespace) -> int:
     from flowrl.recipes.pretrain import pretrain_config
 
     print(f"wrote {pretrain(pretrain_config(parsed.overrides))}")
+    return 0
+
+
+def _reward(parsed: argparse.Namespace) -> int:
+    if parsed.action != "train":
+        given = "nothing" if parsed.action is None else repr(parsed.action)
+        raise ValueError(f"flowrl reward needs what to do, and only train exists (flowrl reward train), got {given}")
+    from flowrl.recipes.scorer import main as train_scorer
+    from flowrl.recipes.scorer import scorer_config
+
+    print(f"wrote {train_scorer(scorer_config(parsed.overrides))}")
     return 0
 
 

@@ -16,6 +16,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from flowrl.config_base import read_with_base
+from flowrl.config_methods import (
+    BudgetConfig,
+    CreditConfig,
+    CurriculumConfig,
+    ObjectiveConfig,
+    RewardMapConfig,
+    ShapingConfig,
+    SlotsConfig,
+    TimesConfig,
+)
 from flowrl.config_sections import (
     EvalConfig,
     LoggingConfig,
@@ -28,20 +39,28 @@ from flowrl.config_sections import (
     at_least,
     positive,
 )
-from flowrl.strict_yaml import ConfigError, Source, apply_override, build, closest, dotted_keys, dump, read_mapping
+from flowrl.strict_yaml import ConfigError, Source, apply_override, build, closest, dotted_keys, dump
 from flowrl.vocabulary import FOREIGN_KEYS, FOREIGN_VALUES
 
 __all__ = [
+    "BudgetConfig",
     "ConfigError",
+    "CreditConfig",
+    "CurriculumConfig",
     "EvalConfig",
     "Geometry",
     "LoggingConfig",
+    "ObjectiveConfig",
     "OptimConfig",
     "PipelineConfig",
     "PolicyConfig",
     "PromptsConfig",
     "RewardConfig",
+    "RewardMapConfig",
     "SamplerConfig",
+    "ShapingConfig",
+    "SlotsConfig",
+    "TimesConfig",
     "TrainConfig",
     "config_hash",
     "load_config",
@@ -68,8 +87,8 @@ class Geometry:
 class TrainConfig:
     """One training run."""
 
-    recipe: Literal["grpo"] = "grpo"
-    """Algorithm."""
+    recipe: Literal["grpo", "forward", "preference", "backprop"] = "grpo"
+    """Algorithm: policy gradient on trajectories, matching on noised images, pairs, or gradients of the reward."""
     out: str | None = None
     """Run folder; null takes the first free ``runs/<config>-<n>``."""
     resume: str | None = None
@@ -96,6 +115,22 @@ class TrainConfig:
     """What is subtracted: the mean of the group, or of its other images."""
     adv_clip_range: float = 5.0
     """Advantages are clipped to plus and minus this."""
+    adv_eps: float = 1e-4
+    """Added to the standard deviation."""
+    adv_correction: int = 0
+    """0: population standard deviation; 1: sample standard deviation."""
+    adv_virtual_max: float | None = None
+    """Highest possible reward; joins every group as one more member (NGRPO), so that equal failures are pushed away."""
+    reward_aggregation: Literal["sum", "each", "gdpo", "log_tame"] = "sum"
+    """Several rewards: sum by weight, then normalise; normalise each, then sum; that, whitened (GDPO); or sum after
+    taming those that vary most (PaCo)."""
+    ratio: Literal["step", "sequence", "mixed"] = "step"
+    """Importance ratio of each step, of the whole trajectory (GSPO), or both (DHPO)."""
+    loss_aggregation: Literal["rows", "samples", "sum_of_samples", "balanced"] = "rows"
+    """What losses are averaged over: all trained transitions, samples first, summed samples (DCPO), or balanced by
+    sign."""
+    best_of: int | None = None
+    """Train only the best and the worst half of so many images of each group; null trains all."""
     kl_coef: float = 0.0
     """Weight of the KL to the reference policy; 0 skips its network call."""
     kl_type: Literal["exact", "no_dt"] = "exact"
@@ -126,6 +161,22 @@ class TrainConfig:
     """Prompt files."""
     rewards: tuple[RewardConfig, ...]
     """Rewards, summed by weight."""
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    """Credit assignment."""
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    """Loss."""
+    shaping: ShapingConfig = field(default_factory=ShapingConfig)
+    """Change of the advantages."""
+    reward_map: RewardMapConfig = field(default_factory=RewardMapConfig)
+    """Change of the rewards."""
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    """Choice of prompts."""
+    times: TimesConfig = field(default_factory=TimesConfig)
+    """Training noise levels."""
+    slots: SlotsConfig = field(default_factory=SlotsConfig)
+    """Old policy."""
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    """Spending limit."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     """Evaluation."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -142,8 +193,17 @@ class TrainConfig:
             at_least(key, getattr(self, key), 1)
         for key in ("micro_batch_size", "rollout_batch_size", "threads"):
             at_least(key, getattr(self, key), 1)
-        for key in ("seed", "eval_every", "kl_coef"):
+        for key in ("seed", "eval_every", "kl_coef", "adv_eps"):
             at_least(key, getattr(self, key), 0)
+        if self.adv_correction not in (0, 1):
+            raise ConfigError(
+                f"adv_correction is 0 (population) or 1 (sample standard deviation), got {self.adv_correction}"
+            )
+        if self.best_of is not None and (self.best_of % 2 or not 2 <= self.best_of <= self.group_size):
+            raise ConfigError(
+                f"best_of ({self.best_of}) must be even, at least 2 and at most group_size ({self.group_size}): half "
+                "of it are the best images of a group, half the worst"
+            )
         positive("adv_clip_range", self.adv_clip_range)
         if self.group_size < 2:
             raise ConfigError(
@@ -156,10 +216,10 @@ class TrainConfig:
             )
         _check_sampler(self)
         _check_rewards(self.rewards)
-        if self.eval_every > 0 and self.prompts.eval is None:
+        if (self.eval_every > 0 or self.budget.evals > 0) and self.prompts.eval is None:
             raise ConfigError(
-                f"eval_every is {self.eval_every}, but prompts.eval is not set: name a prompt file, "
-                "or set eval_every to 0"
+                f"eval_every is {self.eval_every} and budget.evals {self.budget.evals}, but prompts.eval is not set: "
+                "name a prompt file, or set both to 0"
             )
         self.resolve_batch(1)
 
@@ -214,7 +274,9 @@ class TrainConfig:
 def _check_sampler(config: TrainConfig) -> None:
     """Refuse samplers that leave the recipe nothing to train."""
     sampler = config.sampler
-    choose = "flow_sde, dance_sde, cps or ddim_flow"
+    if config.recipe != "grpo":
+        return
+    choose = "flow_sde, dance_sde, cps, ddim_flow, wan_sde or dpm_sde"
     if sampler.kernel == "ode":
         raise ConfigError(
             f"sampler.kernel ode has no density, so no importance ratio, and recipe {config.recipe} needs one: "
@@ -244,7 +306,7 @@ def _check_rewards(rewards: tuple[RewardConfig, ...]) -> None:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a YAML file, apply ``a.b=value`` overrides (later ones win) and check everything.
+    """Read a YAML file and its base, apply ``a.b=value`` overrides (later ones win) and check everything.
 
     Args:
         path: the file.
@@ -253,7 +315,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     Raises:
         ConfigError: a ValueError that names the file or the override, the key, and what to change.
     """
-    data = read_mapping(path)
+    data = read_with_base(path)
     origins = {apply_override(data, argument): argument for argument in overrides}
     source = Source(
         file=str(path),

@@ -111,7 +111,7 @@ class PolicyConfig:
 class SamplerConfig:
     """How images are drawn during rollout, and which steps are stochastic and so trained."""
 
-    kernel: Literal["flow_sde", "dance_sde", "cps", "ddim_flow", "ode"]
+    kernel: Literal["flow_sde", "dance_sde", "cps", "ddim_flow", "wan_sde", "dpm_sde", "ode"]
     """Transition rule of one denoising step."""
     noise_level: float | None = None
     """Strength of the noise; its meaning depends on the kernel. Null takes the kernel's default."""
@@ -125,13 +125,44 @@ class SamplerConfig:
     """Consecutive stochastic steps drawn anew each iteration; 0 takes all steps of ``sde_window_range``."""
     sde_window_range: tuple[int, int] | None = None
     """Half-open range [low, high) of the steps that may be stochastic; null means [0, num_steps - 1]."""
+    sde_window: Literal["uniform", "progressive", "random", "decay", "exp_decay", "frozen"] = "uniform"
+    """Where the window lies: drawn anew each iteration (uniform), or MixGRPO's rules."""
+    sde_window_interval: int = 25
+    """Iterations before a MixGRPO window moves."""
+    sde_window_stride: int = 1
+    """Steps by which it moves."""
+    published_window: bool = False
+    """Reproduce MixGRPO's published windows, which never reach the last but one step and run empty at the end."""
+    flash_tail: float | None = None
+    """Share of the steps after the window that are kept (MixGRPO-Flash); null keeps all."""
+    solver: Literal["euler", "dpm2"] = "euler"
+    """Solver of the deterministic steps after the last stochastic one."""
+    trained_fraction: float = 1.0
+    """Share of the stochastic steps that are trained."""
+    trained_steps: Literal["leading", "random"] = "leading"
+    """Which share: the first ones (Flow-GRPO), or drawn for each image (DanceGRPO)."""
 
     def __post_init__(self) -> None:
         at_least("sampler.num_steps", self.num_steps, 1)
         at_least("sampler.sde_window_size", self.sde_window_size, 0)
         at_least("sampler.guidance_scale", self.guidance_scale, 0)
         at_least("sampler.noise_level", self.noise_level, 0)
-        if self.kernel in ("cps", "ddim_flow") and self.noise_level is not None:
+        at_least("sampler.sde_window_interval", self.sde_window_interval, 1)
+        at_least("sampler.sde_window_stride", self.sde_window_stride, 0)
+        within("sampler.trained_fraction", self.trained_fraction, 0.0, 1.0)
+        if self.flash_tail is not None:
+            within("sampler.flash_tail", self.flash_tail, 0.0, 1.0)
+        if self.sde_window != "uniform" and not self.sde_window_size:
+            raise ConfigError(
+                f"sampler.sde_window {self.sde_window} moves a window, but sde_window_size is 0: give it a size, 4 is "
+                "MixGRPO's"
+            )
+        if self.sde_window != "uniform" and self.sde_window_range is not None:
+            raise ConfigError(
+                f"sampler.sde_window {self.sde_window} moves over all steps but the last, so sde_window_range has no "
+                "place beside it: remove one of them"
+            )
+        if self.kernel in ("cps", "ddim_flow", "dpm_sde") and self.noise_level is not None:
             within("sampler.noise_level", self.noise_level, 0.0, 1.0, why=f"for kernel {self.kernel}")
         if self.kernel == "ode":
             if self.noise_level:
@@ -151,7 +182,7 @@ class SamplerConfig:
                 f"sampler.sde_window_size ({self.sde_window_size}) is larger than sde_window_range [{low}, {high}], "
                 f"which holds {high - low} steps: lower the size, widen the range or raise num_steps ({steps})"
             )
-        if self.kernel in ("cps", "ddim_flow") and high == steps:
+        if self.kernel in ("cps", "ddim_flow", "dpm_sde") and high == steps:
             raise ConfigError(
                 f"sampler.sde_window_range [{low}, {high}] includes the last of {steps} steps, "
                 f"where kernel {self.kernel} "
@@ -240,13 +271,15 @@ class EvalConfig:
     batch_size: int = 24
     """Images sampled at once."""
     num_prompts: int | None = None
-    """The first so many prompts; null takes all."""
+    """So many prompts, spread evenly over the file; null takes all."""
     num_images: int = 16
     """Images of the fixed sample grid; 0 draws none."""
     grid: Literal["diffusers", "linspace"] | None = None
     """Noise levels visited; null takes ``sampler.grid``."""
     seed: int = 0
     """Seed of the evaluation's start noise; the same for runs that are to be compared."""
+    initial: bool = True
+    """Evaluate before the first iteration too."""
     ema: bool = True
     """Evaluate the averaged adapter where there is one (``policy.ema_decay`` above 0)."""
 

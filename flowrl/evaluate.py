@@ -18,7 +18,7 @@ from flowrl.benchmarks.geneval import TASKS
 from flowrl.images import grid, save_png
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
-from flowrl.prompts import EvalItem
+from flowrl.prompts import EvalItem, spread
 from flowrl.randomness import counter_seed, sample_normals
 from flowrl.rewards import RewardInputs
 from flowrl.rewards.compose import WeightedSum
@@ -65,7 +65,7 @@ def evaluate(
     """
     share = -(-len(items) // run.world)
     own = range(run.rank * share, min(len(items), (run.rank + 1) * share))
-    shown = _spread(len(items), num_images)
+    shown = spread(len(items), num_images)
     rows: list[Row] = []
     kept: dict[int, Tensor] = {}
     starts = range(own.start, own.stop, batch_size)
@@ -84,12 +84,6 @@ def evaluate(
     if run.main:
         _write(run.folder, iteration, rows, kept, items, seed)
     return summary(rows)
-
-
-def _spread(total: int, count: int) -> list[int]:
-    """Up to `count` item numbers spread evenly over the list."""
-    count = min(total, count)
-    return [(2 * k + 1) * total // (2 * count) for k in range(count)]
 
 
 def _scored(reward: WeightedSum, batch: Sequence[EvalItem], images: Tensor) -> list[Row]:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flowrl.config import TrainConfig, load_config, resolve_path, to_yaml
 
@@ -30,19 +31,14 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
         if folder_wanted is not None:
             refuse_taken_folder(folder_wanted)
     else:
-        from flowrl.run import checkpoints, read_checkpoint
+        from flowrl.run import read_checkpoint
 
         config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
         name, folder_wanted = folder.name, folder
-        found = checkpoints(folder)
-        finished = int(found[-1].name) if found else 0
-        if finished >= config.num_iterations:
-            print(
-                f"The run in {folder} is finished ({finished} of {config.num_iterations} iterations). To go on, raise "
-                f"the number: flowrl train resume={folder} num_iterations={2 * finished}"
-            )
+        state, _ = read_checkpoint(folder)  # a damaged one is said before anything in the folder is touched
+        if state is not None and (said := _finished(folder, config, state)):
+            print(said)
             return 0
-        read_checkpoint(folder)  # a damaged one is said before anything in the folder is touched
     _check_before_loading(config)
     return _run(config, name, folder_wanted, resumed=folder is not None)
 
@@ -51,7 +47,6 @@ def _run(config: TrainConfig, name: str, folder: Path | None, *, resumed: bool) 
     import torch
     from safetensors import SafetensorError
 
-    from flowrl.recipes import grpo
     from flowrl.run import Run
 
     if config.threads is not None:
@@ -64,7 +59,7 @@ def _run(config: TrainConfig, name: str, folder: Path | None, *, resumed: bool) 
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
     try:
         with run.watching_interrupts():
-            finished = grpo.main(config, run)
+            finished = recipe_of(config).main(config, run)
     except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         raise ValueError(_saving_failed(error, run.folder)) from error
     except ValueError:
@@ -79,6 +74,35 @@ def _run(config: TrainConfig, name: str, folder: Path | None, *, resumed: bool) 
         report = write_report(run.folder)
         print_summary(run.folder, config, report, finished=finished)
     return 0 if finished else 130
+
+
+def _finished(folder: Path, config: TrainConfig, state: dict[str, Any]) -> str:
+    """What is said of a run with nothing left to do; empty where there is."""
+    from flowrl.recipes.loop import share_spent
+
+    done, wanted = int(state["iteration"]), config.num_iterations
+    if done >= wanted:
+        return (
+            f"The run in {folder} is finished ({done} of {wanted} iterations). To go on, raise the number: "
+            f"flowrl train resume={folder} num_iterations={2 * done}"
+        )
+    if "counters" in state and share_spent(config.budget, state["counters"]) >= 1:
+        return (
+            f"The run in {folder} is finished: its budget ({_limits(config)}) was used up after {done} iterations. For "
+            "more, start a run with a larger one"
+        )
+    return ""
+
+
+def _limits(config: TrainConfig) -> str:
+    return ", ".join(f"{name} {limit:g}" for name, limit in config.budget.limits.items())
+
+
+def recipe_of(config: TrainConfig) -> Any:
+    """The module of the recipe: `check(config)` before anything loads, `main(config, run)` to train."""
+    import importlib
+
+    return importlib.import_module(f"flowrl.recipes.{config.recipe}")
 
 
 def find_config(name: str) -> Path:
@@ -147,6 +171,7 @@ def _check_before_loading(config: TrainConfig) -> None:
     from flowrl.rewards.compose import validate_reward_specs
 
     validate_reward_specs(reward_specs(config))
+    recipe_of(config).check(config)
     module = family(config.pipeline.name)
     module.check(model_location(config.pipeline.model), config.policy.target_modules or module.LORA_TARGETS)
     if config.policy.init_lora is not None:

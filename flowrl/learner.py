@@ -10,14 +10,69 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flowrl.pipelines.lora import Policy
 from flowrl.run import Run
+from flowrl.samplers import Network
+from flowrl.trajectory import Conditioning
 
 _FIRST_SCALE_LOG2 = 14  # of float16 losses
+_EVALUATIONS = ("rollout", "completion", "update", "reference", "backward")  # what evaluations are counted as
+
+
+class NetworkCounter:
+    """A network that counts what it is asked: one evaluation is one row of a batch, so guidance counts twice.
+
+    `with counter.counting("completion"): ...` names what evaluations are for. A call that builds a graph counts once
+    more as "backward", because every graph in training is walked back once; what checkpointing recomputes is not seen.
+    `join` adds what this and the other processes counted since the last time to `counters`, under "nfe/<kind>" and so
+    in checkpoints: the same totals on every process, and on however many a run is continued.
+    """
+
+    def __init__(self, network: Network, counters: dict[str, Any]) -> None:
+        self._network, self._counters, self._kind = network, counters, "rollout"
+        self._own = dict.fromkeys(_EVALUATIONS, 0)
+
+    def __call__(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+        self._add(self._kind, len(x))
+        if torch.is_grad_enabled():
+            self._add("backward", len(x))
+        return self._network(x, timestep, cond)
+
+    def _add(self, kind: str, count: int) -> None:
+        self._own[kind] += count
+
+    def join(self, run: Run) -> None:
+        """Adds the evaluations of all processes since the last call to the totals; every process calls it."""
+        mine = torch.tensor([self._own[kind] for kind in _EVALUATIONS], device=run.device)
+        for kind, count in zip(_EVALUATIONS, run.accelerator.reduce(mine, reduction="sum").tolist(), strict=True):
+            if count:
+                self._counters[f"nfe/{kind}"] = self._counters.get(f"nfe/{kind}", 0) + count
+            self._own[kind] = 0
+
+    @contextmanager
+    def counting(self, kind: str) -> Iterator[None]:
+        """Inside, evaluations count as `kind`.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        if kind not in _EVALUATIONS:
+            raise ValueError(f"evaluations are counted as one of {', '.join(_EVALUATIONS)}, not {kind!r}")
+        outer, self._kind = self._kind, kind
+        try:
+            yield
+        finally:
+            self._kind = outer
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Evaluations by kind, over all processes, up to the last `join`."""
+        return {key.removeprefix("nfe/"): value for key, value in self._counters.items() if key.startswith("nfe/")}
 
 
 class GradientSum:
@@ -28,7 +83,7 @@ class GradientSum:
     out.
     """
 
-    def __init__(self, policy: Policy, counters: dict[str, int], *, scale_loss: bool) -> None:
+    def __init__(self, policy: Policy, counters: dict[str, Any], *, scale_loss: bool) -> None:
         self.parameters = list(policy.parameters.values())
         wide = torch.float32 if self.parameters[0].device.type == "mps" else torch.float64
         self.total = [torch.zeros_like(p, dtype=wide) for p in self.parameters]
@@ -72,14 +127,19 @@ class GradientSum:
 class Statistics:
     """Sums over live rows in float64, joined over processes when read."""
 
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = defaultdict(float)
-        self._counts: dict[str, int] = defaultdict(int)
+    def __init__(self, *names: str) -> None:
+        """`names` are the quantities that may be added, the same on every process; "loss" is always one."""
+        self._sums = dict.fromkeys(("loss", *names), 0.0)
+        self._counts = dict.fromkeys(("loss", *names), 0)
         self._largest: dict[str, float] = defaultdict(float)
         self._noted: dict[str, list[float]] = defaultdict(list)
 
     def add(self, keep: Tensor, **values_b: Tensor) -> None:
-        """Adds values of rows; only live rows count."""
+        """Adds values of rows; only live rows count.
+
+        Raises:
+            KeyError: a name that was not announced.
+        """
         for name, value in values_b.items():
             self._sums[name] += float(value.detach()[keep].double().sum())
             self._counts[name] += int(keep.sum())
@@ -103,14 +163,14 @@ class Statistics:
 
     def means(self, run: Run) -> dict[str, float]:
         """Mean of every quantity over the live rows of all processes; the same keys on each."""
-        names = ["loss", "policy_loss", "ratio_mean", "clip_fraction", "approx_kl", "kl"]
+        names = list(self._sums)
         mine = torch.tensor([[self._sums[n], self._counts[n]] for n in names], dtype=torch.float64)
         if run.device.type == "mps":
             mine = mine.float()
         total = run.accelerator.reduce(mine.to(run.device), reduction="sum")
         result = {n: float(s / c) for n, (s, c) in zip(names, total.cpu(), strict=True) if c > 0}
         result |= {name: sum(values) / len(values) for name, values in self._noted.items()}
-        return result | {"ratio_max_deviation": self.largest("ratio_max_deviation", run)}
+        return result | {name: self.largest(name, run) for name in sorted(self._largest)}
 
 
 @contextmanager

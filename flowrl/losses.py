@@ -1,13 +1,18 @@
-"""Pieces of policy-gradient losses, unreduced: the recipe decides what is averaged over what.
+"""Pieces of losses, unreduced: the recipe decides what is averaged over what.
 
 Shapes must match exactly. A [1] against a [b] would broadcast to a loss that looks right and is not, so it is an error.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
+Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]
 
 
 def _check_same(values: dict[str, Tensor | float]) -> None:
@@ -100,3 +105,110 @@ def approx_kl(log_ratio: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
     drift, not a divergence.
     """
     return torch.expm1(log_ratio) - log_ratio
+
+
+def mean_squared_error(prediction: Float[Tensor, " b *latent"], target: Float[Tensor, " b *latent"]) -> Tensor:
+    """Squared error of each sample, averaged over its elements: [b], in float64.
+
+    Differences of such errors are multiplied by numbers in the thousands, so they are not rounded to float32. A
+    coefficient quoted for a summed error is this one's divided by the number of elements.
+
+    Raises:
+        ValueError: shapes differ, or there is no batch dimension.
+    """
+    _check_same({"prediction": prediction, "target": target})
+    if prediction.ndim == 0:
+        raise ValueError("prediction and target need a batch dimension [b, ...], got 0-d tensors")
+    wide = torch.promote_types(torch.promote_types(prediction.dtype, target.dtype), torch.float32)
+    square = (prediction.to(wide) - target.to(wide)).square()
+    return square.flatten(1).mean(1, dtype=torch.float64) if square.ndim > 1 else square.double()
+
+
+def matching_error(
+    error: Float[Tensor, " b *latent"], *, adaptive: bool = True, floor: float = 1e-5
+) -> Float[Tensor, " b"]:
+    """Mean square of each sample's error, `mean(d^2) / sg[max(mean|d|, floor)]` if adaptive, in float64.
+
+    The adaptive weight of DiffusionNFT makes the loss of every sample linear in the size of its error.
+
+    Raises:
+        ValueError: floor is not positive.
+    """
+    if not floor > 0:
+        raise ValueError(f"floor is the least mean absolute error to divide by and must be positive, got {floor}")
+    square = mean_squared_error(error, torch.zeros_like(error))
+    if not adaptive:
+        return square
+    size = error.detach().abs()
+    size = size.flatten(1).mean(1, dtype=torch.float64) if size.ndim > 1 else size.double()
+    return square / size.clamp(min=floor)
+
+
+def optimality(
+    advantage: Float[Tensor, " b"], *, advantage_range: float = 5.0, mode: AdvantageMode = "all"
+) -> Float[Tensor, " b"]:
+    """Probability r in [0, 1] that an image counts as good, `clip(A / (2 c) + 1/2, 0, 1)` with `c = advantage_range`.
+
+    The mode changes the advantage first: positive_only and negative_only clip it at 0, one_only is 1 for A > 0 and else
+    0, binary is the sign. With c = 5 the last two give r in {.5, .6} and {.4, .5, .6}, not {0, 1}; a range of 1 gives
+    those.
+
+    Raises:
+        ValueError: the range is not positive, or the mode is unknown.
+    """
+    if not advantage_range > 0:
+        raise ValueError(f"advantage_range is where advantages are clipped and must be positive, got {advantage_range}")
+    clipped = advantage.clamp(-advantage_range, advantage_range)
+    modes = {
+        "all": clipped,
+        "positive_only": clipped.clamp(min=0),
+        "negative_only": clipped.clamp(max=0),
+        "one_only": (clipped > 0).to(clipped.dtype),
+        "binary": clipped.sign(),
+    }
+    if mode not in modes:
+        raise ValueError(f"mode of the advantage must be one of {', '.join(modes)}, got {mode!r}")
+    return (modes[mode] / (2 * advantage_range) + 0.5).clamp(0, 1)
+
+
+def matching_log_prob(
+    error: Float[Tensor, " b"], sigma: Float[Tensor, " b"], *, weighting: Weighting = "ghuber", power: float = 0.25
+) -> Float[Tensor, " b"]:
+    """AWM's stand-in for a log-probability, `-psi(l, t)` of the velocity's mean squared error l at t = sigma.
+
+    psi: uniform `l`; t `t l`; t2 `t^2 l`; huber `t (sqrt(l + 1e-10) - 1e-5)`; ghuber
+    `(t / p) ((l + 1e-10)^p - 1e-10^p)`, which weighs large errors down.
+
+    Raises:
+        ValueError: the weighting is unknown, or power is not positive.
+    """
+    if not power > 0:
+        raise ValueError(f"power of ghuber must be positive, got {power}: .25 is published")
+    t = sigma.to(error)
+    powers = {"uniform": (0, 1.0), "t": (1, 1.0), "t2": (2, 1.0), "huber": (1, 0.5), "ghuber": (1, power)}
+    if weighting not in powers:
+        raise ValueError(f"weighting of awm must be one of {', '.join(powers)}, got {weighting!r}")
+    time_power, error_power = powers[weighting]
+    if error_power == 1:
+        return -(t**time_power) * error
+    # huber is published without the factor 1/p that ghuber has.
+    scale = 1.0 if weighting == "huber" else 1 / error_power
+    return -scale * t * ((error + 1e-10) ** error_power - 1e-10**error_power)
+
+
+def velocity_kl(
+    velocity: Float[Tensor, " b *latent"],
+    reference: Float[Tensor, " b *latent"],
+    *,
+    sigma: Float[Tensor, " b"] | None = None,
+) -> Float[Tensor, " b"]:
+    """Distance to another policy, `mse(velocity, sg[reference])`, in float64.
+
+    With sigma it is divided by `2 s^2`, `s = 0.7 sqrt(t / (1 - min(t, .99)))` at t = sigma: AWM's "ELBO" weight, the
+    divergence of Flow-SDE's noise at level 0.7 per unit of time.
+    """
+    error = mean_squared_error(velocity, reference.detach())
+    if sigma is None:
+        return error
+    t = sigma.to(error)
+    return error / (2 * 0.49 * t / (1 - t.clamp(max=0.99)))

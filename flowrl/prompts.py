@@ -75,14 +75,24 @@ def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> l
     return [orders[p // total][p % total] for p in positions]
 
 
+def spread(total: int, count: int) -> list[int]:
+    """Up to `count` places spread evenly over a list of `total`: the middles of as many equal pieces."""
+    count = min(total, count)
+    return [(2 * k + 1) * total // (2 * count) for k in range(count)]
+
+
 def eval_items(
     rows: Sequence[Prompt], *, num_prompts: int | None = None, samples_per_prompt: int = 1
 ) -> list[EvalItem]:
-    """The images of an evaluation, in file order; rows with one prompt text share an id and count up their samples."""
+    """The images of an evaluation, in file order; rows with one prompt text share an id and count up their samples.
+
+    `num_prompts` rows are taken evenly from the whole file, which is often sorted by task.
+    """
+    chosen = range(len(rows)) if num_prompts is None else spread(len(rows), num_prompts)
     ids: dict[str, int] = {}
     seen: Counter[int] = Counter()
     items = []
-    for row in rows[:num_prompts]:
+    for row in (rows[place] for place in chosen):
         prompt_id = ids.setdefault(row.text, len(ids))
         for _ in range(samples_per_prompt):
             items.append(EvalItem(prompt=row, prompt_id=prompt_id, sample=seen[prompt_id]))

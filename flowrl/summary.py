@@ -19,9 +19,12 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
     rewards = [row["reward"] for row in rows if "reward" in row]
     lines, scores = _scores(folder)
     lines = lines or _held_out_rewards(rows)
-    print("\n" + "\n".join([*lines, f"Mean training reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"]))
+    if rewards:  # training on pairs of files has none
+        lines = [*lines, f"Mean training reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"]
+    print("\n" + "\n".join(lines))
     if finished:
-        summary = {"iterations": config.num_iterations, "reward": {"first": rewards[0], "last": rewards[-1]}, **scores}
+        ends = {"reward": {"first": rewards[0], "last": rewards[-1]}} if rewards else {}
+        summary: dict[str, Any] = {"iterations": config.num_iterations, **ends, **scores}
         write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     else:
         print(f"\nStopped before the end. Continue with:\n  flowrl train resume={folder}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -127,6 +128,7 @@ class Trajectory:
         steps: K stochastic steps, ascending; state `step` and state `step + 1` of each are kept.
         log_prob: [b, K] log-density of the stored produced state, summed over latent dimensions.
         mean: [b, K, *latent] means of the stochastic transitions, or None.
+        velocity: [b, K, *latent] network output at the source of each stochastic step, guidance included, or None.
         final: [b, *latent] the latent at sigma = 0.
 
     Raises:
@@ -139,13 +141,15 @@ class Trajectory:
     log_prob: Float[Tensor, " b K"]
     final: Float[Tensor, " b *latent"]
     mean: Float[Tensor, " b K *latent"] | None = None
+    velocity: Float[Tensor, " b K *latent"] | None = None
 
     def __post_init__(self) -> None:
         b, latent = len(self.final), tuple(self.final.shape[1:])
         wanted = {"states": (b, len(self.kept), *latent), "log_prob": (b, len(self.steps))}
         given = {"states": tuple(self.states.shape), "log_prob": tuple(self.log_prob.shape)}
-        if self.mean is not None:
-            wanted["mean"], given["mean"] = (b, len(self.steps), *latent), tuple(self.mean.shape)
+        for name, recorded in (("mean", self.mean), ("velocity", self.velocity)):
+            if recorded is not None:
+                wanted[name], given[name] = (b, len(self.steps), *latent), tuple(recorded.shape)
         if wanted != given:
             raise ValueError(f"with final {(b, *latent)}, kept {self.kept}, steps {self.steps}: {wanted=}, {given=}")
         ascending = list(self.kept) == sorted(set(self.kept)) and list(self.steps) == sorted(set(self.steps))
@@ -160,12 +164,15 @@ class Trajectory:
         """Join rollouts of the same steps along the batch.
 
         Raises:
-            ValueError: no part was given, or the parts kept different states, steps or means.
+            ValueError: no part was given, or the parts kept different states, steps, means or velocities.
         """
-        kinds = {(part.kept, part.steps, part.mean is None) for part in parts}
+        kinds = {(part.kept, part.steps, part.mean is None, part.velocity is None) for part in parts}
         if len(kinds) != 1:
-            raise ValueError(f"only trajectories with equal (kept, steps, mean is None) can be joined, got {kinds}")
+            raise ValueError(
+                f"only trajectories with equal (kept, steps, mean is None, velocity is None) can be joined, got {kinds}"
+            )
         means = [part.mean for part in parts if part.mean is not None]
+        velocities = [part.velocity for part in parts if part.velocity is not None]
         return Trajectory(
             states=torch.cat([part.states for part in parts]),
             kept=parts[0].kept,
@@ -173,6 +180,7 @@ class Trajectory:
             log_prob=torch.cat([part.log_prob for part in parts]),
             final=torch.cat([part.final for part in parts]),
             mean=torch.cat(means) if means else None,
+            velocity=torch.cat(velocities) if velocities else None,
         )
 
 
@@ -224,3 +232,107 @@ class Rows:
     def __getitem__(self, index: Index) -> Rows:
         """Select rows by slice, integers or a boolean mask; an int selects a table of one row."""
         return Rows(**{name: _select(column, index) for name, column in self.columns().items()})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sampled:
+    """What a rollout of any shape leaves behind: trajectories, branches of an anchor, or trees.
+
+    A transition leads from one latent of the pool to another. Siblings share their source. A finished latent ends a
+    path or completes it by the ODE from some transition's product.
+
+    Attributes:
+        states: [S, *latent] pool of latents.
+        source: [M] pool index of the latent a transition starts at.
+        produced: [M] pool index of the latent it leads to.
+        step: [M] denoising step, 0 .. T-1.
+        sample: [M] path that the transition belongs to alone; -1 where several paths share it.
+        group: [M] prompt group, numbered over all processes.
+        parent: [M] transition that produced the source; -1 where none did.
+        log_prob: [M] log-density of the stored product, summed over latent dimensions.
+        mean: [M, *latent] means of the transitions, or None.
+        finished: [F, *latent] latents at sigma = 0 whose images are scored.
+        finished_group: [F] prompt group of each.
+        finished_after: [F] transition after which the ODE alone was followed; -1 where that is so from the start.
+
+    Raises:
+        ValueError: columns of transitions or of finished latents differ in length.
+    """
+
+    states: Float[Tensor, " S *latent"]
+    source: Int[Tensor, " M"]
+    produced: Int[Tensor, " M"]
+    step: Int[Tensor, " M"]
+    sample: Int[Tensor, " M"]
+    group: Int[Tensor, " M"]
+    parent: Int[Tensor, " M"]
+    log_prob: Float[Tensor, " M"]
+    finished: Float[Tensor, " F *latent"]
+    finished_group: Int[Tensor, " F"]
+    finished_after: Int[Tensor, " F"]
+    mean: Float[Tensor, " M *latent"] | None = None
+
+    def __post_init__(self) -> None:
+        columns = {name: tuple(getattr(self, name).shape) for name in
+                   ("source", "produced", "step", "sample", "group", "parent", "log_prob")}  # fmt: skip
+        ends = {name: tuple(getattr(self, name).shape) for name in ("finished_group", "finished_after")}
+        if set(columns.values()) != {(len(self.step),)} or set(ends.values()) != {(len(self.finished),)}:
+            raise ValueError(f"columns of transitions, and of finished latents, have equal lengths: {columns}, {ends}")
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def ends(self) -> Bool[Tensor, " F"]:
+        """[F] finished latents that stand at the end of a stochastic path, and not beside one on the way."""
+        inner = torch.zeros(len(self) + 1, dtype=torch.bool, device=self.parent.device)
+        inner[self.parent] = True  # -1 marks the last place, which stands for "no transition"
+        inner[-1] = True
+        return ~inner[self.finished_after]
+
+    @staticmethod
+    def cat(parts: Sequence[Sampled]) -> Sampled:
+        """Join rollouts, renumbering pool, transitions and samples.
+
+        Raises:
+            ValueError: no part was given, or only some recorded means.
+        """
+        if not parts or len({part.mean is None for part in parts}) != 1:
+            raise ValueError("rollouts can be joined when there is one and all or none recorded means")
+        columns: dict[str, list[Tensor]] = {field.name: [] for field in fields(Sampled)}
+        pool = transitions = samples = 0
+        for part in parts:
+            offsets = {"source": pool, "produced": pool, "parent": transitions, "finished_after": transitions,
+                       "sample": samples}  # fmt: skip
+            for name, kept in columns.items():
+                column = getattr(part, name)
+                if column is not None:
+                    kept.append(column + offsets[name] * (column >= 0) if name in offsets else column)
+            pool, transitions = pool + len(part.states), transitions + len(part)
+            samples += int(part.sample.max()) + 1 if len(part) else 0
+        joined: dict[str, Any] = {name: torch.cat(kept) if kept else None for name, kept in columns.items()}
+        return Sampled(**joined)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Credit:
+    """What a credit method makes of scored images, before normalisation: one number a transition and channel.
+
+    The advantage is `scale * (normalised + offset)`, clipped; the objective is weighted by `weight`.
+
+    Attributes:
+        raw: [K, M] credit by channel; NaN where an image it needs has no valid reward. Where a method splits every
+            reward into several channels, they stand reward by reward.
+        norm: [M] transitions with equal numbers are normalised together; equal on all processes for one set.
+        scale: [M] factor after normalisation, or None for 1.
+        offset: [M] added after normalisation, or None for 0.
+        weight: [M] step weight, mean 1 over what is trained, or None for 1.
+        keep: [M] transitions that are trained, or None for all.
+    """
+
+    raw: Float[Tensor, " K M"]
+    norm: Int[Tensor, " M"]
+    scale: Float[Tensor, " M"] | None = None
+    offset: Float[Tensor, " M"] | None = None
+    weight: Float[Tensor, " M"] | None = None
+    keep: Bool[Tensor, " M"] | None = None

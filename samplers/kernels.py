@@ -9,7 +9,11 @@ noise, `xi ~ N(0, I)`. A sampler is a rule for `(k, std)`; h = sigma - sigma_nex
 | flow_sde | sigma_next - g^2 h / (2 sigma), g = a sqrt(sigma / (1 - sigma)) | g sqrt(h) |
 | dance_sde | sigma_next - a^2 h / (2 sigma) | a sqrt(h) |
 | cps | sigma_next cos(a pi / 2) | sigma_next sin(a pi / 2) |
-| ddim_flow | sqrt(sigma_next^2 - std^2) | a sigma_next sqrt(1 - (sigma_next (1-sigma) / (sigma (1-sigma_next)))^2) |
+| ddim_flow | sqrt(sigma_next^2 - std^2) | a sigma_next sqrt(1 - q^2) |
+| wan_sde | sigma_next - g^2 h / (2 sigma), g = a sigma_max sigma | g sqrt(h) |
+| dpm_sde | sigma_next q^(a^2) | sigma_next sqrt(1 - q^(2 a^2)) |
+
+with q = sigma_next (1 - sigma) / (sigma (1 - sigma_next)), what survives of the noise-to-signal ratio.
 
 Arithmetic is in the dtype of x raised to float32; (k, std) are found in float64 and rounded once, which makes a step
 the same to the bit whether sigma comes as a number of the schedule or as one value a sample. Sigma is checked where it
@@ -61,6 +65,19 @@ def _level(noise_level: float, kernel: str, highest: float = math.inf) -> float:
         allowed = f"in [0, {highest:g}]" if math.isfinite(highest) else "finite and not negative"
         raise ValueError(f"noise_level of {kernel} must be {allowed}, got {noise_level}; 0 is the ODE")
     return float(noise_level)
+
+
+def _bound(sigma_max: Sigma, device: torch.device) -> Tensor:
+    """The schedule's second sigma in float64, checked."""
+    highest = torch.as_tensor(sigma_max, dtype=torch.float64).to(device)
+    if not bool(((highest >= 0) & (highest < 1)).all()):
+        raise ValueError(f"sigma_max must lie in [0, 1), got {sigma_max}: pass the second sigma of the schedule")
+    return highest
+
+
+def _survival(s: Tensor, s_next: Tensor) -> Tensor:
+    """q = exp(-h_lambda), the share of the noise-to-signal ratio that survives a step; 0 at both ends of the path."""
+    return s_next * (1 - s) / (s * (1 - s_next))
 
 
 def _transition(x: Tensor, velocity: Tensor, levels: tuple[Tensor, Tensor], k: Tensor, std: Tensor) -> Transition:
@@ -128,10 +145,7 @@ def flow_sde(
     """
     level = _level(noise_level, "flow_sde")
     s, s_next = _levels(sigma, sigma_next)
-    highest = torch.as_tensor(sigma_max, dtype=torch.float64).to(s.device)
-    if not bool(((highest >= 0) & (highest < 1)).all()):
-        raise ValueError(f"sigma_max must lie in [0, 1), got {sigma_max}: pass the second sigma of the schedule")
-    held = torch.where(s >= START, torch.minimum(s, highest), s)
+    held = torch.where(s >= START, torch.minimum(s, _bound(sigma_max, s.device)), s)
     variance_rate = level**2 * s / (1 - held)
     step = s - s_next
     return _transition(x, velocity, (s, s_next), s_next - variance_rate * step / (2 * s), (variance_rate * step).sqrt())
@@ -223,9 +237,79 @@ def ddim_flow(
     """
     level = _level(noise_level, "ddim_flow", 1.0)
     s, s_next = _levels(sigma, sigma_next)
-    kept = s_next * (1 - s) / (s * (1 - s_next))  # share of the old noise-to-signal ratio that survives the step
-    fresh = level * (1 - kept.square()).sqrt()
+    fresh = level * (1 - _survival(s, s_next).square()).sqrt()
     return _transition(x, velocity, (s, s_next), s_next * (1 - fresh.square()).sqrt(), s_next * fresh)
 
 
-KERNELS = {"ode": ode, "flow_sde": flow_sde, "dance_sde": dance_sde, "cps": cps, "ddim_flow": ddim_flow}
+def wan_sde(
+    x: Latent,
+    velocity: Latent,
+    sigma: Sigma,
+    sigma_next: Sigma,
+    noise_level: float = 1.0,
+    sigma_max: Sigma = 0.96,
+) -> Transition:
+    """Flow-GRPO's step for Wan 2.1: the SDE step with diffusion `g = noise_level sigma_max sigma`.
+
+    The released code has no noise level in this rule and ignores the configured one, which is noise_level 1 here. Any
+    diffusion leaves the marginals of the continuous SDE alone, so the factor is as free as in `flow_sde`. Regular at
+    sigma = 1; the last step to sigma 0 keeps its noise, so run that one as an ODE step.
+
+    Args:
+        x: As `ode`, like the other tensors.
+        velocity: As `ode`.
+        sigma: As `ode`.
+        sigma_next: As `ode`.
+        noise_level: Not negative.
+        sigma_max: The schedule's second sigma; a factor of g at every step, so a replay must pass the rollout's.
+
+    Raises:
+        ValueError: as `ode`; or noise_level is negative, or sigma_max not in [0, 1).
+    """
+    level = _level(noise_level, "wan_sde")
+    s, s_next = _levels(sigma, sigma_next)
+    g, step = level * _bound(sigma_max, s.device) * s, s - s_next
+    return _transition(x, velocity, (s, s_next), s_next - g.square() * step / (2 * s), g * step.sqrt())
+
+
+def dpm_sde(
+    x: Latent,
+    velocity: Latent,
+    sigma: Sigma,
+    sigma_next: Sigma,
+    noise_level: float = 1.0,
+    sigma_max: Sigma = 0.96,
+) -> Transition:
+    """SDE-DPM-Solver++ of order 1 (Lu et al., arXiv 2211.01095), exact for constant predicted data.
+
+    With `h_lambda = log((1 - sigma_next) / sigma_next) - log((1 - sigma) / sigma)`: `k = sigma_next exp(-a^2 h_lambda)`
+    and `std = sigma_next sqrt(1 - exp(-2 a^2 h_lambda))`. noise_level a = 1 is the published solver and equals
+    `ddim_flow` at 1; a between scales the SDE's diffusion as tau does in SA-Solver (Xue et al., arXiv 2309.05019) and
+    differs from DDIM's eta. std is 0 on the step to sigma 0.
+
+    Args:
+        x: As `ode`, like the other tensors.
+        velocity: As `ode`.
+        sigma: As `ode`.
+        sigma_next: As `ode`.
+        noise_level: In [0, 1].
+        sigma_max: Ignored.
+
+    Raises:
+        ValueError: as `ode`; or noise_level is not in [0, 1].
+    """
+    level = _level(noise_level, "dpm_sde", 1.0)
+    s, s_next = _levels(sigma, sigma_next)
+    kept = _survival(s, s_next) ** level**2
+    return _transition(x, velocity, (s, s_next), s_next * kept, s_next * (1 - kept.square()).sqrt())
+
+
+KERNELS = {
+    "ode": ode,
+    "flow_sde": flow_sde,
+    "dance_sde": dance_sde,
+    "cps": cps,
+    "ddim_flow": ddim_flow,
+    "wan_sde": wan_sde,
+    "dpm_sde": dpm_sde,
+}

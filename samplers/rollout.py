@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import Kernel, ode
+from flowrl.samplers.multistep import solve
 from flowrl.samplers.parametrization import working_dtype
 from flowrl.samplers.transition import Transition, gaussian_log_prob
 from flowrl.trajectory import Schedule, Trajectory
@@ -24,6 +26,8 @@ def rollout(
     *,
     stochastic: Sequence[int],
     keep_means: bool = False,
+    keep_velocity: bool = False,
+    solver: Literal["euler", "dpm2"] = "euler",
     storage_dtype: torch.dtype = torch.float32,
     progress: Callable[[int], None] | None = None,
 ) -> Trajectory:
@@ -42,22 +46,29 @@ def rollout(
         noise: `noise(step) -> [b, *latent]` standard normal, asked for stochastic steps only.
         stochastic: Step indexes in 0 .. T-1 that are stochastic and recorded; may be empty, need not be contiguous.
         keep_means: Record the transition means too.
+        keep_velocity: Record the network output at the source of each stochastic step too.
+        solver: How the deterministic steps after the last stochastic one are taken: "euler", or "dpm2" for
+            DPM-Solver++(2M), started afresh there (see `solve`). Those before and between are Euler steps always.
         storage_dtype: Precision of the states, e.g. torch.bfloat16 when they travel or are stored so.
         progress: Called with the step index after each step.
 
     Returns:
-        The trajectory, states and means in the working dtype, float32 unless x is float64.
+        The trajectory, states, means and velocities in the working dtype, float32 unless x is float64.
 
     Raises:
-        ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong.
+        ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong;
+            the solver is unknown.
     """
+    if solver not in ("euler", "dpm2"):
+        raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")
     steps = _check_steps(stochastic, schedule.num_steps)
     kept = sorted({state for step in steps for state in (step, step + 1)})
     dtype = working_dtype(x)
     x = x.to(storage_dtype).to(dtype)
     states = {0: x} if 0 in kept else {}
-    log_probs, means = [], []
-    for step in range(schedule.num_steps):
+    log_probs, means, velocities = [], [], []
+    tail = schedule.num_steps if solver == "euler" else max(steps, default=-1) + 1
+    for step in range(tail):
         sigma, sigma_next = schedule.sigma[step], schedule.sigma[step + 1]
         predicted = velocity(x, sigma, schedule.timestep[step])
         if step in steps:
@@ -66,12 +77,15 @@ def rollout(
             log_probs.append(gaussian_log_prob(x, transition))
             if keep_means:
                 means.append(transition.mean)
+            if keep_velocity:
+                velocities.append(predicted.to(dtype))
         else:
             x = ode(x, predicted, sigma, sigma_next).mean.to(storage_dtype).to(dtype)
         if step + 1 in kept:
             states[step + 1] = x
         if progress is not None:
             progress(step)
+    x = solve(velocity, x, schedule, first=tail, storage_dtype=storage_dtype, progress=progress)
     none = x.new_empty(len(x), 0, *x.shape[1:])
     return Trajectory(
         states=torch.stack([states[state] for state in kept], 1) if kept else none,
@@ -79,6 +93,7 @@ def rollout(
         steps=steps,
         log_prob=torch.stack(log_probs, 1) if steps else x.new_empty(len(x), 0),
         mean=None if not keep_means else torch.stack(means, 1) if steps else none,
+        velocity=None if not keep_velocity else torch.stack(velocities, 1) if steps else none,
         final=x,
     )
 

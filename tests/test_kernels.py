@@ -32,6 +32,8 @@ STEPS: dict[str, tuple[list[float], float, float]] = {
     "dance_sde": ([0.3387625, -1.2842625, 0.75589375, 1.8370625], 0.0948683298, 0.7948276439),
     "cps": ([0.2335886, -0.7966381, 0.4069077, 0.7375174], 0.6657395614, -0.8653094281),
     "ddim_flow": ([0.2758333, -0.9925, 0.5470833, 1.1791667], 0.5685630034, -0.5044401893),
+    "wan_sde": ([0.3318899, -1.2523987, 0.7330893, 1.7652128], 0.2428629243, 0.4358483792),
+    "dpm_sde": ([0.2758333, -0.9925, 0.5470833, 1.1791667], 0.5685630034, -0.5044401893),
 }
 
 
@@ -85,6 +87,7 @@ SD3 = diffusers_sigmas(10, 3.0)
 FLUX = dynamic_sigmas(6, 0.63)
 DANCE = linspace_sigmas(16, 3.0)
 QWEN = dynamic_sigmas(10, 0.538710, terminal=0.02)
+WAN = unipc_flow_sigmas(20, 3.0)
 
 # kernel, grid, noise level, steps, and "std k" of each step
 TABLE: list[tuple[str, Tensor, float, list[int], str]] = [
@@ -118,6 +121,7 @@ TABLE: list[tuple[str, Tensor, float, list[int], str]] = [
         ".044233 .977283  .046199 .953455  .048349 .927347  .099087 .288000  .109545 .146667  .122474 -.045000",
     ),
     ("cps", SD3, 0.8, [0, 1, 8, 9], ".913137 .296696  .868646 .282240  .008492 .002759  0 0"),
+    ("wan_sde", WAN, 1.0, [0, 10, 19], ".128976 .974099  .146315 .695873  .049403 -.008957"),
 ]
 
 
@@ -139,7 +143,7 @@ def test_flow_coefficients_in_the_papers_expanded_form() -> None:
     torch.testing.assert_close(KERNELS["dance_sde"](X, V, s, s_next).mean, dance, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["flow_sde", "dance_sde"])
+@pytest.mark.parametrize("name", ["flow_sde", "dance_sde", "wan_sde"])
 def test_excess_noise(name: str) -> None:
     k, std = coefficients(name, SD3, sigma_max=float(SD3[1]))
     s, s_next = SD3[:-1].double(), SD3[1:].double()
@@ -147,7 +151,7 @@ def test_excess_noise(name: str) -> None:
     torch.testing.assert_close(k**2 + std**2 - s_next**2, excess, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", ["cps", "ddim_flow"])
+@pytest.mark.parametrize("name", ["cps", "ddim_flow", "dpm_sde"])
 @pytest.mark.parametrize("level", [0.0, 0.3, 1.0])
 def test_coefficients_preserved(name: str, level: float) -> None:
     k, std = coefficients(name, SD3, noise_level=level)
@@ -155,15 +159,49 @@ def test_coefficients_preserved(name: str, level: float) -> None:
     assert float(std[-1]) == 0
 
 
-def test_ancestral_ddim_is_sde_dpm_solver() -> None:
+@pytest.mark.parametrize("name", ["ddim_flow", "dpm_sde"])
+def test_ancestral_ddim_is_sde_dpm_solver(name: str) -> None:
     sigma = SD3[1:-1].double()  # log-SNR is infinite at both ends
-    k, std = coefficients("ddim_flow", sigma, noise_level=1.0)
+    k, std = coefficients(name, sigma, noise_level=1.0)
     log_snr = ((1 - sigma) / sigma).log()
     h = log_snr[1:] - log_snr[:-1]
     torch.testing.assert_close(k, sigma[1:] * (-h).exp(), rtol=0, atol=1e-13)
     torch.testing.assert_close(std, sigma[1:] * (1 - (-2 * h).exp()).sqrt(), rtol=0, atol=1e-13)
     k, std = coefficients("flow_sde", sigma, noise_level=math.sqrt(2))
     torch.testing.assert_close(k, sigma[1:] - (sigma[:-1] - sigma[1:]) / (1 - sigma[:-1]), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["ddim_flow", "dpm_sde"])
+def test_full_ancestral_noise_at_both_ends(name: str) -> None:
+    """From sigma 1 all noise is drawn afresh; the step to sigma 0 is the predicted data."""
+    start = KERNELS[name](X, V, 1.0, 0.9, noise_level=1.0)
+    torch.testing.assert_close(start.mean, 0.1 * (X - V), rtol=0, atol=1e-14)
+    assert float(start.std) == pytest.approx(0.9, abs=1e-15)
+    end = KERNELS[name](X, V, 0.2, 0.0, noise_level=1.0)
+    torch.testing.assert_close(end.mean, X - 0.2 * V, rtol=0, atol=1e-14)
+    assert float(end.std) == 0
+
+
+def test_dpm_noise_level_scales_the_diffusion() -> None:
+    """Two half steps at level a add up to one whole step if the predicted data stays: exact for constant data."""
+    s = torch.tensor([0.8, 0.7, 0.55], dtype=torch.float64)
+    k, std = coefficients("dpm_sde", s, noise_level=0.5)
+    whole_k, whole_std = coefficients("dpm_sde", s[[0, 2]], noise_level=0.5)
+    # From x = sigma * noise the second step maps noise to k / sigma of it.
+    assert float(k[0] / s[1] * k[1]) == pytest.approx(float(whole_k), abs=1e-14)
+    spread = float(std[1] ** 2 + (k[1] / s[1] * std[0]) ** 2)
+    assert spread == pytest.approx(float(whole_std) ** 2, abs=1e-14)
+    assert float(k[0]) == pytest.approx(0.6117545928, abs=1e-10)  # .7 q^(1/4), q = .7 / 1.2
+    assert float(k[0]) != pytest.approx(float(coefficients("ddim_flow", s, noise_level=0.5)[0][0]), abs=1e-3)
+
+
+def test_wan_diffusion_is_linear_in_the_level_and_the_bound() -> None:
+    for level, bound in [(0.5, 0.9), (2.0, 0.45)]:
+        k, std = coefficients("wan_sde", WAN, noise_level=level, sigma_max=bound)
+        s, s_next = WAN[:-1].double(), WAN[1:].double()
+        g = level * bound * s
+        torch.testing.assert_close(std, g * (s - s_next).sqrt(), rtol=0, atol=1e-14)
+        torch.testing.assert_close(k, s_next - g**2 * (s - s_next) / (2 * s), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -177,7 +215,7 @@ def test_no_noise_is_the_ode(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(step.mean, x - (sigma - sigma_next) * v, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["flow_sde", "dance_sde"])
+@pytest.mark.parametrize("name", ["flow_sde", "dance_sde", "wan_sde"])
 def test_ode_limit_is_second_order_in_the_noise(name: str) -> None:
     ode = KERNELS["ode"](X, V, SIGMA, SIGMA_NEXT).mean
     errors = [
@@ -225,7 +263,10 @@ def test_low_precision_input_is_raised_first(name: str, low: torch.dtype) -> Non
 
 
 def test_kernels_refuse() -> None:
-    for name, level in [("cps", 1.2), ("cps", -0.1), ("ddim_flow", 1.01), ("flow_sde", -1.0), ("dance_sde", math.nan)]:
+    for name, level in [
+        *[("cps", 1.2), ("cps", -0.1), ("ddim_flow", 1.01), ("dpm_sde", 1.01)],
+        *[("flow_sde", -1.0), ("dance_sde", math.nan), ("wan_sde", math.inf)],
+    ]:
         with pytest.raises(ValueError, match="noise_level of " + name):
             KERNELS[name](X, V, SIGMA, SIGMA_NEXT, noise_level=level)
     for name, kernel in KERNELS.items():
@@ -237,5 +278,6 @@ def test_kernels_refuse() -> None:
         with pytest.raises(ValueError, match="one value a sample"):
             kernel(X, V, torch.full((4,), 0.8), 0.7)
         assert name in STEPS
-    with pytest.raises(ValueError, match="second sigma"):
-        KERNELS["flow_sde"](X, V, 1.0, 0.9, sigma_max=1.0)
+    for name in ("flow_sde", "wan_sde"):
+        with pytest.raises(ValueError, match="second sigma"):
+            KERNELS[name](X, V, 1.0, 0.9, sigma_max=1.0)

@@ -1,0 +1,146 @@
+"""What is measured alike for every method on its saved LoRA: distance from the base model, and diversity."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.config import TrainConfig, load_config, resolve_path
+from flowrl.evaluate import generate
+from flowrl.parts import DTYPES, model_location
+from flowrl.pipelines import Pipeline, family
+from flowrl.pipelines.lora import Policy, add_saved_lora
+from flowrl.prompts import EvalItem, eval_items, read_prompts
+from flowrl.randomness import sample_normals
+from flowrl.run import write_atomically
+from flowrl.samplers import KERNELS, classifier_free_guidance
+from flowrl.trajectory import Schedule
+
+KL_PROMPTS, KL_SIGMAS = 24, 4
+DIVERSITY_PROMPTS, DIVERSITY_SEEDS, PIXELS = 8, 8, 16
+
+KL_TEXT = (
+    f"mean square difference of the guided velocities of the trained and the base network, over {KL_PROMPTS} held-out "
+    f"prompts, {KL_SIGMAS} noise levels (the first of each quarter of the evaluation's steps) and all latent elements, "
+    "at the states of the base's own deterministic evaluation trajectories; the KL of two diffusions is an integral of "
+    "this quantity, so it orders methods without depending on their samplers, but is not in nats"
+)
+DIVERSITY_TEXT = (
+    f"mean distance of two images of one prompt from different start noises: root mean square difference of the pixels "
+    f"after averaging to {PIXELS} x {PIXELS}, over {DIVERSITY_PROMPTS} held-out prompts and all pairs of "
+    f"{DIVERSITY_SEEDS} noises; colour and layout count, fine detail does not"
+)
+
+
+def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
+    """Distance from the base and diversity of a run's final LoRA; kept in `measure.json` of the run folder.
+
+    Args:
+        run_folder: a finished run.
+        base: also the diversity of the network without the LoRA.
+
+    Returns:
+        "kl" (`KL_TEXT`), "diversity" (`DIVERSITY_TEXT`) and, with `base`, "base_diversity".
+    """
+    kept, lora = run_folder / "measure.json", run_folder / "lora"
+    if kept.is_file() and kept.stat().st_mtime >= max(path.stat().st_mtime for path in lora.iterdir()):
+        found: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
+        if not base or "base_diversity" in found:
+            return found
+    config = load_config(run_folder / "config.yaml")
+    pipeline = _load(config)
+    policy = add_saved_lora(pipeline.transformer, lora)
+    schedule, scale = _sampling(config, pipeline)
+    prompts = held_out(config)
+    result = {
+        "kl": velocity_distance(
+            pipeline, policy, spread(prompts, KL_PROMPTS), schedule, scale=scale, seed=config.eval.seed
+        ),
+        "diversity": diversity_of(pipeline, spread(prompts, DIVERSITY_PROMPTS), schedule, scale=scale),
+    }
+    if base:
+        with policy.under("reference"):
+            result["base_diversity"] = diversity_of(
+                pipeline, spread(prompts, DIVERSITY_PROMPTS), schedule, scale=scale
+            )
+    write_atomically(kept, json.dumps(result) + "\n")
+    return result
+
+
+@torch.no_grad()
+def velocity_distance(
+    pipeline: Pipeline, policy: Policy, items: Sequence[EvalItem], schedule: Schedule, *, scale: float, seed: int
+) -> float:
+    """`KL_TEXT`; start noise as in the evaluation."""
+    texts = [item.prompt.text for item in items]
+    velocity = classifier_free_guidance(pipeline.network, pipeline.encode(texts), pipeline.encode([""]), scale)
+    device = next(pipeline.transformer.parameters()).device
+    x = sample_normals(pipeline.latent_shape, [(seed, "eval", text, 0) for text in texts]).to(device)
+    steps = schedule.num_steps
+    compared = {quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
+    distances = []
+    for step in range(steps):
+        sigma, timestep = schedule.sigma[step], schedule.timestep[step]
+        with policy.under("reference"):
+            base = velocity(x, sigma, timestep)
+        if step in compared:
+            distances.append(float((velocity(x, sigma, timestep) - base).double().square().mean()))
+        x = KERNELS["ode"](x, base, sigma, schedule.sigma[step + 1]).mean
+    return sum(distances) / len(distances)
+
+
+def diversity_of(pipeline: Pipeline, items: Sequence[EvalItem], schedule: Schedule, *, scale: float) -> float:
+    """`DIVERSITY_TEXT`, of the weights that the network runs under."""
+    device = next(pipeline.transformer.parameters()).device
+    distances = []
+    for item in items:
+        text = item.prompt.text
+        keys = [(0, "diversity", text, number) for number in range(DIVERSITY_SEEDS)]
+        x = sample_normals(pipeline.latent_shape, keys).to(device)
+        distances.append(
+            image_spread(generate(pipeline, [text] * DIVERSITY_SEEDS, x, schedule, guidance_scale=scale))
+        )
+    return sum(distances) / len(distances)
+
+
+def image_spread(images: Float[Tensor, " n 3 h w"]) -> float:
+    """Mean over pairs of the root mean square difference of images averaged to `PIXELS` x `PIXELS`."""
+    small = torch.nn.functional.adaptive_avg_pool2d(images.double(), PIXELS).flatten(1)
+    return float(torch.nn.functional.pdist(small).mean()) / small.shape[1] ** 0.5
+
+
+def held_out(config: TrainConfig) -> list[EvalItem]:
+    """The first image of every distinct prompt of the evaluation."""
+    assert config.prompts.eval is not None
+    items = eval_items(read_prompts(resolve_path(config.prompts.eval)), num_prompts=config.eval.num_prompts)
+    return [item for item in items if item.sample == 0]
+
+
+def spread(items: Sequence[EvalItem], count: int) -> list[EvalItem]:
+    """Up to `count` items, evenly spread over the list."""
+    count = min(count, len(items))
+    return [items[(2 * k + 1) * len(items) // (2 * count)] for k in range(count)]
+
+
+def _sampling(config: TrainConfig, pipeline: Pipeline) -> tuple[Schedule, float]:
+    """Schedule and guidance of the evaluation."""
+    settings, sampler = config.eval, config.sampler
+    scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
+    return pipeline.schedule(settings.num_steps or sampler.num_steps, settings.grid or sampler.grid), scale
+
+
+def _load(config: TrainConfig) -> Pipeline:
+    settings = config.pipeline
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded: Pipeline = family(settings.name).load(
+        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, height=settings.height,
+        width=settings.width, max_sequence_length=settings.max_sequence_length, vae_slice=settings.vae_slice,
+    )  # fmt: skip
+    return loaded

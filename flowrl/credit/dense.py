@@ -1,0 +1,66 @@
+"""Dense credit: what each step gained, and the noise table calibrated by it (DenseGRPO, arXiv 2601.20218)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.credit.values import gains_of, norm_by_step, values_of
+from flowrl.trajectory import Credit, Sampled
+
+
+def dense_grpo(sampled: Sampled, reward_KF: Float[Tensor, " K F"], *, difference: bool = True) -> Credit:
+    """Gain of every step, `V_{k+1} - V_k`, compared with the gains at the same step under the same prompt.
+
+    V_k is the reward of the ODE completion after k stochastic steps; a sample's gains add up to `V_n - V_0`. In the
+    paper one Euler step a completion ("clean") was worse than outcome credit, and all remaining steps ("full") best.
+
+    Args:
+        sampled: b trajectories with values on the way.
+        reward_KF: [K, F], NaN where a reward failed.
+        difference: False takes `V_{k+1}` itself, the paper's weaker variant.
+
+    Raises:
+        ValueError: as `values_of`.
+    """
+    raw = gains_of(sampled, reward_KF) if difference else values_of(sampled, reward_KF)[..., 1:]
+    return Credit(raw=raw.flatten(1), norm=norm_by_step(sampled))
+
+
+def calibrate_noise(
+    psi: Float[Tensor, " T"], gains_NT: Float[Tensor, " N T"], eps1: float = 2, eps2: float = 0.01
+) -> Float[Tensor, " T"]:
+    """One round of exploration calibration: a table of noise levels, moved by how often each step gained.
+
+    Noise is right where a step helps about as often as it harms: `psi_j` rises by eps2 where
+    `|#(gain_j > 0) - #(gain_j < 0)| < eps1` and falls by eps2 elsewhere (DenseGRPO). Sample with the
+    current table, call, repeat; then freeze the table and train. The paper gives neither the number of samples, nor
+    the first table, nor when to stop. With an even number of samples and no gain of 0 the published eps1 = 2 asks for
+    an exact tie, because the two counts then differ by an even number.
+
+    Args:
+        psi: [T] noise level of each step, positive.
+        gains_NT: [N, T] gains of N samples sampled with psi; NaN where a value failed, which counts on neither side.
+        eps1: Positive.
+        eps2: Positive.
+
+    Returns:
+        [T] the next table. A level stays where no sample had a valid gain, and where it would fall to 0 or below.
+
+    Raises:
+        ValueError: shapes do not fit, a level is not positive, or eps1 or eps2 is not.
+    """
+    if psi.ndim != 1 or gains_NT.ndim != 2 or gains_NT.shape[1] != len(psi):
+        raise ValueError(
+            f"psi is [T] and the gains are [N, T] of the same T, got {tuple(psi.shape)} and {tuple(gains_NT.shape)}"
+        )
+    if not (bool((psi > 0).all()) and eps1 > 0 and eps2 > 0):
+        raise ValueError(
+            f"noise levels, eps1 and eps2 must be positive, got {psi.tolist()}, {eps1}, {eps2}: a step of level 0 has "
+            "no density, run it as an ODE step"
+        )
+    excess = (gains_NT > 0).sum(0) - (gains_NT < 0).sum(0)
+    moved = psi.double() + eps2 * (2 * (excess.abs() < eps1).double() - 1)
+    stays = (moved <= 0) | gains_NT.isnan().all(0)
+    return torch.where(stays, psi.double(), moved).to(psi.dtype)

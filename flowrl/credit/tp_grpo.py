@@ -1,0 +1,133 @@
+"""Turning-point credit: a step after which the trajectory changes for good is paid for all that follows (TP-GRPO).
+
+The definitions follow the released code of TurningPoint-GRPO (arXiv 2602.06422). Letters: N trajectories of T
+stochastic steps, V_0 .. V_T their values; `d_j = V_{j+1} - V_j` is the gain of step j and `V_T - V_j` all that came
+from step j on.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flowrl.credit.values import norm_by_step, one_channel, values_of
+from flowrl.trajectory import Credit, Sampled
+
+
+def turning_points(
+    values_NT: Float[Tensor, " N T1"],
+    constrained: bool = True,
+    *,
+    local_flip: bool = False,
+    positive_only: bool = False,
+) -> Bool[Tensor, " N T"]:
+    """Steps that turn a trajectory towards where it ends.
+
+    With `u_j = sign(d_j)` and the trend `g = sign(V_T - V_0)`, step j >= 1 is a turning point where the gain turns from
+    against the trend to along it, `u_{j-1} g = -1` and `u_j g = 1`; step 0 where it goes along, `u_0 g = 1`. The
+    constraint adds that the rest goes the same way as the step, `u_j sign(V_T - V_{j+1}) = 1`. Then `V_T - V_j` has the
+    sign of d_j and is larger, and the last step never is one; without it neither holds. All comparisons are strict:
+    nothing is flagged at a gain of 0, nor right after one, nor in a trajectory that ends where it began.
+
+    Args:
+        values_NT: [N, T+1] values, NaN where a reward failed.
+        constrained: Add the constraint (the released launch scripts do); alone it decides on step 0.
+        local_flip: For steps j >= 1 ask only that neighbouring gains have opposite signs, whatever the trend.
+        positive_only: Only trajectories that end higher than they began.
+
+    Returns:
+        [N, T]. No step is flagged for which a value that its definition names, V_0 and V_T included, is NaN.
+
+    Raises:
+        ValueError: values_NT is not a float table of at least two columns.
+    """
+    values = _checked(values_NT)
+    first, last = values[:, :1], values[:, -1:]
+    gain = (values[:, 1:] - values[:, :-1]).sign()  # sign(NaN) is 0, so a NaN flags nothing
+    trend = (last - first).sign()
+    along = gain * trend
+    if local_flip:
+        turned = gain[:, :-1] * gain[:, 1:] < 0
+    else:
+        turned = (along[:, :-1] < 0) & (along[:, 1:] > 0)
+    flags = torch.cat([along[:, :1] > 0, turned], 1)
+    if constrained:
+        # On step 0 this implies u_0 g = 1: V_T - V_0 is then a sum of two terms of one sign.
+        flags &= gain * (last - values[:, 1:]).sign() > 0
+    if positive_only:
+        flags &= trend > 0
+    return flags & ~(first + last).isnan()
+
+
+def balanced(flags_NT: Bool[Tensor, " N T"], values_NT: Float[Tensor, " N T1"]) -> Bool[Tensor, " N T"]:
+    """As many turning points of rising trajectories as of falling ones, over all cells of the table.
+
+    Of each sign of `V_T - V_0` the min(#rising, #falling) cells with the largest `|V_T - V_0|` stay flagged, earlier
+    cells first among equals. Nothing changes where one sign is missing. The released code ranks by this trend and not
+    by the cell's own `V_T - V_j`. A cell of trend 0, which only a local flip can have, belongs to neither and stays.
+
+    Args:
+        flags_NT: [N, T] from `turning_points`.
+        values_NT: [N, T+1].
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    values = _checked(values_NT)
+    if flags_NT.shape != (len(values), values.shape[1] - 1):
+        raise ValueError(f"flags of values {tuple(values.shape)} have one column less, got {tuple(flags_NT.shape)}")
+    trend = (values[:, -1:] - values[:, :1]).expand(flags_NT.shape).flatten()
+    flags = flags_NT.flatten().clone()
+    sides = [(flags & (trend > 0)).nonzero().flatten(), (flags & (trend < 0)).nonzero().flatten()]
+    count = min(len(side) for side in sides)
+    for side in sides if count else ():
+        order = trend[side].abs().argsort(descending=True, stable=True)
+        flags[side[order[count:]]] = False
+    return flags.reshape(flags_NT.shape)
+
+
+def tp_grpo(
+    sampled: Sampled,
+    reward_KF: Float[Tensor, " 1 F"],
+    *,
+    constrained: bool = True,
+    balance: bool = True,
+    local_flip: bool = False,
+    positive_only: bool = False,
+) -> Credit:
+    """Gain of every step, at turning points replaced by all that came from there on.
+
+    `V_T - V_j` at turning points (where it is 0 the gain stays) and `d_j` elsewhere, normalised over the same step
+    under the same prompt. Balancing is over the trajectories given, as released: the batch of one process. The result
+    then depends on how a batch is cut.
+
+    Args:
+        sampled: Trajectories with values on the way; T of the formulas is their number of stochastic steps.
+        reward_KF: [1, F]; several rewards are merged by their weights before signs are taken.
+        constrained: See `turning_points`.
+        balance: See `balanced`.
+        local_flip: See `turning_points`.
+        positive_only: See `turning_points`.
+
+    Raises:
+        ValueError: there are several channels, or as `values_of`.
+    """
+    one_channel(reward_KF, "tp_grpo")
+    values = values_of(sampled, reward_KF)[0].double()
+    flags = turning_points(values, constrained, local_flip=local_flip, positive_only=positive_only)
+    if balance:
+        flags = balanced(flags, values)
+    rest = values[:, -1:] - values[:, :-1]
+    raw = torch.where(flags & (rest != 0), rest, values[:, 1:] - values[:, :-1])
+    return Credit(raw=raw.to(reward_KF.dtype).reshape(1, -1), norm=norm_by_step(sampled))
+
+
+def _checked(values_NT: Tensor) -> Tensor:
+    """Values in float64."""
+    if values_NT.ndim != 2 or values_NT.shape[1] < 2 or not values_NT.is_floating_point():
+        raise ValueError(
+            "values are a float table [N, T+1] with T >= 1, V_0 to V_T of every trajectory, got "
+            f"{values_NT.dtype} {tuple(values_NT.shape)}"
+        )
+    return values_NT.double()

@@ -1,0 +1,118 @@
+"""What every credit method on trajectories starts from: the rewards on the way as a table, and normalisation sets.
+
+Letters: K reward channels, b samples, n stochastic steps of each. Value k is the reward of the image that the ODE makes
+after k stochastic steps; value n is that of the rollout's own image.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from flowrl.trajectory import Sampled
+
+# More than any number of denoising steps: group * MOST_STEPS + step names a prompt and a step by one number.
+MOST_STEPS = 2**20
+
+
+def steps_of(sampled: Sampled) -> Int[Tensor, " b n"]:
+    """Denoising step of every transition, sample by sample.
+
+    Raises:
+        ValueError: the transitions are not b trajectories of n steps each, one after another.
+    """
+    count = int((sampled.sample == 0).sum())
+    row = torch.arange(len(sampled), device=sampled.sample.device)
+    if count == 0 or len(sampled) % count or bool((sampled.sample != row // count).any()):
+        raise ValueError(
+            "this credit method needs trajectories: the same number of transitions for every sample, sample after "
+            f"sample; got samples {sampled.sample[:16].tolist()} ... Branches and trees have methods of their own"
+        )
+    if bool((sampled.parent != torch.where(row % count == 0, -1, row - 1)).any()):
+        raise ValueError("this credit method needs trajectories, in which every step follows the one before: "
+                         f"got parents {sampled.parent[:16].tolist()} ...")  # fmt: skip
+    return sampled.step.reshape(-1, count)
+
+
+def _by_sample(sampled: Sampled, reward_KF: Tensor) -> tuple[Tensor, Tensor]:
+    """Rewards [K, b, F / b] and the transition count of each finished latent [b, F / b], checked."""
+    b, count = steps_of(sampled).shape
+    if reward_KF.ndim != 2 or reward_KF.shape[1] != len(sampled.finished) or not reward_KF.is_floating_point():
+        raise ValueError(
+            f"rewards must be float [K, {len(sampled.finished)}], one a channel and finished latent, got "
+            f"{reward_KF.dtype} {tuple(reward_KF.shape)}"
+        )
+    if len(sampled.finished) not in (b, b * (count + 1)):
+        raise ValueError(
+            f"{b} trajectories of {count} stochastic steps leave {b} finished latents, or {b * (count + 1)} with the "
+            f"values on the way, got {len(sampled.finished)}"
+        )
+    after = sampled.finished_after.reshape(b, -1)
+    last = torch.arange(b, device=after.device)[:, None] * count + count - 1
+    wanted = last - torch.arange(after.shape[1] - 1, -1, -1, device=after.device)
+    if after.shape[1] > 1:
+        wanted[:, 0] = -1
+    if bool((after != wanted).any()):
+        raise ValueError(
+            "finished latents must stand sample by sample, each after one transition more than the one before it, as "
+            f"sample_trajectories leaves them: finished_after begins {after.flatten()[:16].tolist()}"
+        )
+    return reward_KF.reshape(len(reward_KF), b, -1), after
+
+
+def final_rewards(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tensor, " K b"]:
+    """Rewards of the rollouts' own images, with or without values on the way.
+
+    Raises:
+        ValueError: these are not trajectories, or the rewards do not fit them.
+    """
+    return _by_sample(sampled, reward_KF)[0][..., -1]
+
+
+def values_of(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tensor, " K b n1"]:
+    """Values 0 .. n of every sample (n1 = n + 1), as the rewards come.
+
+    Raises:
+        ValueError: these are not trajectories, or values on the way were not sampled, or the rewards do not fit.
+    """
+    values, after = _by_sample(sampled, reward_KF)
+    if after.shape[1] == 1:
+        raise ValueError(
+            "this credit method compares values on the way, but only the finished images were scored: complete the "
+            "trajectories (flowrl.samplers.completion.complete) and pass the result to sample_trajectories"
+        )
+    return values
+
+
+def gains_of(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tensor, " K b n"]:
+    """Gain of every step, `V_{k+1} - V_k`; NaN where one of the two is. A sample's gains add up to `V_n - V_0`.
+
+    Raises:
+        ValueError: as `values_of`.
+    """
+    values = values_of(sampled, reward_KF).double()
+    return (values[..., 1:] - values[..., :-1]).to(reward_KF.dtype)
+
+
+def one_channel(reward_KF: Float[Tensor, " K F"], method: str) -> None:
+    """Refuse several reward channels where a method is not defined for them.
+
+    Raises:
+        ValueError: there is not exactly one channel.
+    """
+    if len(reward_KF) != 1:
+        raise ValueError(
+            f"{method} needs one reward channel, got {len(reward_KF)}: what it does with values is not linear in them, "
+            "so merge the rewards into their weighted sum first"
+        )
+
+
+def norm_by_step(sampled: Sampled) -> Int[Tensor, " M"]:
+    """Normalisation sets: transitions of one prompt at one denoising step."""
+    return sampled.group.long() * MOST_STEPS + sampled.step.long()
+
+
+def norm_by_group(sampled: Sampled) -> Int[Tensor, " M"]:
+    """Normalisation sets: all transitions of one prompt, whatever their step."""
+    return sampled.group.long()

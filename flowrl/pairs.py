@@ -1,0 +1,95 @@
+"""Preference pairs from files: a prompt, the picture that was preferred, and the one that was not.
+
+A JSONL file holds one object a line; paths of pictures are relative to the file:
+
+    {"prompt": "a photo of a red circle", "winner": "images/0001.png", "loser": "images/0002.png"}
+
+Further keys are left alone. A folder stands for the file `pairs.jsonl` in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+FILE = "pairs.jsonl"
+"""The file that is read where a folder is given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """One line of a file of pairs."""
+
+    prompt: str
+    winner: Path
+    loser: Path
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Reads a file of pairs, or `pairs.jsonl` of a folder; blank lines are skipped, pictures are not opened.
+
+    Raises:
+        ValueError: there is no such file, it holds no pair, or a line is bad; names file and line.
+    """
+    file = path / FILE if path.is_dir() else path
+    if file.suffix != ".jsonl":
+        raise ValueError(f"{file}: pairs come from a .jsonl file, or from a folder that holds {FILE}")
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: cannot be read as UTF-8 text ({error})") from error
+    pairs = [_parse(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not pairs:
+        raise ValueError(f'{file}: holds no pair: write one {{"prompt": ..., "winner": ..., "loser": ...}} a line')
+    return pairs
+
+
+def _parse(file: Path, number: int, line: str) -> Pair:
+    where = f"{file}, line {number}"
+    try:
+        row: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: no valid JSON ({error.msg} at column {error.colno})") from error
+    texts = {key: row.get(key) if isinstance(row, dict) else None for key in ("prompt", "winner", "loser")}
+    wrong = [key for key, text in texts.items() if not isinstance(text, str) or not text.strip()]
+    if wrong:
+        raise ValueError(
+            f"{where}: needs an object with prompt, winner and loser, each a text that is not empty; what is wrong: "
+            f"{', '.join(wrong)}"
+        )
+    winner, loser = (file.parent / str(texts[key]) for key in ("winner", "loser"))
+    if winner == loser:
+        raise ValueError(f"{where}: winner and loser are the same picture, {winner}: a pair needs two")
+    for picture in (winner, loser):
+        if not picture.is_file():
+            raise ValueError(f"{where}: there is no picture {picture}; paths are relative to the file of pairs")
+    return Pair(prompt=str(texts["prompt"]), winner=winner, loser=loser)
+
+
+def load_images(paths: Sequence[Path]) -> Float[Tensor, " b 3 h w"]:
+    """Pictures as float32 in [0, 1], on the CPU.
+
+    Raises:
+        ValueError: one cannot be read, or they differ in size; names it.
+    """
+    images: list[Tensor] = []
+    for path in paths:
+        try:
+            with Image.open(path) as picture:
+                pixels = np.array(picture.convert("RGB"), dtype=np.float32) / 255
+        except (OSError, UnidentifiedImageError) as error:
+            raise ValueError(f"{path}: cannot be read as a picture ({error})") from error
+        images.append(torch.from_numpy(pixels).permute(2, 0, 1))
+        if images[-1].shape != images[0].shape:
+            sizes = " and ".join(f"{image.shape[2]} x {image.shape[1]}" for image in (images[0], images[-1]))
+            raise ValueError(f"{path}: its size differs from that of {paths[0]} ({sizes}): resize one of them")
+    return torch.stack(images)

@@ -1,0 +1,257 @@
+"""Branches: stochastic successors of an ODE trajectory, each completed by the ODE (TempFlow-GRPO, G2RPO).
+
+A branch differs from its siblings in the noise of one step alone, so the reward of its image is credit for that step.
+
+Replay rule, for trees too: the distinct sources of a step are evaluated in ascending pool order, `batch_size` at a
+time, and the transitions of a chunk are scored together in row order. Networks answer a little differently in another
+batch; an update that keeps to this rule meets the recorded log-densities to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from flowrl.samplers.guidance import Velocity
+from flowrl.samplers.kernels import Kernel, ode
+from flowrl.samplers.parametrization import working_dtype
+from flowrl.samplers.transition import gaussian_log_prob
+from flowrl.samplers.windows import thinned_steps
+from flowrl.trajectory import Sampled, Schedule
+
+VelocityOf = Callable[[Tensor], Velocity]  # indexes of prompts [b] -> the guided velocity of a batch of b
+
+
+def chunked_velocities(
+    velocity_of: VelocityOf, x: Tensor, prompt: Tensor, schedule: Schedule, step: int, batch_size: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """Velocities at the latents of one step, `batch_size` at a time in their order.
+
+    Args:
+        velocity_of: Gives the velocity function of conditioning rows.
+        x: [n, *latent] at `schedule.sigma[step]`.
+        prompt: [n] conditioning row of each latent.
+        schedule: T steps.
+        step: 0 .. T-1.
+        batch_size: Latents a network call.
+
+    Yields:
+        The slice of x and its velocities.
+    """
+    for start in range(0, len(x), batch_size):
+        part = slice(start, min(start + batch_size, len(x)))
+        yield part, velocity_of(prompt[part])(x[part], schedule.sigma[step], schedule.timestep[step])
+
+
+def draw_successors(
+    kernel: Kernel, x: Tensor, velocity: Tensor, xi: Tensor, schedule: Schedule, step: int, storage_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Stochastic successors `mean + std xi` of latents at a step, as many each as xi holds, rounded to what is stored.
+
+    Args:
+        kernel: A kernel with noise_level and sigma_max bound.
+        x: [n, *latent].
+        velocity: [n, *latent].
+        xi: [n * width, *latent], the noises of one latent next to each other.
+        schedule: T steps.
+        step: 0 .. T-1.
+        storage_dtype: Precision of the successors.
+
+    Returns:
+        Successors [n * width, *latent], log-density [n * width] of each as stored, means.
+
+    Raises:
+        ValueError: the step has std 0, so nothing stochastic can be drawn.
+    """
+    width = len(xi) // len(x)
+    source, output = x.repeat_interleave(width, 0), velocity.repeat_interleave(width, 0)
+    transition = kernel(source, output, schedule.sigma[step], schedule.sigma[step + 1])
+    mean = transition.mean
+    x_next = (mean + transition.std * xi.to(device=mean.device, dtype=mean.dtype)).to(storage_dtype).to(mean.dtype)
+    return x_next, gaussian_log_prob(x_next, transition), mean
+
+
+def checked_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
+    """The noise of a step.
+
+    Raises:
+        ValueError: it has not the shape of the latents it is for.
+    """
+    if tuple(xi.shape) != tuple(shape):
+        raise ValueError(f"{call} must give one noise a successor {tuple(shape)}, got {tuple(xi.shape)}")
+    return xi
+
+
+def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -> None:
+    """Check what branches and trees start from.
+
+    Raises:
+        ValueError: there is no start noise, prompts or groups are not one a start noise, or batch_size < 1.
+    """
+    if len(x) == 0 or prompt_a.shape != x.shape[:1] or group_a.shape != x.shape[:1]:
+        raise ValueError(
+            f"each of the start noises x {tuple(x.shape)} needs its prompt and its group, at least one of each, got "
+            f"prompt_a {tuple(prompt_a.shape)} and group_a {tuple(group_a.shape)}"
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size is the number of latents a network call, at least 1, got {batch_size}")
+
+
+def check_steps(steps: Sequence[int], num_steps: int, name: str) -> tuple[int, ...]:
+    """The steps in ascending order.
+
+    Raises:
+        ValueError: none is given, one is given twice, or one lies outside the schedule.
+    """
+    ordered = tuple(sorted(steps))
+    if not ordered or len(set(ordered)) != len(ordered) or ordered[0] < 0 or ordered[-1] >= num_steps:
+        raise ValueError(f"{name} must be distinct, at least one, and in 0 .. {num_steps - 1}, got {list(steps)}")
+    return ordered
+
+
+def complete_branches(
+    velocity_of: VelocityOf,
+    x: Float[Tensor, " M *latent"],
+    prompt: Int[Tensor, " M"],
+    steps: Sequence[int],
+    schedule: Schedule,
+    *,
+    strides: Sequence[int] = (1,),
+    batch_size: int,
+    storage_dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, " F *latent"]:
+    """Follow the ODE from the products of stochastic steps to sigma 0, once for every stride.
+
+    Stride 1 takes every step of the schedule, others thin it out as G2RPO does, see `windows.thinned_steps`. All
+    completions run together, at each step those that are evaluated there. The completions of one latent coincide up to
+    the second evaluation, whatever the stride, and are evaluated once until then.
+
+    Args:
+        velocity_of: As `sample_branches`.
+        x: [M, *latent]; x[i] is at `schedule.sigma[steps[i] + 1]`.
+        prompt: [M].
+        steps: M steps that produced x.
+        schedule: T steps.
+        strides: L strides.
+        batch_size: Latents a network call.
+        storage_dtype: Precision that every state is rounded to.
+
+    Returns:
+        [M * L, *latent] at sigma 0, ordered (latent, stride).
+    """
+    x_F, each = x.repeat_interleave(len(strides), 0), range(len(x) * len(strides))
+    evaluated = [thinned_steps(schedule.num_steps, after, stride) for after in steps for stride in strides]
+    for step in range(min(steps) + 1, schedule.num_steps):
+        alike: dict[int, list[int]] = {}  # completions by the first of those that share its latent
+        for path in (path for path in each if step in evaluated[path]):
+            row = path // len(strides)
+            first = next(p for p in range(row * len(strides), path + 1) if step in evaluated[p])
+            alike.setdefault(first if step <= steps[row] + 2 else path, []).append(path)
+        if not alike:
+            continue
+        leaders = torch.tensor(list(alike), device=x.device)
+        for part, velocity in chunked_velocities(
+            velocity_of, x_F[leaders], prompt[leaders // len(strides)], schedule, step, batch_size
+        ):
+            members = [(place, path) for place, first in enumerate(list(alike)[part]) for path in alike[first]]
+            places, paths = (torch.tensor(column, device=x.device) for column in zip(*members, strict=True))
+            following = [next((s for s in evaluated[p] if s > step), schedule.num_steps) for _, p in members]
+            moved = ode(x_F[paths], velocity[places], schedule.sigma[step], schedule.sigma[following])
+            x_F[paths] = moved.mean.to(storage_dtype).to(x.dtype)
+    return x_F
+
+
+def sample_branches(
+    velocity_of: VelocityOf,
+    x: Float[Tensor, " a *latent"],
+    prompt_a: Int[Tensor, " a"],
+    group_a: Int[Tensor, " a"],
+    schedule: Schedule,
+    kernel: Kernel,
+    noise: Callable[[int], Tensor],
+    *,
+    steps: Sequence[int],
+    branches: int,
+    strides: Sequence[int] = (1,),
+    batch_size: int,
+    keep_means: bool = False,
+    storage_dtype: torch.dtype = torch.float32,
+) -> Sampled:
+    """Branch off ODE trajectories: at chosen steps several stochastic successors, each completed by the ODE.
+
+    TempFlow-GRPO (arXiv 2508.04324): every step but the last, several start noises a prompt. G2RPO (arXiv 2510.01982):
+    the first half of the steps, one start noise a prompt, every branch completed on several thinned schedules. Anchors
+    stop at their last branching, and all branches of a state share its one network evaluation. With B branches and one
+    stride an anchor costs `max(steps) + 1 + B sum_j (T - 1 - j)` evaluations.
+
+    Wrap the call in `torch.no_grad()`. Precision is that of `rollout`.
+
+    Args:
+        velocity_of: `velocity_of(index)` is the guided velocity of a batch with these prompts, index [b].
+        x: [a, *latent] start noise of each anchor at `schedule.sigma[0]`.
+        prompt_a: [a] what velocity_of is asked for.
+        group_a: [a] prompt group, numbered over all processes.
+        schedule: T steps.
+        kernel: A kernel with noise_level and sigma_max bound.
+        noise: `noise(step) -> [a * branches, *latent]` standard normal, anchor by anchor.
+        steps: The steps that branch, in 0 .. T-1.
+        branches: Successors of each anchor state.
+        strides: L strides of the completions, see `windows.thinned_steps`.
+        batch_size: Latents a network call.
+        keep_means: Record the transition means too.
+        storage_dtype: Precision of the states.
+
+    Returns:
+        `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path, and
+        `M * L` finished latents ordered (transition, stride). The pool holds the anchor states by (step, anchor), then
+        the products in row order.
+
+    Raises:
+        ValueError: a step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
+    """
+    check_start(x, prompt_a, group_a, batch_size)
+    steps = check_steps(steps, schedule.num_steps, "steps")
+    if branches < 1 or not strides or min(strides) < 1 or len(set(strides)) != len(strides):
+        raise ValueError(f"branches and strides are at least 1, strides distinct, got {branches} and {list(strides)}")
+    a, dtype = len(x), working_dtype(x)
+    x = x.to(storage_dtype).to(dtype)
+    prompt_a, group_a = prompt_a.to(x.device), group_a.to(x.device)
+    anchors, drawn = [], []
+    for step in range(steps[-1] + 1):
+        branching = step in steps
+        if branching:
+            anchors.append(x)
+            xi = checked_noise(noise(step), (a * branches, *x.shape[1:]), f"noise({step})")
+        following = []
+        for part, velocity in chunked_velocities(velocity_of, x, prompt_a, schedule, step, batch_size):
+            if branching:
+                own = slice(part.start * branches, part.stop * branches)
+                drawn.append(draw_successors(kernel, x[part], velocity, xi[own], schedule, step, storage_dtype))
+            moved = ode(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1])
+            following.append(moved.mean.to(storage_dtype).to(dtype))
+        x = torch.cat(following)
+    produced, log_prob, mean = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    row = torch.arange(len(produced), device=x.device)
+    anchor = row // branches % a
+    step_M = torch.tensor(steps, device=x.device).repeat_interleave(a * branches)
+    group = group_a[anchor]
+    return Sampled(
+        states=torch.cat([*anchors, produced]),
+        source=row // branches,
+        produced=len(steps) * a + row,
+        step=step_M,
+        sample=row,
+        group=group,
+        parent=torch.full_like(row, -1),
+        log_prob=log_prob,
+        mean=mean if keep_means else None,
+        finished=complete_branches(
+            velocity_of, produced, prompt_a[anchor], step_M.tolist(), schedule,
+            strides=strides, batch_size=batch_size, storage_dtype=storage_dtype,
+        ),
+        finished_group=group.repeat_interleave(len(strides)),
+        finished_after=row.repeat_interleave(len(strides)),
+    )  # fmt: skip

@@ -1,0 +1,173 @@
+"""Noise levels at which finished images are noised again during training, drawn by counters.
+
+| kind | rule for T draws of one image (or of one batch that shares them) | used by |
+|---|---|---|
+| schedule | the rollout's own steps in random order, the first T of them | DiffusionNFT, Edit-R1 |
+| discrete | leading share of the schedule in T strata of steps, one step of each | AWM |
+| discrete_wo_init | the same from the second step on: never the start | AWM |
+| discrete_with_init | the first step always, T - 1 strata from the second on | AWM |
+| logit_normal | sigmoid of a normal, in T strata of equal probability, shifted, at least 0.01 | AWM, DPO |
+| uniform | even on [0.2, 1] in T strata, shifted | AWM |
+
+A schedule's last sigma before 0 can be very small (0.0089 on SD3's default grid of any length), so what a rule leaves
+out at that end matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.randomness import Part, counter_choice, counter_integers
+from flowrl.samplers.schedules import shift_sigma
+from flowrl.trajectory import Schedule
+
+TimeKind = Literal["schedule", "discrete", "discrete_wo_init", "discrete_with_init", "logit_normal", "uniform"]
+
+_LOWEST = 0.01  # of logit_normal
+_UNIFORM_FROM = 0.2  # before the shift
+_TRAIN_TIMESTEPS = 1000  # a network is fed 1000 sigma at levels that are not on the schedule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Times:
+    """Noise levels and what the network is fed at them.
+
+    Attributes:
+        sigma: [b, T] float32, in (0, 1].
+        timestep: [b, T] float32; the schedule's own where the levels are its steps, else 1000 sigma.
+    """
+
+    sigma: Float[Tensor, " b T"]
+    timestep: Float[Tensor, " b T"]
+
+
+def training_times(
+    kind: TimeKind,
+    schedule: Schedule,
+    keys: Sequence[tuple[Part, ...]],
+    *,
+    count: int | None = None,
+    fraction: float = 0.99,
+    shift: float = 1.0,
+) -> Times:
+    """Draw T noise levels for each key.
+
+    Args:
+        kind: A rule of the table above.
+        schedule: The rollout's n steps; not used by logit_normal and uniform.
+        keys: Counters, one tuple an image; an image's levels do not depend on the others'. For levels that a batch, or
+            the images of a prompt, share, repeat their key or expand the result.
+        count: T. None, for the kind schedule only: `int(n * fraction)`, 9 of 10 as published.
+        fraction: In (0, 1]; of the schedule, for the kinds discrete: `int(n * fraction)` leading steps are in reach.
+        shift: Static shift of logit_normal and uniform, towards noise above 1 (3 for SD3).
+
+    Returns:
+        Levels [b, T].
+
+    Raises:
+        ValueError: unknown kind, no key, a count that does not fit, or fraction or shift out of range.
+    """
+    if kind not in get_args(TimeKind):
+        raise ValueError(f"unknown kind of training times {kind!r}: choose one of {', '.join(get_args(TimeKind))}")
+    if not keys:
+        raise ValueError("training times need one key an image, got none")
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction is a share of the schedule in (0, 1], got {fraction}")
+    if count is None and kind != "schedule":
+        raise ValueError(f"kind {kind} needs a count: how many levels an image is noised to")
+    if kind in ("logit_normal", "uniform"):
+        continuous = logit_normal_sigmas if kind == "logit_normal" else uniform_sigmas
+        sigma = torch.stack([continuous(count or 0, *key, shift=shift) for key in keys])
+        return Times(sigma=sigma, timestep=sigma * _TRAIN_TIMESTEPS)
+    n, reach = schedule.num_steps, int(schedule.num_steps * fraction)
+    if kind == "schedule":
+        steps = [permuted_steps(n, reach if count is None else count, *key) for key in keys]
+    else:
+        steps = [stratified_steps(kind, reach, count or 0, *key) for key in keys]
+    index = torch.tensor(steps, device=schedule.sigma.device)
+    return Times(sigma=schedule.sigma[index], timestep=schedule.timestep[index])
+
+
+def permuted_steps(num_steps: int, count: int, *key: Part) -> tuple[int, ...]:
+    """The first `count` steps of a random order of all `num_steps` (DiffusionNFT, arXiv 2509.16117).
+
+    Raises:
+        ValueError: count is not in 1 .. num_steps.
+    """
+    if not 1 <= count <= num_steps:
+        raise ValueError(f"{count} different steps cannot be taken of a schedule of {num_steps}: lower times.count")
+    return counter_choice(num_steps, count, "times", *key)
+
+
+def strata(kind: TimeKind, reach: int, count: int) -> list[range]:
+    """The steps that each draw of the kinds discrete is taken from.
+
+    Boundaries are evenly spaced over the steps in reach, rounded down; an empty stratum is its lower boundary.
+
+    Args:
+        kind: One of the kinds discrete.
+        reach: Leading steps of the schedule that may be drawn.
+        count: Draws.
+
+    Raises:
+        ValueError: the kind has no strata, or there is no draw or no step to draw.
+    """
+    if kind not in ("discrete", "discrete_wo_init", "discrete_with_init"):
+        raise ValueError(f"kind {kind!r} has no strata of steps")
+    low, pieces = (0, count) if kind == "discrete" else (1, count)
+    fixed = [range(0, 1)] if kind == "discrete_with_init" else []
+    pieces -= len(fixed)
+    if count < 1 or (pieces > 0 and reach <= low):
+        raise ValueError(
+            f"{kind} cannot take {count} draws from steps {low} .. {reach - 1}: draw at least one, and raise "
+            "times.fraction or the number of steps"
+        )
+    bounds = [low + (reach - low) * i // max(pieces, 1) for i in range(pieces + 1)]
+    return [*fixed, *(range(a, max(b, a + 1)) for a, b in pairwise(bounds))]
+
+
+def stratified_steps(kind: TimeKind, reach: int, count: int, *key: Part) -> tuple[int, ...]:
+    """One step of each stratum, uniformly and in the order of the schedule (AWM, arXiv 2509.25050).
+
+    Raises:
+        ValueError: as `strata`.
+    """
+    pieces = strata(kind, reach, count)
+    return tuple(counter_integers(r.start, r.stop, "times", i, *key) for i, r in enumerate(pieces))
+
+
+def _stratified_uniform(count: int, key: tuple[Part, ...]) -> Tensor:
+    """One number in (0, 1) of each of T equal strata, in random order, float64."""
+    if count < 1:
+        raise ValueError(f"at least one level must be drawn, got count {count}")
+    inner = [(counter_integers(0, 2**52, "times", i, *key) + 0.5) / 2**52 for i in range(count)]
+    order = counter_choice(count, count, "times order", *key)
+    return torch.tensor([(k + inner[k]) / count for k in order], dtype=torch.float64)
+
+
+def logit_normal_sigmas(count: int, *key: Part, shift: float = 1.0) -> Float[Tensor, " T"]:
+    """Stratified logit-normal levels, `S(sigmoid(Phi^-1((k + U) / T)))`, at least 0.01, in random order.
+
+    S is the static shift (`shift_sigma`). Esser et al., arXiv 2403.03206, section 3.1, with location 0 and scale 1.
+
+    Raises:
+        ValueError: count < 1, or shift is not positive.
+    """
+    sigma = torch.sigmoid(torch.special.ndtri(_stratified_uniform(count, key)))
+    return shift_sigma(sigma, shift).clamp(min=_LOWEST).float()
+
+
+def uniform_sigmas(count: int, *key: Part, shift: float = 1.0) -> Float[Tensor, " T"]:
+    """Stratified levels `S(0.2 + 0.8 (k + U) / T)`, in random order; S as in `logit_normal_sigmas`.
+
+    Raises:
+        ValueError: count < 1, or shift is not positive.
+    """
+    return shift_sigma(_UNIFORM_FROM + (1 - _UNIFORM_FROM) * _stratified_uniform(count, key), shift).float()
