@@ -47,8 +47,12 @@ class Pipeline(Protocol):
         """The model's own noise levels for a number of steps."""
         ...
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """Images float32 `[b, 3, H, W]` in [0, 1] of finished latents."""
+    def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
+        """Images float32 `[b, 3, H, W]` in [0, 1] of finished latents; with `gradient` they carry that of `latents`."""
+        ...
+
+    def encode_images(self, images: Tensor) -> Tensor:
+        """Latents float32 `[b, *latent]` of images in [0, 1] of the drawn size, which `decode` turns back to them."""
         ...
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:

@@ -124,15 +124,31 @@ class SD3:
         """Grid "diffusers" is the stock pipeline's; "linspace" is shifted once (`samplers/schedules.py`)."""
         return build_schedule(dict(self.pipe.scheduler.config), num_steps, grid=grid)
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """Decodes slice by slice in float32, so that memory does not grow with the batch."""
+    def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
+        """Decodes slice by slice in float32; without gradient memory does not grow with the batch."""
         vae = self.pipe.vae
         images = []
-        for latent in latents.split(self.vae_slice):
-            scaled = latent.float() / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
-            images.append((vae.decode(scaled, return_dict=False)[0] / 2 + 0.5).clamp(0, 1))
-        return torch.cat(images)
+        with torch.set_grad_enabled(gradient):
+            for latent in latents.split(self.vae_slice):
+                scaled = latent.float() / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+                images.append((vae.decode(scaled, return_dict=False)[0] / 2 + 0.5).clamp(0, 1))
+            return torch.cat(images)
+
+    @torch.no_grad()
+    def encode_images(self, images: Tensor) -> Tensor:
+        """Mean of the VAE's posterior, shifted and scaled as `decode` undoes it; slice by slice in float32."""
+        vae = self.pipe.vae
+        height, width = (side * self.pipe.vae_scale_factor for side in self.latent_shape[1:])
+        if tuple(images.shape[1:]) != (3, height, width):
+            raise ValueError(
+                f"images must have the shape [b, 3, {height}, {width}], the size that is drawn, got "
+                f"{list(images.shape)}: resize them, or set pipeline.height and pipeline.width"
+            )
+        latents = []
+        for image in images.split(self.vae_slice):
+            posterior = vae.encode(2 * image.to(self.device, torch.float32) - 1).latent_dist
+            latents.append((posterior.mode() - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor)
+        return torch.cat(latents)
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve."""

@@ -25,6 +25,7 @@ KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or trained along."""
 
 REWARDS: dict[str, str] = {
+    "attributes": "flowrl.rewards.attributes:attributes",
     "clip_score": "flowrl.rewards.clip:clip_score",
     "geneval": "flowrl.rewards.geneval:geneval",
     "jpeg_compressibility": "flowrl.rewards.jpeg:jpeg_compressibility",
@@ -33,6 +34,7 @@ REWARDS: dict[str, str] = {
 """Name -> "module:factory"; a factory takes `device` and its options, keyword-only, and returns a `Reward`."""
 
 CHECKS: dict[str, str] = {
+    "attributes": "flowrl.rewards.attributes:check",
     "clip_score": "flowrl.rewards.clip:check",
     "geneval": "flowrl.rewards.geneval:check",
 }

@@ -21,13 +21,17 @@ def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
     return f"unknown {what} {name!r}{hint}; allowed: {', '.join(names) or 'none'}."
 
 
-def option_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def option_parameters(
+    function: Callable[..., Any], reserved: Collection[str] = RESERVED
+) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters of a function without the reserved ones, by name."""
     parameters = inspect.signature(function).parameters.values()
-    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in RESERVED}
+    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in reserved}
 
 
-def check_options(function: Callable[..., Any], options: Mapping[str, Any], *, owner: str) -> None:
+def check_options(
+    function: Callable[..., Any], options: Mapping[str, Any], *, owner: str, reserved: Collection[str] = RESERVED
+) -> None:
     """Checks options against the keyword-only parameters of `function`: names, required ones, and annotated types.
 
     `Literal[...]`, `bool`, `int`, `float` (whole numbers pass), `str`, `None` and unions of them are checked; a
@@ -36,7 +40,7 @@ def check_options(function: Callable[..., Any], options: Mapping[str, Any], *, o
     Raises:
         ValueError: with the nearest valid name or the allowed values.
     """
-    parameters = option_parameters(function)
+    parameters = option_parameters(function, reserved)
     for name in options:
         if name not in parameters:
             raise ValueError(f"{owner}: {unknown_name('option', name, parameters)}")

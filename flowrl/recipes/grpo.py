@@ -1,10 +1,12 @@
-"""GRPO for flow-matching generators: `flowrl train configs/tiny_grpo_geneval.yaml [key=value ...]`
+"""Policy gradient on sampled paths: `flowrl train configs/tiny_grpo_geneval.yaml [key=value ...]`
 
-An iteration samples G images for each of P prompts with a stochastic kernel, scores them, turns rewards into
-group-relative advantages, and updates the LoRA with the clipped surrogate at every stochastic step (Flow-GRPO,
-arXiv 2505.05470; windows of stochastic steps: Flow-GRPO-Fast and MixGRPO, arXiv 2507.21802).
+An iteration samples paths of G images for each of P prompts with a stochastic kernel, scores images, assigns credit to
+every stochastic step, turns it into group-relative advantages, and updates the LoRA with a clipped surrogate
+(Flow-GRPO, arXiv 2505.05470). Methods differ in one function each: which steps are stochastic (`sampler`), which images
+are scored and what each step gets of their rewards (`credit`), how rewards become advantages (`adv_*`,
+`reward_aggregation`, `shaping`), and the loss of a scored transition (`objective`).
 
-Letters: P prompts, G images a prompt, B = P * G, b rows of a micro-batch, K stochastic steps.
+Letters: P prompts, G images a prompt, B = P * G, b rows of a micro-batch, M transitions, F finished latents.
 
 Deviations from the published code: the KL is exact (`kl_type: no_dt` is the published one); the last step is an ODE
 step (there too it is never trained); groups of equal rewards are masked where they stand rather than re-packed; the
@@ -14,267 +16,321 @@ micro-batches and processes, so that their number does not change the result.
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flowrl.advantages import group_advantages, zero_variance_groups
-from flowrl.config import SamplerConfig, TrainConfig, resolve_path
-from flowrl.credit import outcome_rows
-from flowrl.evaluate import evaluate
-from flowrl.learner import GradientSum, Statistics, clock
-from flowrl.losses import clipped_above, clipped_below, clipped_surrogate
-from flowrl.parts import encode_everything, load_parts, sampler_of
-from flowrl.pipelines import Pipeline
-from flowrl.pipelines.lora import Policy
-from flowrl.progress import progress
-from flowrl.prompts import Prompt, eval_items, prompts_of_iteration, read_prompts
-from flowrl.randomness import counter_integers, sample_normals
-from flowrl.rewards import RewardInputs
-from flowrl.rewards.compose import WeightedSum
-from flowrl.run import Run
-from flowrl.samplers import (
-    Kernel,
-    Transition,
-    Velocity,
-    classifier_free_guidance,
-    gaussian_kl,
-    gaussian_log_prob,
-    published_kl,
-    rollout,
-    window_steps,
+from flowrl.config import TrainConfig
+from flowrl.credit import CREDIT
+from flowrl.learner import GradientSum, Statistics
+from flowrl.losses import clipped_above, clipped_below
+from flowrl.objectives import OBJECTIVES, Scored, kernel_sensitivity, sequence_coefficients
+from flowrl.recipes.assignment import (
+    Ends,
+    accuracy_scale,
+    advantages,
+    all_ends,
+    best_samples,
+    check_assignment,
+    credit_of,
 )
-from flowrl.trajectory import Conditioning, Rows, Schedule, Trajectory
+from flowrl.recipes.loop import Batch, Loop
+from flowrl.recipes.paths import check_plan, sample_paths, sampler_at, shared_sources
+from flowrl.recipes.prompt_choice import check_choice, choose_prompts, enough, remember
+from flowrl.rewards import RewardOutput
+from flowrl.rewards.options import check_options, unknown_name
+from flowrl.run import Run
+from flowrl.samplers import Kernel, Transition, gaussian_kl, gaussian_log_prob, published_kl
+from flowrl.shaping import aggregation_weights
+from flowrl.trajectory import Credit, Rows, Sampled, Schedule
 
-CONSTANT_REWARD_LIMIT = 3  # iterations in a row whose images all got the same reward before the run stops
+_STATISTICS = ("policy_loss", "ratio_mean", "clip_fraction", "approx_kl", "kl")
 
 
 def main(config: TrainConfig, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    geometry = config.resolve_batch(run.world)
-    pipeline, policy, reward = load_parts(config, run)
-    train_prompts = read_prompts(resolve_path(config.prompts.train))
-    kernel, schedule = sampler_of(config.sampler, pipeline)
-    negative = pipeline.encode([""])
-    if config.pipeline.free_text_encoders:
-        encode_everything(config, pipeline, train_prompts)
-    optimizer = torch.optim.AdamW(
-        policy.parameters.values(), lr=config.optim.lr, betas=config.optim.betas, eps=config.optim.eps,
-        weight_decay=config.optim.weight_decay,
-    )  # fmt: skip
-    state = run.load_checkpoint()
-    first = 0 if state is None else restore(state, policy, optimizer)
-    counters = {"updates": 0, "constant": 0} if state is None else dict(state["counters"])
-    own = range(run.rank * geometry.images_per_process, (run.rank + 1) * geometry.images_per_process)
+    loop = Loop(config, run)
+    method, objective = CREDIT[config.credit.method], OBJECTIVES[config.objective.name or "clip"]
+    for iteration in loop:
+        kernel, schedule, steps = sampler_at(loop, iteration)
+        if not steps:  # the last window of a round, with sampler.published_window
+            loop.log(iteration, {"live_rows": 0})
+            continue
 
-    def velocity_of(cond: Conditioning) -> Velocity:
-        return classifier_free_guidance(pipeline.network, cond, negative, config.sampler.guidance_scale)
+        # 1. Rollout: sample paths with the current policy, score the images they lead to. More rounds where a method
+        #    asks for more groups that disagree.
+        rounds: list[tuple[Batch, Sampled, RewardOutput, Ends]] = []
+        while not rounds or (len(rounds) < config.curriculum.max_rounds and not enough(loop, [r[3] for r in rounds])):
+            batch = loop.batch(iteration, round=len(rounds), prompt_ids=choose_prompts(loop, iteration, len(rounds)))
+            with loop.clock("rollout"), torch.no_grad():
+                sampled = sample_paths(
+                    loop, batch, method, kernel, schedule, steps, keep_means=objective.needs_old_mean
+                )
+            with loop.clock("reward"), torch.no_grad():
+                numbers = [batch.own.start + i for i in range(len(sampled.finished))]
+                output = loop.score(batch, sampled.finished, sampled.finished_group, numbers)
+            rounds.append((batch, sampled, output, all_ends(loop, batch, sampled, output)))
+        batch, sampled = Batch.cat([r[0] for r in rounds]), Sampled.cat([r[1] for r in rounds])
+        output = RewardOutput(
+            values=torch.cat([r[2].values for r in rounds]), valid=torch.cat([r[2].valid for r in rounds]),
+            parts={name: torch.cat([r[2].parts[name] for r in rounds]) for name in rounds[0][2].parts},
+        )  # fmt: skip
 
-    if first == 0 and config.eval_every:
-        log_evaluation(config, run, pipeline, policy, reward, 0)
-    with progress("training", config.num_iterations, first, enabled=run.main and config.progress) as advance:
-        for iteration in range(first, config.num_iterations):
-            seconds: dict[str, float] = defaultdict(float)
-            begun = time.perf_counter()
+        # 2. Credit and group-relative advantages, over the images of all processes.
+        ends = Ends.cat([r[3] for r in rounds])
+        loop.check_rewards(ends.reward, iteration)
+        credit = credit_of(loop, method, sampled, output, kernel, schedule)
+        advantage_M, live_M, dead = advantages(loop, method, batch, sampled, credit, output, ends)
+        rows = rows_of(sampled, credit, advantage_M, live_M & best_samples(loop, sampled, ends), config.clip_bounds)
+        kl_scale_M = accuracy_scale(loop, sampled, ends)
 
-            # 1. Rollout: sample with the current policy; keep the states of the stochastic steps and their densities.
-            chosen = prompts_of_iteration(len(train_prompts), config.prompts_per_step, config.seed, iteration)
-            prompts = [train_prompts[chosen[i // config.group_size]] for i in own]
-            cond = pipeline.encode([prompt.text for prompt in prompts])
-            steps = stochastic_steps(config.sampler, config.seed, iteration)
-            with clock(seconds, "rollout"), torch.no_grad():
-                parts = []
-                for start in range(0, len(own), geometry.rollout_batch_size):
-                    batch = slice(start, start + geometry.rollout_batch_size)
-                    x, noise = noise_of(config, pipeline.latent_shape, iteration, own[batch], run.device)
-                    parts.append(rollout(velocity_of(cond[batch]), x, schedule, kernel, noise, stochastic=steps))
-                trajectory = Trajectory.cat(parts)
-
-            # 2. Rewards and group-relative advantages, over the images of all processes.
-            with clock(seconds, "reward"):
-                output = reward(reward_inputs(config, prompts, pipeline.decode(trajectory.final), own))
-                reward_B, valid_B = run.gather(output.values.to(run.device)), run.gather(output.valid.to(run.device))
-            check_rewards(reward_B, valid_B, counters, iteration)
-            advantage_B = group_advantages(
-                reward_B.double(), config.group_size, config.adv_std, baseline=config.adv_baseline, valid_B=valid_B
-            ).clamp(-config.adv_clip_range, config.adv_clip_range)
-            dead_P = zero_variance_groups(reward_B, config.group_size, valid_B=valid_B)
-            keep_B = valid_B & ~dead_P.repeat_interleave(config.group_size)
-            local = slice(own.start, own.stop)
-            group_B = torch.arange(own.start, own.stop, device=run.device) // config.group_size
-            rows = outcome_rows(
-                trajectory, advantage_B[local].float(), group_B, clip_range=config.clip_bounds, keep_B=keep_B[local]
-            )
-
-            # 3. Update: score the stored transitions again under the policy that changes.
-            with clock(seconds, "update"):
-                states, blocks = trajectory.states.flatten(0, 1), row_blocks(rows, geometry.micro_batch_size)
-                if geometry.micro_batch_size != geometry.rollout_batch_size:
-                    rows = with_old_log_probs(rows, blocks, states, cond, velocity_of, schedule, kernel)
-                stats, first_update = Statistics(), True
-                for part in range(config.updates_per_rollout):
-                    own_blocks = [b for block in blocks[part :: config.updates_per_rollout] for b in block]
-                    live = sum(int(rows.keep[index].sum()) for index in own_blocks)
-                    live = int(run.accelerator.reduce(torch.tensor(live, device=run.device)).item())
-                    if live == 0:
+        # 3. Update: score the stored transitions again under the policy that changes.
+        with loop.clock("update"):
+            stats = Statistics(*_STATISTICS)
+            subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"
+            blocks = micro_batches(rows, loop.geometry.micro_batch_size, config.updates_per_rollout, kept_only=subset)
+            # Where the plan shares latents, the pieces of several updates or rounds are not those of the rollout.
+            shared = method.plan != "trajectories" and (config.updates_per_rollout > 1 or len(rounds) > 1)
+            if subset or shared or loop.geometry.micro_batch_size != loop.geometry.rollout_batch_size:
+                rows, sampled = scored_again(loop, batch, rows, sampled, blocks, schedule, kernel)
+            first_update = True
+            for own_blocks in blocks:
+                weight_M = loss_weights(loop, rows, own_blocks)
+                if weight_M is None:
+                    continue
+                gradient = GradientSum(loop.policy, loop.counters, scale_loss=config.pipeline.dtype == "float16")
+                whole = whole_paths(loop, batch, rows, sampled, own_blocks, schedule, kernel, known_one=first_update)
+                for index in own_blocks:
+                    part = rows[index]
+                    if not bool(part.keep.any()):
                         continue
-                    gradient = GradientSum(policy, counters, scale_loss=config.pipeline.dtype == "float16")
-                    for index in own_blocks:
-                        batch_rows = rows[index]
-                        if not bool(batch_rows.keep.any()):
-                            continue
-                        velocity = velocity_of(cond[batch_rows.sample])
-                        reference = None
-                        if config.kl_coef > 0:
-                            with torch.no_grad(), policy.under("reference"):
-                                reference = replay(batch_rows, states, velocity, schedule, kernel)
-                        new = replay(batch_rows, states, velocity, schedule, kernel)
-                        loss_b = losses_of(batch_rows, states, new, reference, schedule, config, stats)
-                        gradient.add((loss_b * batch_rows.keep).sum() / live)
-                    if first_update:
-                        check_first_ratio(stats, run, config, iteration)
-                        first_update = False
-                    stats.note("grad_norm", gradient.apply(run, optimizer, config.optim.max_grad_norm, iteration))
-                    counters["updates"] += 1
-                    if "ema" in policy.slots and counters["updates"] % config.policy.ema_every == 0:
-                        done = counters["updates"] // config.policy.ema_every
-                        policy.blend("ema", min(config.policy.ema_decay, (1 + done) / (10 + done)))
+                    reference = None
+                    if config.kl_coef > 0:
+                        with torch.no_grad(), loop.policy.under("reference"), loop.network.counting("reference"):
+                            reference = replay(loop, batch, part, sampled.states, schedule, kernel)
+                    with loop.network.counting("update"):
+                        new = replay(loop, batch, part, sampled.states, schedule, kernel)
+                    scored = scored_rows(part, index, sampled, new, schedule, kernel, config)
+                    policy_loss = objective.function(scored, **config.objective.options)
+                    if whole is not None:
+                        policy_loss = whole[index] * scored.log_ratio
+                    loss_b = policy_loss
+                    if reference is not None:
+                        kl_b = kl_of(new, reference, scored.step_size, config)
+                        loss_b = loss_b + config.kl_coef * kl_scale_M[index] * kl_b
+                        stats.add(part.keep, kl=kl_b)
+                    note(stats, part, scored, loss_b, policy_loss)
+                    gradient.add((loss_b * part.weight * weight_M[index])[part.keep].sum())
+                if first_update:
+                    check_first_ratio(stats, run, config, iteration)
+                    first_update = False
+                stats.note("grad_norm", gradient.apply(run, loop.optimizer, config.optim.max_grad_norm, iteration))
+                loop.updated()
 
-            # 4. Log, evaluate, save.
-            parts_B = {name: run.gather(value.to(run.device)) for name, value in output.parts.items()}
-            row = reward_metrics(reward_B, valid_B, parts_B, advantage_B, dead_P) | stats.means(run)
-            row |= {"live_rows": stats.rows(run), "num_images": config.num_images, "lr": config.optim.lr}
-            row |= {f"seconds/{stage}": round(value, 4) for stage, value in seconds.items()}
-            run.log({"iteration": iteration} | row | {"seconds": round(time.perf_counter() - begun, 4)})
-            advance(f"reward {row['reward']:.3f}  {time.perf_counter() - begun:.1f} s/it")
-            finished, stop = iteration + 1, run.should_stop()
-            last = finished == config.num_iterations
-            if config.eval_every and (last or finished % config.eval_every == 0) and not (stop and not last):
-                log_evaluation(config, run, pipeline, policy, reward, finished)
-            if last or stop or finished % config.checkpoint_every == 0:
-                save(config, run, pipeline, policy, optimizer, finished, counters)
-            if stop and not last:
-                return False
-    return True
+        # 4. What a method remembers, and the log.
+        remember(loop, ends)
+        row = reward_metrics(loop, sampled, output, advantage_M) | stats.means(run)
+        loop.log(iteration, row | {"zero_std_ratio": dead, "live_rows": stats.rows(run)})
+    return loop.finished
 
 
-# ---- rollout ---------------------------------------------------------------------------------------------------------
+def check(config: TrainConfig) -> None:
+    """Refuses settings of this recipe that cannot work, before a model loads.
 
-
-def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int) -> tuple[int, ...]:
-    """Stochastic steps of an iteration: the whole range, or a window whose place is drawn from (seed, iteration)."""
-    low, high = settings.stochastic_range
-    size = settings.sde_window_size or high - low
-    start = counter_integers(low, high - size + 1, seed, "window", iteration)
-    return window_steps(settings.num_steps, size, low, high, start)
-
-
-def noise_of(config: TrainConfig, shape: Sequence[int], iteration: int, images: range, device: torch.device) -> Any:
-    """Start noise `[b, *latent]` and the step noise function of some images of an iteration.
-
-    Every number is a function of (seed, iteration, group, image in the group, step).
+    Raises:
+        ValueError: an unknown method or option, or a combination without meaning, with what to change.
     """
-    places = [(i // config.group_size, 0 if config.same_latent else i % config.group_size) for i in images]
-    start = sample_normals(shape, [(config.seed, "start", iteration, group, k) for group, k in places]).to(device)
-
-    def step_noise(step: int) -> Tensor:
-        keys = [(config.seed, "step", iteration, i // config.group_size, i % config.group_size, step) for i in images]
-        return sample_normals(shape, keys).to(device)
-
-    return start, step_noise
-
-
-def reward_inputs(config: TrainConfig, prompts: Sequence[Prompt], images: Tensor, own: range) -> RewardInputs:
-    """What the rewards see of this process's images."""
-    return RewardInputs(
-        prompts=[prompt.text for prompt in prompts],
-        images=images,
-        metadata=[prompt.metadata for prompt in prompts],
-        group_ids=torch.tensor([i // config.group_size for i in own]),
-        sample_ids=torch.tensor(list(own)),
+    name = config.objective.name or "clip"
+    if name not in OBJECTIVES:
+        raise ValueError(f"objective.name: {unknown_name('objective of recipe grpo', name, OBJECTIVES)}")
+    check_options(OBJECTIVES[name].function, config.objective.options, owner=f"objective {name!r}")
+    if config.credit.method not in CREDIT:
+        raise ValueError(f"credit.method: {unknown_name('credit method', config.credit.method, CREDIT)}")
+    method = CREDIT[config.credit.method]
+    check_options(
+        method.credit, config.credit.options, owner=f"credit {config.credit.method!r}", reserved=("step_std", "per_dim")
     )
-
-
-def check_rewards(reward_B: Tensor, valid_B: Tensor, counters: dict[str, int], iteration: int) -> None:
-    """Stops a run whose reward says nothing: no valid value, or the same value for every image again and again."""
-    if not bool(valid_B.any()):
-        raise ValueError(f"iteration {iteration}: no image got a valid reward, so there is nothing to learn from")
-    values = reward_B[valid_B]
-    counters["constant"] = counters["constant"] + 1 if bool((values == values[0]).all()) else 0
-    if counters["constant"] >= CONSTANT_REWARD_LIMIT:
+    check_plan(config, method)
+    check_assignment(config, method)
+    check_choice(config)
+    if config.ratio != "step" and (method.plan != "trajectories" or method.values):
         raise ValueError(
-            f"the reward was {float(values[0]):g} for every image in {CONSTANT_REWARD_LIMIT} iterations in a row, so "
-            "nothing can be learned: check that the reward reads the images, and prefer one that grades partial success"
+            f"ratio={config.ratio} takes one ratio and one advantage a trajectory, but credit method "
+            f"{config.credit.method} gives every step its own: use ratio=step, or credit.method=outcome"
         )
+    if config.ratio != "step" and name != "clip":
+        raise ValueError(f"ratio={config.ratio} is defined for the clipped surrogate, not for objective {name}")
+    if config.ratio != "step" and config.loss_aggregation != "samples":
+        raise ValueError(f"ratio={config.ratio} averages over trajectories: set loss_aggregation=samples")
+    sources = shared_sources(config, method)
+    if sources % config.updates_per_rollout:
+        raise ValueError(
+            f"credit method {config.credit.method} draws its transitions from {sources} latents a step and process, "
+            f"which updates_per_rollout ({config.updates_per_rollout}) must divide: lower it, or raise prompts_per_step"
+        )
+    if method.plan == "tree" and config.loss_aggregation != "rows":
+        raise ValueError(
+            f"loss_aggregation={config.loss_aggregation} needs a sample for each transition, and a tree shares them "
+            "between samples: use loss_aggregation=rows"
+        )
+    if name in ("guard",) and config.log_ratio != "mean":
+        raise ValueError("objective guard is defined for log-ratios per latent dimension: set log_ratio=mean")
 
 
 # ---- update ----------------------------------------------------------------------------------------------------------
 
 
-def row_blocks(rows: Rows, size: int) -> list[list[Tensor]]:
-    """Row indexes in micro-batches of `size` rows that share a step, a list a block of samples, steps ascending.
+def rows_of(
+    sampled: Sampled, credit: Credit, advantage_M: Tensor, keep_M: Tensor, clip_bounds: tuple[float, float]
+) -> Rows:
+    """The training table."""
+    device, ones = sampled.log_prob.device, torch.ones_like(sampled.log_prob)
+    return Rows(
+        source=sampled.source, produced=sampled.produced, step=sampled.step, sample=sampled.sample, group=sampled.group,
+        old_log_prob=sampled.log_prob, advantage=advantage_M.to(device, ones.dtype),
+        weight=ones if credit.weight is None else credit.weight.to(device, ones.dtype),
+        clip_low=ones * clip_bounds[0], clip_high=ones * clip_bounds[1], keep=keep_M.to(device),
+    )  # fmt: skip
 
-    Order and composition of the samples are those of the rollout, so that equal sizes replay equal batches.
+
+def micro_batches(rows: Rows, size: int, parts: int, *, kept_only: bool = False) -> list[list[Tensor]]:
+    """Row indexes of micro-batches for each of `parts` updates, steps ascending.
+
+    A micro-batch holds the transitions of one step that start at `size` latents which stand together in the pool, or at
+    fewer where a step has not enough of them for every update. Order and composition are those of the rollout, so that
+    equal sizes replay equal batches.
     """
-    by_step = [torch.nonzero(rows.step == step).flatten() for step in rows.step.unique(sorted=True)]
-    return [list(block) for block in zip(*(index.split(size) for index in by_step), strict=True)]
+    updates: list[list[Tensor]] = [[] for _ in range(parts)]
+    wanted = rows.keep if kept_only else torch.ones_like(rows.keep)
+    for step in rows.step.unique(sorted=True):
+        index = torch.nonzero((rows.step == step) & wanted).flatten()
+        sources, place = rows.source[index].unique(sorted=True, return_inverse=True)
+        own = max(1, min(size, -(-len(sources) // parts)))
+        for number in range(-(-len(sources) // own)):
+            updates[number % parts].append(index[place // own == number])
+    return updates
 
 
-def replay(rows: Rows, states: Tensor, velocity: Velocity, schedule: Schedule, kernel: Kernel) -> Transition:
-    """The transition that a policy gives at the stored states of rows that share a step."""
+def replay(loop: Loop, batch: Batch, rows: Rows, states: Tensor, schedule: Schedule, kernel: Kernel) -> Transition:
+    """The transition that the network's weights give at the stored states of rows that share a step.
+
+    Siblings share their source, so that the network answers once for all of them.
+    """
     step = int(rows.step[0])
-    x, sigma = states[rows.source], schedule.sigma[step]
-    return kernel(x, velocity(x, sigma, schedule.timestep[step]), sigma, schedule.sigma[step + 1])
+    sources, place = rows.source.unique(sorted=True, return_inverse=True)
+    first = torch.stack([torch.nonzero(place == number)[0, 0] for number in range(len(sources))])
+    cond = batch.cond[batch.local(rows.group[first])]
+    x, sigma = states[sources], schedule.sigma[step]
+    velocity = loop.velocity(cond)(x, sigma, schedule.timestep[step])
+    return kernel(states[rows.source], velocity[place], sigma, schedule.sigma[step + 1])
 
 
 @torch.no_grad()
-def with_old_log_probs(
-    rows: Rows, blocks: list[list[Tensor]], states: Tensor, cond: Conditioning, velocity_of: Any, schedule: Schedule,
+def rescored(
+    loop: Loop, batch: Batch, rows: Rows, sampled: Sampled, blocks: list[Tensor], schedule: Schedule, kernel: Kernel
+) -> tuple[Tensor, Tensor | None]:
+    """Log-densities `[M]` of the stored transitions under the weights of now, and means `[M, *latent]` where the
+    rollout kept them; outside the blocks both stay as they were."""
+    log_prob = rows.old_log_prob.clone()
+    mean = None if sampled.mean is None else sampled.mean.clone()
+    with loop.network.counting("update"):
+        for index in blocks:
+            transition = replay(loop, batch, rows[index], sampled.states, schedule, kernel)
+            log_prob[index] = gaussian_log_prob(sampled.states[rows.produced[index]], transition)
+            if mean is not None:
+                mean[index] = transition.mean
+    return log_prob, mean
+
+
+def scored_again(
+    loop: Loop, batch: Batch, rows: Rows, sampled: Sampled, blocks: list[list[Tensor]], schedule: Schedule,
     kernel: Kernel,
-) -> Rows:  # fmt: skip
-    """Rows whose old log-probs are computed in the update's own micro-batches.
+) -> tuple[Rows, Sampled]:  # fmt: skip
+    """Old log-densities and means as the update's own micro-batches give them.
 
     Networks answer a little differently at another batch size; the ratio must not see that.
     """
-    old = rows.old_log_prob.clone()
-    for index in (b for block in blocks for b in block):
-        part = rows[index]
-        transition = replay(part, states, velocity_of(cond[part.sample]), schedule, kernel)
-        old[index] = gaussian_log_prob(states[part.produced], transition)
-    return Rows(**{**rows.columns(), "old_log_prob": old})
+    old, mean = rescored(loop, batch, rows, sampled, [b for part in blocks for b in part], schedule, kernel)
+    return Rows(**{**rows.columns(), "old_log_prob": old}), replace(sampled, mean=mean)
 
 
-def losses_of(
-    rows: Rows, states: Tensor, new: Transition, reference: Transition | None, schedule: Schedule, config: TrainConfig,
-    stats: Statistics,
-) -> Tensor:  # fmt: skip
-    """Loss of each row: clipped surrogate plus KL; `log_ratio: mean` takes both per latent dimension."""
-    dims = new.mean[0].numel() if config.log_ratio == "mean" else 1
-    log_ratio = (gaussian_log_prob(states[rows.produced], new) - rows.old_log_prob) / dims
-    policy_loss = clipped_surrogate(log_ratio, rows.advantage, clip_low=rows.clip_low, clip_high=rows.clip_high)
-    loss = policy_loss
-    if reference is not None:
-        step = int(rows.step[0])
-        if config.kl_type == "exact":
-            kl = gaussian_kl(new, reference) / dims
-        else:
-            published_step = None if config.sampler.kernel == "cps" else schedule.sigma[step] - schedule.sigma[step + 1]
-            kl = published_kl(new, reference, step_size=published_step) / dims
-        loss = loss + config.kl_coef * kl
-        stats.add(rows.keep, kl=kl)
-    above = clipped_above(log_ratio, rows.advantage, clip_high=rows.clip_high)
-    below = clipped_below(log_ratio, rows.advantage, clip_low=rows.clip_low)
-    stats.add(
-        rows.keep, loss=loss, policy_loss=policy_loss, ratio_mean=log_ratio.exp(), clip_fraction=(above | below),
-        approx_kl=0.5 * log_ratio.square(),
+def loss_weights(loop: Loop, rows: Rows, blocks: list[Tensor]) -> Tensor | None:
+    """[M] weight of each row's loss, so that their sum over all processes is the update's mean; None without rows."""
+    mine = torch.zeros_like(rows.keep)
+    if blocks:
+        mine[torch.cat(blocks)] = True
+    run, keep = loop.run, rows.keep & mine
+    samples = torch.where(rows.sample >= 0, rows.sample + run.rank * loop.geometry.images_per_process * 1024, -1)
+    samples, advantage, keep, group = (run.gather(column) for column in (samples, rows.advantage, keep, rows.group))
+    if not bool(keep.any()):
+        return None
+    weight = aggregation_weights(samples, advantage, keep, kind=loop.config.loss_aggregation, group_M=group)
+    return weight[run.rank * len(rows) : (run.rank + 1) * len(rows)].to(rows.advantage)
+
+
+def whole_paths(
+    loop: Loop, batch: Batch, rows: Rows, sampled: Sampled, blocks: list[Tensor], schedule: Schedule, kernel: Kernel,
+    *, known_one: bool,
+) -> Tensor | None:  # fmt: skip
+    """[M] factor of each row's log-ratio that gives the gradient of a loss on whole trajectories; None for `step`."""
+    config = loop.config
+    if config.ratio == "step":
+        return None
+    log_ratio = torch.zeros_like(rows.old_log_prob)
+    if not known_one:
+        log_ratio = rescored(loop, batch, rows, sampled, blocks, schedule, kernel)[0] - rows.old_log_prob
+        log_ratio = log_ratio / dims_of(sampled, config)
+    mine = torch.cat(blocks) if blocks else rows.source[:0]
+    mine = mine[rows.keep[mine]]
+    part, factor = rows[mine], torch.zeros_like(log_ratio)
+    factor[mine] = sequence_coefficients(
+        log_ratio[mine], part.sample, part.advantage, part.clip_low, part.clip_high, kind=config.ratio
+    )[0]
+    return factor
+
+
+def dims_of(sampled: Sampled, config: TrainConfig) -> int:
+    """What log-ratios are divided by."""
+    return sampled.states[0].numel() if config.log_ratio == "mean" else 1
+
+
+def scored_rows(
+    rows: Rows, index: Tensor, sampled: Sampled, new: Transition, schedule: Schedule, kernel: Kernel,
+    config: TrainConfig,
+) -> Scored:  # fmt: skip
+    """A micro-batch as objectives take it."""
+    step = int(rows.step[0])
+    now, after = schedule.sigma[step], schedule.sigma[step + 1]
+    produced = sampled.states[rows.produced]
+    return Scored(
+        log_ratio=(gaussian_log_prob(produced, new) - rows.old_log_prob) / dims_of(sampled, config),
+        advantage=rows.advantage, clip_low=rows.clip_low, clip_high=rows.clip_high, new=new,
+        old_mean=None if sampled.mean is None else sampled.mean[index], produced=produced,
+        step_size=float(now - after), sensitivity=kernel_sensitivity(kernel, now, after),
     )  # fmt: skip
-    stats.maximum("ratio_max_deviation", (log_ratio.exp() - 1).abs()[rows.keep])
-    return loss * rows.weight
+
+
+def kl_of(new: Transition, reference: Transition, step_size: float, config: TrainConfig) -> Tensor:
+    """KL of each row to the reference, per latent dimension with `log_ratio: mean`."""
+    dims = new.mean[0].numel() if config.log_ratio == "mean" else 1
+    if config.kl_type == "exact":
+        return gaussian_kl(new, reference) / dims
+    published_step = None if config.sampler.kernel == "cps" else step_size
+    return published_kl(new, reference, step_size=published_step) / dims
+
+
+def note(stats: Statistics, rows: Rows, scored: Scored, loss: Tensor, policy_loss: Tensor) -> None:
+    """Adds a micro-batch to the statistics."""
+    ratio = scored.log_ratio.exp()
+    above = clipped_above(scored.log_ratio, rows.advantage, clip_high=rows.clip_high)
+    below = clipped_below(scored.log_ratio, rows.advantage, clip_low=rows.clip_low)
+    stats.add(
+        rows.keep, loss=loss, policy_loss=policy_loss, ratio_mean=ratio, clip_fraction=(above | below),
+        approx_kl=0.5 * scored.log_ratio.square(),
+    )  # fmt: skip
+    stats.maximum("ratio_max_deviation", (ratio - 1).abs()[rows.keep])
 
 
 def check_first_ratio(stats: Statistics, run: Run, config: TrainConfig, iteration: int) -> None:
@@ -289,77 +345,13 @@ def check_first_ratio(stats: Statistics, run: Run, config: TrainConfig, iteratio
         )
 
 
-# ---- metrics, evaluation, saving -------------------------------------------------------------------------------------
-
-
-def reward_metrics(
-    reward_B: Tensor, valid_B: Tensor, parts_B: dict[str, Tensor], advantage_B: Tensor, dead_P: Tensor
-) -> dict[str, float]:
-    """Means over the images of all processes."""
-    values = reward_B[valid_B].double()
-    row = {"reward": float(values.mean()), "reward_std": float(values.std(correction=0))}
-    row |= {name: float(value.double().nanmean()) for name, value in parts_B.items()}
-    row |= {"advantage_abs": float(advantage_B.abs().mean()), "zero_std_ratio": float(dead_P.double().mean())}
-    return row | {"invalid_ratio": float((~valid_B).double().mean())}
-
-
-def eval_slot(config: TrainConfig, policy: Policy) -> str:
-    """The weights that are evaluated and shipped: the average where there is one."""
-    return "ema" if config.eval.ema and "ema" in policy.slots else "policy"
-
-
-def log_evaluation(
-    config: TrainConfig, run: Run, pipeline: Pipeline, policy: Policy, reward: WeightedSum, iteration: int
-) -> None:
-    """Evaluates the held-out prompts and logs the scores."""
-    assert config.prompts.eval is not None
-    begun = time.perf_counter()
-    settings, sampler = config.eval, config.sampler
-    items = eval_items(
-        read_prompts(resolve_path(config.prompts.eval)),
-        num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt,
-    )  # fmt: skip
-    scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
-    schedule = pipeline.schedule(settings.num_steps or sampler.num_steps, settings.grid or sampler.grid)
-    with policy.under(eval_slot(config, policy)):
-        row = evaluate(
-            run, pipeline, reward, items, schedule, iteration=iteration, guidance_scale=scale,
-            batch_size=settings.batch_size, seed=settings.seed, num_images=settings.num_images, show=config.progress,
-        )  # fmt: skip
-    run.log({"iteration": iteration, **row, "seconds/eval": round(time.perf_counter() - begun, 4)})
-
-
-def save(
-    config: TrainConfig, run: Run, pipeline: Pipeline, policy: Policy, optimizer: torch.optim.Optimizer, finished: int,
-    counters: dict[str, int],
-) -> None:  # fmt: skip
-    """Writes a checkpoint, and the LoRA for stock diffusers under `lora/`."""
-    state = {
-        "iteration": finished,
-        "policy": policy.tensors(),
-        "slots": {slot: dict(tensors) for slot, tensors in policy.slots.items()},
-        "optimizer": optimizer.state_dict(),
-        "counters": dict(counters),
-    }
-    if run.main:  # before the checkpoint: a run that is killed between the two writes both again
-        with policy.under(eval_slot(config, policy)):
-            save_lora(run.folder / "lora", pipeline, policy)
-    run.save_checkpoint(finished, state, config.keep_checkpoints)
-
-
-def save_lora(folder: Path, pipeline: Pipeline, policy: Policy) -> None:
-    """Replaces the LoRA in a folder in one step."""
-    staged = pipeline.save_lora(folder.with_name(".lora.writing"), policy.tensors(), policy.config)
-    folder.mkdir(exist_ok=True)
-    staged.replace(folder / staged.name)
-    staged.parent.rmdir()
-
-
-def restore(state: dict[str, Any], policy: Policy, optimizer: torch.optim.Optimizer) -> int:
-    """Puts a checkpoint back; returns the number of finished iterations."""
-    policy.load(state["policy"])
-    for slot, tensors in state["slots"].items():
-        for name, tensor in tensors.items():
-            policy.slots[slot][name].copy_(tensor)
-    optimizer.load_state_dict(state["optimizer"])
-    return int(state["iteration"])
+def reward_metrics(loop: Loop, sampled: Sampled, output: RewardOutput, advantage_M: Tensor) -> dict[str, Any]:
+    """Means over the images at the ends of paths, of all processes."""
+    run, ends = loop.run, sampled.ends.to(output.values.device)
+    values, valid = (run.gather(column[ends].to(run.device)) for column in (output.values, output.valid))
+    parts = {name: run.gather(value[ends].to(run.device)) for name, value in output.parts.items()}
+    known = values[valid].double()
+    row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
+    row |= {name: float(value.double().nanmean()) for name, value in parts.items()}
+    row["advantage_abs"] = float(run.gather(advantage_M.abs().to(run.device)).mean())
+    return row | {"invalid_ratio": float((~valid).double().mean()), "num_scored": len(output.values) * run.world}

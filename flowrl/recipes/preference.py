@@ -1,0 +1,239 @@
+"""Preference optimisation on pairs of images: `flowrl train configs/tiny_dpo.yaml [key=value ...]`
+
+| objective | pairs | compared |
+|---|---|---|
+| dpo | best and worst of each group sampled by the ODE | errors of the velocity at noised images (Diffusion-DPO) |
+| dpo_offline | read from files, nothing is sampled in training | the same |
+| d3po | best and worst of each group sampled with noise from one start | log-densities of their steps (D3PO) |
+
+The policy is compared with a frozen copy, the slot "old": what a run starts from, copied anew from the policy every
+`ref_update_every` iterations (online DPO; with `behaviour: old` it samples too). Guidance is `sampler.guidance_scale`
+for sampling, policy and reference alike; 1 is conditional training. Groups whose rewards are all equal have no pair.
+
+Letters: P prompts, G images a prompt, n images of this process, p pairs, r rows (pair, draw) of a micro-batch.
+
+Deviations from the published code: the loss is the mean over all pairs and draws of an update, on all processes, where
+D3PO takes an optimizer step every few denoising steps; Flow-GRPO's DPO keeps pairs without a difference, and draws the
+levels of a pair independently, where most kinds of `times` stratify them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.config import TrainConfig, resolve_path
+from flowrl.forward_losses import noised
+from flowrl.learner import GradientSum, Statistics
+from flowrl.pairs import Pair, load_images, read_pairs
+from flowrl.parts import sampler_of
+from flowrl.preference_losses import PairLoss, d3po, diffusion_dpo, pairs_of_groups
+from flowrl.prompts import prompts_of_iteration
+from flowrl.randomness import sample_normals
+from flowrl.recipes.loop import Batch, Loop
+from flowrl.recipes.paths import sampler_at
+from flowrl.recipes.preference_options import OBJECTIVES, Offline, Steps, check
+from flowrl.rewards import RewardOutput
+from flowrl.run import Run
+from flowrl.samplers import Kernel, gaussian_log_prob, rollout
+from flowrl.samplers.times import training_times
+from flowrl.trajectory import Conditioning, Schedule, Trajectory
+
+__all__ = ["check", "main"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pairs:
+    """This process's pairs of an iteration.
+
+    Attributes:
+        pool: [n, ...] finished latents, or the states of trajectories.
+        winner: [p] rows of the pool.
+        loser: [p] rows of the pool.
+        group: [p] prompt group, numbered over all processes.
+        cond: [p] prompts.
+    """
+
+    pool: Tensor
+    winner: Tensor
+    loser: Tensor
+    group: Tensor
+    cond: Conditioning
+
+
+def main(config: TrainConfig, run: Run) -> bool:
+    """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
+    name = config.objective.name or "dpo"
+    options = OBJECTIVES[name](**config.objective.options)
+    records = read_pairs(resolve_path(options.pairs)) if isinstance(options, Offline) else []
+    loop = Loop(config, run, slots=("old",))
+    for iteration in loop:
+        row: dict[str, Any] = {}
+        kernel, schedule = sampler_of(config.sampler, loop.pipeline)
+        steps: tuple[int, ...] = ()
+
+        # 1. Pairs: from files; or sample groups, score them, and take the best and the worst of each.
+        if isinstance(options, Offline):
+            with loop.clock("pairs"):
+                pairs = pairs_of_files(loop, records, iteration)
+        else:
+            batch = loop.batch(iteration)
+            if isinstance(options, Steps):
+                kernel, schedule, steps = sampler_at(loop, iteration)
+            with loop.clock("rollout"), torch.no_grad(), loop.policy.under(options.behaviour):
+                trajectory = sample(loop, batch, kernel, schedule, steps)
+            with loop.clock("reward"), torch.no_grad():
+                output = loop.score(batch, trajectory.final, batch.group, batch.own)
+            pairs = pairs_of_rollout(batch, trajectory, output)
+            row = reward_row(loop, pairs, output, iteration)
+
+        # 2. The loss of rows (pair, draw): a draw is a noise level, or a stochastic step.
+        if isinstance(options, Steps):
+            draws = len(steps)
+            loss_of = partial(step_loss, loop, pairs, trajectory, kernel, schedule, options)
+        else:
+            draws = config.times.count
+            loss_of = partial(noised_loss, loop, pairs, schedule, iteration, options.beta)
+
+        # 3. Update.
+        with loop.clock("update"):
+            stats = Statistics("margin", "implicit_accuracy", "winner_reward", "loser_reward")
+            for part in range(config.updates_per_rollout):
+                pair_r, draw_r = rows_of(loop, pairs, draws, part)
+                live = int(run.accelerator.reduce(torch.tensor(len(pair_r), device=run.device)).item())
+                if live == 0:
+                    continue
+                gradient = GradientSum(loop.policy, loop.counters, scale_loss=config.pipeline.dtype == "float16")
+                size = max(1, loop.geometry.micro_batch_size // 2)
+                for pair, draw in zip(pair_r.split(size), draw_r.split(size), strict=True):
+                    if len(pair) == 0:  # splitting nothing gives one empty piece
+                        continue
+                    loss_p, metrics = loss_of(pair, draw)
+                    metrics["implicit_accuracy"] = metrics.pop("accuracy")
+                    stats.add(torch.ones_like(loss_p, dtype=torch.bool), loss=loss_p, **metrics)
+                    gradient.add(loss_p.sum() / live)
+                stats.note("grad_norm", gradient.apply(run, loop.optimizer, config.optim.max_grad_norm, iteration))
+                loop.updated()
+
+        # 4. The reference may follow; log.
+        every = None if isinstance(options, Offline) else options.ref_update_every
+        if every is not None and (iteration + 1) % every == 0:
+            loop.policy.blend("old", 0.0)
+        loop.log(iteration, row | stats.means(run) | {"live_rows": stats.rows(run)})
+    return loop.finished
+
+
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+
+
+def sample(loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...]) -> Trajectory:
+    """This process's images under the weights of now; call it without gradient."""
+    config, size, parts = loop.config, loop.geometry.rollout_batch_size, []
+    for start in range(0, len(batch.own), size):
+        images = batch.own[start : start + size]
+
+        def noise(step: int, images: range = images) -> Tensor:
+            places = [(i // config.group_size, i % config.group_size) for i in images]
+            keys = [(config.seed, "step", batch.iteration, group, k, step) for group, k in places]
+            return sample_normals(loop.pipeline.latent_shape, keys).to(loop.run.device)
+
+        cond = batch.cond[batch.local(batch.group[start : start + size])]
+        parts.append(rollout(
+            loop.velocity(cond), loop.start_noise(batch, images), schedule, kernel, noise, stochastic=steps,
+            solver=config.sampler.solver,
+        ))  # fmt: skip
+    return Trajectory.cat(parts)
+
+
+def pairs_of_rollout(batch: Batch, trajectory: Trajectory, output: RewardOutput) -> Pairs:
+    """Best and worst image of every group with a difference; images without a valid reward are no candidates."""
+    winner, loser = pairs_of_groups(output.values.cpu(), batch.group, valid=output.valid.cpu())
+    group = batch.group[winner]
+    return Pairs(
+        pool=trajectory.states if trajectory.steps else trajectory.final,
+        winner=winner, loser=loser, group=group, cond=batch.cond[batch.local(group)],
+    )  # fmt: skip
+
+
+def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
+    """This process's pairs of an iteration, encoded: shuffled passes over the file, as for prompts."""
+    count = loop.config.prompts_per_step // loop.run.world
+    chosen = prompts_of_iteration(len(records), loop.config.prompts_per_step, loop.config.seed, iteration)
+    group = torch.arange(loop.run.rank * count, (loop.run.rank + 1) * count)
+    own = [records[chosen[int(number)]] for number in group]
+    images = load_images([pair.winner for pair in own] + [pair.loser for pair in own])
+    return Pairs(
+        pool=loop.pipeline.encode_images(images), winner=torch.arange(count), loser=torch.arange(count) + count,
+        group=group, cond=loop.pipeline.encode([pair.prompt for pair in own]),
+    )  # fmt: skip
+
+
+def reward_row(loop: Loop, pairs: Pairs, output: RewardOutput, iteration: int) -> dict[str, Any]:
+    """The log's means over the images of all processes; stops a run whose reward says nothing."""
+    run = loop.run
+    values, valid = run.gather(output.values.to(run.device)), run.gather(output.valid.to(run.device))
+    loop.check_rewards(torch.where(valid, values, torch.nan), iteration)
+    known = values[valid].double()
+    row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
+    row |= {name: float(run.gather(part.to(run.device)).double().nanmean()) for name, part in output.parts.items()}
+    count = int(run.accelerator.reduce(torch.tensor(len(pairs.winner), device=run.device)).item())
+    row |= {"pairs": count, "zero_std_ratio": 1 - count / loop.config.prompts_per_step}
+    return row | {"invalid_ratio": float((~valid).double().mean())}
+
+
+# ---- update ----------------------------------------------------------------------------------------------------------
+
+
+def rows_of(loop: Loop, pairs: Pairs, draws: int, part: int) -> tuple[Tensor, Tensor]:
+    """Pair `[r]` and draw `[r]` of every row of one of the updates; each update has its own groups."""
+    updates, groups = loop.config.updates_per_rollout, loop.config.prompts_per_step // loop.run.world
+    own = torch.nonzero((pairs.group - loop.run.rank * groups) * updates // groups == part).flatten()
+    return own.repeat(draws), torch.arange(draws).repeat_interleave(len(own))
+
+
+def noised_loss(
+    loop: Loop, pairs: Pairs, schedule: Schedule, iteration: int, beta: float, pair: Tensor, draw: Tensor
+) -> PairLoss:
+    """Diffusion-DPO on rows: both images of a pair get the same noise at the same level."""
+    config, times = loop.config, loop.config.times
+    keys = [(config.seed, "pair", iteration, int(pairs.group[i])) for i in pair]
+    drawn = training_times(times.kind, schedule, keys, count=times.count, fraction=times.fraction)
+    place, twice = torch.arange(len(pair)), torch.arange(len(pair)).repeat(2)
+    sigma, timestep = drawn.sigma[place, draw][twice], drawn.timestep[place, draw][twice]
+    noise = sample_normals(
+        loop.pipeline.latent_shape, [(*key, int(number)) for key, number in zip(keys, draw, strict=True)]
+    ).to(loop.run.device)[twice]
+    clean = pairs.pool[torch.cat([pairs.winner[pair], pairs.loser[pair]])]
+    x, velocity = noised(clean, noise, sigma), loop.velocity(pairs.cond[pair[twice]])
+    with torch.no_grad(), loop.policy.under("old"), loop.network.counting("reference"):
+        reference = velocity(x, sigma, timestep)
+    with loop.network.counting("update"):
+        predicted = velocity(x, sigma, timestep)
+    return diffusion_dpo(predicted, reference, noise - clean, place, place + len(pair), beta=beta)
+
+
+def step_loss(
+    loop: Loop, pairs: Pairs, trajectory: Trajectory, kernel: Kernel, schedule: Schedule, options: Steps, pair: Tensor,
+    draw: Tensor,
+) -> PairLoss:  # fmt: skip
+    """D3PO on rows: the stored transitions of both images at one step, under policy and reference."""
+    place, twice = torch.arange(len(pair)), torch.arange(len(pair)).repeat(2)
+    step = torch.tensor(trajectory.steps)[draw][twice]
+    slot = torch.tensor([trajectory.kept.index(number) for number in trajectory.steps])[draw][twice]
+    both = torch.cat([pairs.winner[pair], pairs.loser[pair]])
+    x, produced = pairs.pool[both, slot], pairs.pool[both, slot + 1]  # kept states ascend and hold step and step + 1
+    now, after, velocity = schedule.sigma[step], schedule.sigma[step + 1], loop.velocity(pairs.cond[pair[twice]])
+
+    def log_prob() -> Tensor:
+        return gaussian_log_prob(produced, kernel(x, velocity(x, now, schedule.timestep[step]), now, after))
+
+    with torch.no_grad(), loop.policy.under("old"), loop.network.counting("reference"):
+        reference = log_prob()
+    with loop.network.counting("update"):
+        log_ratio = log_prob() - reference
+    dims = x[0].numel() if loop.config.log_ratio == "mean" else 1
+    return d3po(log_ratio / dims, place, place + len(pair), beta=options.beta, clip=options.clip)
