@@ -65,9 +65,7 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
     }
     if base:
         with policy.under("reference"):
-            result["base_diversity"] = diversity_of(
-                pipeline, spread(prompts, DIVERSITY_PROMPTS), schedule, scale=scale
-            )
+            result["base_diversity"] = diversity_of(pipeline, spread(prompts, DIVERSITY_PROMPTS), schedule, scale=scale)
     write_atomically(kept, json.dumps(result) + "\n")
     return result
 
@@ -102,9 +100,7 @@ def diversity_of(pipeline: Pipeline, items: Sequence[EvalItem], schedule: Schedu
         text = item.prompt.text
         keys = [(0, "diversity", text, number) for number in range(DIVERSITY_SEEDS)]
         x = sample_normals(pipeline.latent_shape, keys).to(device)
-        distances.append(
-            image_spread(generate(pipeline, [text] * DIVERSITY_SEEDS, x, schedule, guidance_scale=scale))
-        )
+        distances.append(image_spread(generate(pipeline, [text] * DIVERSITY_SEEDS, x, schedule, guidance_scale=scale)))
     return sum(distances) / len(distances)
 
 

@@ -106,6 +106,10 @@ class Results:
     missing: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
 
+    def label(self, name: str) -> str:
+        """A method's name without what all names begin with."""
+        return short_names(list(self.question.methods))[name]
+
 
 def read_results(
     folder: Path, question: Question, *, baseline: str | None = None, metric: str | None = None,
@@ -222,7 +226,8 @@ def _finished(
         else:
             entry = entries.get(name, {})
             error = f": {entry['error']}" if "error" in entry else ""
-            missing.append((name, entry.get("state", "waiting") + error))
+            state = entry.get("state", "waiting")
+            missing.append((name, ("its folder is gone" if state == "finished" else state) + error))
     donors: dict[Any, RunData] = {}
     for name, entry in entries.items():
         if (folder / name / "eval" / "iteration_000000.jsonl").is_file():
@@ -309,4 +314,3 @@ def _speed(curve: tuple[np.ndarray, np.ndarray], reference: Sequence[RunResult],
 
 def _mean(runs: Sequence[RunResult], value: Callable[[RunResult], float]) -> float:
     return float(np.mean([value(run) for run in runs]))
-

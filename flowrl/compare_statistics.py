@@ -121,7 +121,12 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 def mean_curve(
     curves: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Mean over seeds of curves (cost, score), each interpolated linearly at every cost that one of them has."""
+    """Mean over seeds of curves (cost, score): point by point, mean of costs and of scores.
+
+    Curves of unequal lengths are interpolated linearly at every cost that one of them has.
+    """
+    if len({len(cost) for cost, _ in curves}) == 1:
+        return np.mean([cost for cost, _ in curves], axis=0), np.mean([score for _, score in curves], axis=0)
     costs = np.unique(np.concatenate([np.asarray(cost, dtype=np.float64) for cost, _ in curves]))
     return costs, np.mean([np.interp(costs, cost, score) for cost, score in curves], axis=0)
 

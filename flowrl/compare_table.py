@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flowrl.compare_measure import DIVERSITY_TEXT, KL_TEXT
-from flowrl.compare_results import SCORE, MethodResult, Results, short_names
+from flowrl.compare_results import SCORE, MethodResult, Results
 from flowrl.compare_statistics import Estimate
 
 COLUMNS = 80
@@ -51,12 +52,8 @@ def seeds_in_words(results: Results) -> str:
 
 def text(results: Results) -> str:
     """All tables for a terminal."""
-    short = short_names([row.name for row in results.methods])
-    blocks = [heading(results), *results.notes]
-    for table in tables(results):
-        rows = [(short.get(row[0].removesuffix(" *"), row[0].removesuffix(" *")) + row[0][len(row[0].removesuffix(" *")):],
-                 *row[1:]) for row in table.rows]  # fmt: skip
-        blocks.append(_aligned(table.title, table.head, rows))
+    blocks = [textwrap.fill(line, COLUMNS) for line in (heading(results), verdict(results), *results.notes)]
+    blocks += [_aligned(table.title, table.head, table.rows) for table in tables(results)]
     if results.missing:
         blocks.append("Not in the tables:\n" + "\n".join(f"  {name}: {state}" for name, state in results.missing))
     return "\n\n".join(blocks)
@@ -65,7 +62,7 @@ def text(results: Results) -> str:
 def markdown(results: Results, *, command: str, provenance: Sequence[str]) -> str:
     """All tables with their notes, and how they were made."""
     parts = [f"# {metric_name(results.metric)[0].upper()}{metric_name(results.metric)[1:]} by method", heading(results)]
-    parts += results.notes
+    parts += [verdict(results), *results.notes]
     for table in tables(results):
         head = "| " + " | ".join(table.head) + " |"
         rule = "|" + "|".join([":--", *["--:"] * (len(table.head) - 1)]) + "|"
@@ -85,7 +82,23 @@ def heading(results: Results) -> str:
     base = "" if results.base is None else f" Before training: {_number(results)(results.base.mean)}."
     return (
         f"{len(results.methods)} methods, {amount} {UNITS[question.budget]} each; {seeds_in_words(results)}.{base} "
-        f"* is the baseline, {results.baseline}."
+        f"* is the baseline, {results.label(results.baseline)}."
+    )
+
+
+def verdict(results: Results) -> str:
+    """What was found: the best method, and how many differ from the baseline for sure."""
+    best, write = results.methods[0], _number(results)
+    name = results.label(results.baseline)
+    said = f"Highest: {results.label(best.name)}, {write(best.score.mean)} (95 % {_bounds(best.score, write)})."
+    compared = [row for row in results.methods if row.difference is not None]
+    if not compared:
+        return said
+    sure = [row.difference.mean for row in compared if row.difference is not None and row.holm < 0.05]
+    better, worse = sum(change > 0 for change in sure), sum(change < 0 for change in sure)
+    return (
+        f"{said} Against {name}, with Holm p below 0.05: {better} better, {worse} worse; not established for "
+        f"{len(compared) - better - worse} of {len(compared)}."
     )
 
 
@@ -93,12 +106,9 @@ def amount_text(value: float) -> str:
     """A count in few characters: 950, 52.1k, 1.20M; a dash where unknown."""
     if not math.isfinite(value):
         return _NO
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if value >= 10 * size or (value >= size and value % 1):
-            return f"{value / size:.3g}{letter}"
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    if value >= 999_500:
+        return f"{value / 1e6:.3g}M"
+    return f"{value / 1e3:.3g}k" if value >= 10_000 else f"{value:.0f}"
 
 
 def time_text(seconds: float) -> str:
@@ -119,13 +129,13 @@ def p_text(p: float) -> str:
 
 
 def _name(results: Results, row: MethodResult) -> str:
-    return f"{row.name} *" if row.name == results.baseline else row.name
+    return results.label(row.name) + (" *" if row.name == results.baseline else "")
 
 
 def _number(results: Results, sign: str = "") -> Callable[[float], str]:
-    """Writes scores with digits that fit their size."""
-    largest = max(abs(row.score.mean) for row in results.methods)
-    digits = 3 if largest < 10 else 2 if largest < 1000 else 0
+    """Writes scores to two digits of their standard error."""
+    errors = [row.score.error for row in results.methods if row.score.error > 0]
+    digits = min(max(1 - math.floor(math.log10(min(errors))), 0), 5) if errors else 3
     return lambda value: f"{value:{sign}.{digits}f}" if math.isfinite(value) else _NO
 
 
@@ -159,10 +169,10 @@ def _differences(results: Results) -> Table | None:
     if not rows:
         return None
     return Table(
-        title=f"Difference to {results.baseline}",
+        title=f"Difference to {results.label(results.baseline)}",
         head=("method", "difference", "95 %", "p", "Holm p", "detectable"), rows=tuple(rows),
         note="Same seeds, prompts and start noise on both sides; p and interval from a bootstrap over seeds and "
-        f"prompts. Holm p allows for all {len(rows)} comparisons: below 0.05 the difference stands among them. "
+        f"prompts. Holm p allows for the number of comparisons, {len(rows)}: below 0.05 the difference stands. "
         "Detectable is the smallest true difference that such data would find with 80 % power at 5 %, two-sided.",
     )  # fmt: skip
 
@@ -198,7 +208,7 @@ def _reach(results: Results) -> Table | None:
         title="Network evaluations and time to reach a score",
         head=("method", *(f"to {write(target)}" for target in results.targets), "speed"), rows=tuple(rows),
         note="By linear interpolation between the evaluations of the mean over seeds. Speed: network evaluations that "
-        f"{results.baseline} takes to its own final score, over those of the method.",
+        f"{results.label(results.baseline)} takes to its own final score, over those of the method.",
     )  # fmt: skip
 
 

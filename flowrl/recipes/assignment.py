@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.advantages import aggregate
+from flowrl.advantages import Aggregation, aggregate, combine
 from flowrl.config import TrainConfig
 from flowrl.credit import Method
 from flowrl.curriculum import accuracy_scaled_kl
 from flowrl.randomness import counter_choice
 from flowrl.recipes.loop import Batch, Loop
-from flowrl.reward_maps import MAPS
+from flowrl.reward_maps import MAPS, log_tame
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.options import check_options
 from flowrl.samplers import Kernel
@@ -27,15 +27,18 @@ def credit_of(
     loop: Loop, method: Method, sampled: Sampled, output: RewardOutput, kernel: Kernel, schedule: Schedule
 ) -> Credit:
     """Credit of every transition: a channel a reward, or one channel of the weighted sum."""
-    config = loop.config
-    if method.merged or config.reward_aggregation == "sum":
+    config, members = loop.config, [m for m in zip(loop.reward.keys, loop.reward.weights, strict=True) if m[1]]
+    if config.reward_aggregation == "sum":
         reward_KF = output.values[None]
     else:
-        members = zip(loop.reward.keys, loop.reward.weights, strict=True)
-        reward_KF = torch.stack([output.parts[f"reward/{key}"] for key, weight in members if weight])
+        reward_KF = torch.stack([output.parts[f"reward/{key}"] for key, _ in members])
     if config.reward_map.name != "none":
         reward_KF = MAPS[config.reward_map.name](reward_KF, **config.reward_map.options)
     reward_KF = torch.where(output.valid, reward_KF, torch.nan).to(sampled.states.device)
+    if config.reward_aggregation == "log_tame":  # of rewards: what credit makes of them may have any sign
+        tamed, first = log_tame(loop.run.gather(reward_KF.T).T), loop.run.rank * len(sampled.finished)
+        weights = torch.tensor([weight for _, weight in members])
+        reward_KF = combine(tamed[:, first : first + len(sampled.finished)], weights)[None]
     options: dict[str, Any] = dict(config.credit.options)
     if method.needs_step_std:
         options["step_std"] = step_stds(kernel, schedule)
@@ -59,7 +62,7 @@ def advantages(
     A set of equal credit is masked where it stands: its rows would only dilute the loss.
     """
     config, run = loop.config, loop.run
-    advantage = _normalised(loop, method, sampled, credit)
+    advantage = _normalised(loop, sampled, credit)
     if method.back_up is not None:
         advantage = method.back_up(sampled, advantage, per_dim=sampled.states[0].numel())
     if credit.offset is not None:
@@ -79,12 +82,12 @@ def advantages(
     return advantage, keep & teaches & trained_steps(loop, sampled), float((moved == 0).double().mean())
 
 
-def _normalised(loop: Loop, method: Method, sampled: Sampled, credit: Credit) -> Tensor:
+def _normalised(loop: Loop, sampled: Sampled, credit: Credit) -> Tensor:
     """[M] advantages before anything else, from the credit of all processes."""
     config, run, channels = loop.config, loop.run, len(credit.raw)
-    one = method.merged or config.reward_aggregation == "sum"
+    one = config.reward_aggregation in ("sum", "log_tame")
     weights = [1.0] if one else [weight for weight in loop.reward.weights if weight]
-    how = config.reward_aggregation
+    how: Aggregation = "sum" if one else config.reward_aggregation
     if how == "sum" and channels > 1:
         how = "each"  # granularities of one reward: each is normalised, then they add up
     everything = aggregate(
@@ -221,10 +224,10 @@ def check_assignment(config: TrainConfig, method: Method) -> None:
             )
     elif shaping.options:
         raise ValueError("shaping.options are set, but shaping.name is none: name one or remove them")
-    if config.reward_aggregation != "sum" and method.merged:
+    if config.reward_aggregation in ("each", "gdpo") and method.merged:
         raise ValueError(
             f"credit method {credit} takes one reward, the weighted sum, so reward_aggregation="
-            f"{config.reward_aggregation} has nothing to aggregate: set it to sum"
+            f"{config.reward_aggregation} has nothing to aggregate: set it to sum or log_tame"
         )
     if config.reward_aggregation != "sum" and len([r for r in config.rewards if r.weight]) < 2:
         raise ValueError(

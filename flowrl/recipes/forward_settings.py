@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from flowrl.config import BATCH_LIMIT, TrainConfig
-from flowrl.forward_losses import FORWARD, old_decay
+from flowrl.forward_losses import FORWARD, Matched, old_decay
 from flowrl.recipes.unread import refuse_unread
 from flowrl.rewards.options import check_options, option_parameters, unknown_name
 from flowrl.samplers.times import permuted_steps, strata
@@ -99,6 +102,7 @@ def check(config: TrainConfig) -> None:
     own = {key: value for key, value in given.items() if key in option_parameters(Options)}
     check_options(Options, own, owner=owner)
     check_options(function, {key: value for key, value in given.items() if key not in own}, owner=owner)
+    _try_out(function, {key: value for key, value in given.items() if key not in own})
     for key, value in own.items():
         if value is not None and value < 0:
             raise ValueError(f"{owner}: option {key} must not be negative, got {value:g}")
@@ -127,7 +131,19 @@ def check(config: TrainConfig) -> None:
         permuted_steps(sampler.num_steps, times.count, "check")
     elif times.kind.startswith("discrete"):
         strata(times.kind, int(sampler.num_steps * times.fraction), times.count)
+    for kind in slot_decays(config).values():
+        decay_of(config, kind, 0)
     micro_batch_size(config, int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def _try_out(function: Callable[..., Any], loss_options: dict[str, Any]) -> None:
+    """Calls a loss on two images of one number, so that values out of range are refused with its own message."""
+    two, latent = torch.ones(2), torch.ones(2, 1)
+    function(
+        Matched(clean=latent, noise=latent, sigma=two, velocity=latent, old=latent, reference=latent, advantage=two,
+                reward=two, group=torch.zeros(2, dtype=torch.long)),
+        **loss_options,
+    )  # fmt: skip
 
 
 def micro_batch_size(config: TrainConfig, world: int) -> int:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config import BudgetConfig, TrainConfig, resolve_path
+from flowrl.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.evaluate import evaluate
 from flowrl.learner import NetworkCounter, clock
 from flowrl.parts import encode_everything, load_parts
@@ -274,6 +275,11 @@ class Loop:
                 batch_size=settings.batch_size, seed=settings.seed, num_images=settings.num_images,
                 show=self.config.progress,
             )  # fmt: skip
+        distinct = spread([item for item in items if item.sample == 0], KL_PROMPTS)
+        row["eval/kl"] = velocity_distance(
+            self.pipeline, self.policy, distinct, schedule, scale=scale, seed=settings.seed,
+            slot=eval_slot(self.config, self.policy),
+        )  # fmt: skip
         row |= {"nfe/total": self.nfe(), "images": self.counters["images"]}
         row |= {"seconds/total": round(self.counters["seconds"], 4)}
         self.run.log({"iteration": iteration, **row, "seconds/eval": round(time.perf_counter() - begun, 4)})

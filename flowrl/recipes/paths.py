@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -82,7 +83,7 @@ def sample_paths(
     return sample_trajectories(trajectory, batch.group.to(trajectory.final.device), completed)
 
 
-def _step_noise(loop: Loop, batch: Batch, images: range):  # type: ignore[no-untyped-def]
+def _step_noise(loop: Loop, batch: Batch, images: range) -> Callable[[int], Tensor]:
     """Step noise of some images: a function of (seed, iteration, group, image in the group, step)."""
     size, seed = loop.config.group_size, loop.config.seed
 
@@ -127,7 +128,7 @@ def _trees(
     else:
         splits, stochastic = credit.splits, tuple(sorted({*steps, *credit.splits}))
 
-    def drawn(tag: str):  # type: ignore[no-untyped-def]
+    def drawn(tag: str) -> Callable[[int, int], Tensor]:
         def noise(step: int, nodes: int) -> Tensor:
             each = nodes // len(groups)
             keys = [(config.seed, tag, batch.iteration, g, number, step) for g in groups for number in range(each)]
@@ -148,7 +149,7 @@ def _trees(
     )  # fmt: skip
 
 
-def _velocity_of(loop: Loop, batch: Batch):  # type: ignore[no-untyped-def]
+def _velocity_of(loop: Loop, batch: Batch) -> Callable[[Tensor], Velocity]:
     def velocity_of(index: Tensor) -> Velocity:
         return loop.velocity(batch.cond[index.cpu()])
 

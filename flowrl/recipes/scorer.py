@@ -152,11 +152,12 @@ def train(config: ScorerConfig) -> AttributeNet:
 
 def write_weights(net: AttributeNet, path: Path, notes: dict[str, str]) -> None:
     """Writes the weights in float16 with notes as metadata, beside its place first, then moved there."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.writing")
-    save_file({name: value.half().contiguous() for name, value in net.state_dict().items()}, temporary, notes)
+    # Not save_file, whose files nobody else may read.
+    temporary.write_bytes(save({name: value.half().contiguous() for name, value in net.state_dict().items()}, notes))
     os.replace(temporary, path)
 
 
@@ -197,7 +198,8 @@ def accuracy(net: AttributeNet, seed: int, *, corrupted: bool) -> dict[str, floa
     right, by_shape = read == drawn, slice(len(PAIRS), None)
     figures = {"pairs": float(right[:, : len(PAIRS)].all(axis=1).mean()), "shapes": float(right[:, by_shape].mean())}
     for count in range(MAX_COUNT):
-        figures[f"shapes {count}"] = float(right[:, by_shape][drawn[:, by_shape] == count].mean())
+        answers = right[:, by_shape][drawn[:, by_shape] == count]
+        figures[f"shapes {count}"] = float(answers.mean()) if answers.size else float("nan")
     rows = [i for i, (record, _) in enumerate(scenes) if record["tag"] == "position"]
     guesses = []
     for relation in RELATIONS:

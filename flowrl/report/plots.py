@@ -104,14 +104,15 @@ def smooth(values: Values, error: Float[np.ndarray, " m"]) -> tuple[Values, Floa
 
 
 def line_chart(
-    series: Sequence[Series], *, width: int, height: int, x_label: str, y_label: str, description: str
-) -> str:
-    """A chart of lines with bands; hovering a point names its value."""
+    series: Sequence[Series], *, width: int, height: int, x_label: str, y_label: str, description: str,
+    x_name: str = "iteration",
+) -> str:  # fmt: skip
+    """A chart of lines with bands; hovering a point names its value, and its x as `x_name`."""
     frame = _frame(series, width, height)
     parts = [_axes(frame, x_label, y_label)]
     for line in series:
         parts += [_band(frame, line), _raw(frame, line)]
-    parts += [_line(frame, line) for line in series]
+    parts += [_line(frame, line, x_name) for line in series]
     return svg(width, height, description, "".join(parts))
 
 
@@ -197,7 +198,7 @@ def _raw(frame: Frame, line: Series) -> str:
     )
 
 
-def _line(frame: Frame, line: Series) -> str:
+def _line(frame: Frame, line: Series, x_name: str) -> str:
     style = " dashed" if line.dashed else ""
     parts = (
         [f'<path class="line c{line.color}{style}" d="M{_path(frame, line.x, line.y)}"/>'] if len(line.x) > 1 else []
@@ -211,6 +212,6 @@ def _line(frame: Frame, line: Series) -> str:
                     f'<path class="whisker c{line.color}" d="M{x:.1f} {frame.y(low):.1f}V{frame.y(high):.1f}"/>'
                 )
                 note = f" (95 % {number(low)} to {number(high)})"
-            title = f"<title>{esc(line.label)}, iteration {tick_text(float(a))}: {number(float(b))}{note}</title>"
+            title = f"<title>{esc(line.label)}, {esc(x_name)} {tick_text(float(a))}: {number(float(b))}{note}</title>"
             parts.append(f'<circle class="dot c{line.color}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>')
     return "".join(parts)
