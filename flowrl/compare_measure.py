@@ -25,14 +25,15 @@ KL_PROMPTS, KL_SIGMAS = 24, 4
 DIVERSITY_PROMPTS, DIVERSITY_SEEDS, PIXELS = 8, 8, 16
 
 KL_TEXT = (
-    f"mean square difference of the guided velocities of the trained and the base network, over {KL_PROMPTS} held-out "
-    f"prompts, {KL_SIGMAS} noise levels (the first of each quarter of the evaluation's steps) and all latent elements, "
-    "at the states of the base's own deterministic evaluation trajectories; the KL of two diffusions is an integral of "
-    "this quantity, so it orders methods without depending on their samplers, but is not in nats"
+    "mean square difference of the guided velocities of the trained and the base network, over up to "
+    f"{KL_PROMPTS} held-out prompts, {KL_SIGMAS} noise levels (the first of each quarter of the evaluation's steps) "
+    "and all latent elements, at the states of the base's own deterministic evaluation trajectories; the KL of two "
+    "diffusions is an integral of this quantity, so it orders methods without depending on their samplers, but is not "
+    "in nats"
 )
 DIVERSITY_TEXT = (
     f"mean distance of two images of one prompt from different start noises: root mean square difference of the pixels "
-    f"after averaging to {PIXELS} x {PIXELS}, over {DIVERSITY_PROMPTS} held-out prompts and all pairs of "
+    f"after averaging to {PIXELS} x {PIXELS}, over up to {DIVERSITY_PROMPTS} held-out prompts and all pairs of "
     f"{DIVERSITY_SEEDS} noises; colour and layout count, fine detail does not"
 )
 

@@ -23,8 +23,8 @@ DISTANCE_CAPTION = (
     "distance is, and the diversity of the images, stands under the table of the final models."
 )
 REWARD_CAPTION = (
-    "Of each seed a Gaussian moving average over iterations (standard deviation a twentieth of them), then the mean over "
-    "seeds. Methods with other rewards, or other choices of prompts, are not comparable here."
+    "Of each seed a Gaussian moving average over iterations (standard deviation a twentieth of them), then the mean "
+    "over seeds. Methods with other rewards, or other choices of prompts, are not comparable here."
 )
 
 

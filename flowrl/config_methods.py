@@ -105,20 +105,23 @@ class TimesConfig:
     count: int = 4
     """Draws of an image and update."""
     fraction: float = 0.99
-    """Leading share of the schedule that may be drawn, where the rule uses the schedule."""
+    """Leading share of the schedule that may be drawn by the kinds discrete."""
+    shift: float = 1.0
+    """Static shift of logit_normal and uniform towards noise; 3 for SD3."""
 
     def __post_init__(self) -> None:
         at_least("times.count", self.count, 1)
         within("times.fraction", self.fraction, 0.0, 1.0)
+        positive("times.shift", self.shift)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotsConfig:
     """How the old policy follows the trained one (recipe forward)."""
 
-    old_decay: Literal["copy", "linear", "delayed", "constant"] = "linear"
+    old_decay: Literal["copy", "linear", "delayed", "awm", "crd", "constant"] = "linear"
     """copy: the trained policy itself; linear: decay min(0.001 s, 0.5) after s updates; delayed: 0 until 75, then up to
-    0.999; constant: ``old_decay_value``."""
+    0.999; awm: min(0.001 s, 0.3); crd: min(0.25 + 0.005 s, 0.999); constant: ``old_decay_value``."""
     old_decay_value: float = 0.9
     """Decay of the kind constant."""
 

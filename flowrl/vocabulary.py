@@ -101,6 +101,7 @@ FOREIGN_KEYS: dict[str, str] = {
     "time_type": "times.kind",
     "time_sampling_strategy": "times.kind",
     "timestep_range": "times.fraction",
+    "time_shift": "times.shift",
     "trunc_steps": "times.fraction (a share of the schedule: DGPO's 4 of 10 steps is 0.5)",
     "nft_beta": "objective.options (beta of objective nft)",
     "mix_beta": "objective.options (beta of objective nft)",

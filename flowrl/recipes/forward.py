@@ -192,7 +192,7 @@ def draw_times(loop: Loop, batch: Batch, schedule: Schedule, *, shared: bool) ->
     """Noise levels `[n, T]` of this process's images, one row a group where it shares them."""
     times = loop.config.times
     keys = image_keys(loop, batch, range(len(batch.own)), "noise levels", shared=shared)
-    return training_times(times.kind, schedule, keys, count=times.count, fraction=times.fraction)
+    return training_times(times.kind, schedule, keys, count=times.count, fraction=times.fraction, shift=times.shift)
 
 
 def image_keys(loop: Loop, batch: Batch, index: Iterable[int], tag: str, *, shared: bool) -> list[tuple[Part, ...]]:

@@ -119,6 +119,7 @@ def check(config: TrainConfig) -> None:
     unread = [*_UNREAD, *(() if slot_decays(config) else ("slots",))]
     unread += _ADVANTAGE if name in _BY_REWARD else []
     unread += [] if times.kind.startswith("discrete") else ["times.fraction"]
+    unread += [] if times.kind in ("logit_normal", "uniform") else ["times.shift"]
     refuse_unread(config, unread, f"objective {name} of recipe forward")
     if config.reward_aggregation != "sum" and len([reward for reward in config.rewards if reward.weight]) < 2:
         raise ValueError(

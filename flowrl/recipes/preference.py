@@ -201,7 +201,9 @@ def noised_loss(
     """Diffusion-DPO on rows: both images of a pair get the same noise at the same level."""
     config, times = loop.config, loop.config.times
     keys = [(config.seed, "pair", iteration, int(pairs.group[i])) for i in pair]
-    drawn = training_times(times.kind, schedule, keys, count=times.count, fraction=times.fraction)
+    drawn = training_times(
+        times.kind, schedule, keys, count=times.count, fraction=times.fraction, shift=times.shift
+    )  # fmt: skip
     place, twice = torch.arange(len(pair)), torch.arange(len(pair)).repeat(2)
     sigma, timestep = drawn.sigma[place, draw][twice], drawn.timestep[place, draw][twice]
     noise = sample_normals(
