@@ -1,0 +1,224 @@
+"""Every configuration passes its recipe's check without a model; those of papers say where each number is from."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from flowrl.config import ConfigError, TrainConfig, load_config
+from flowrl.credit import CREDIT
+from flowrl.forward_losses import FORWARD
+from flowrl.objectives import OBJECTIVES
+from flowrl.parts import reward_specs
+from flowrl.recipes.forward_settings import micro_batch_size
+from flowrl.recipes.paths import stochastic_steps
+from flowrl.rewards.compose import validate_reward_specs
+from flowrl.samplers.times import strata
+from flowrl.samplers.windows import flash_tail
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+EVERY = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+REAL = [name for name in EVERY if name.startswith("sd35m_")]
+NEEDS_A_FILE = {"tiny_dpo_offline": "there is no 'pairs'"}
+
+
+@cache
+def config_of(name: str) -> TrainConfig:
+    return load_config(CONFIGS / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_configuration_passes_its_check_without_a_model(name: str) -> None:
+    config = config_of(name)
+    validate_reward_specs(reward_specs(config))
+    recipe = importlib.import_module(f"flowrl.recipes.{config.recipe}")
+    if name in NEEDS_A_FILE:
+        with pytest.raises(ConfigError, match=NEEDS_A_FILE[name]):
+            recipe.check(config)
+    else:
+        recipe.check(config)
+
+
+# ---- sources ---------------------------------------------------------------------------------------------------------
+
+NUMBER = re.compile(r"(?<![\w./-])[-+]?\d[\d.]*(?:e[-+]?\d+)?(?![\w./-])")
+TAG = re.compile(r"\[([a-z]+)\]")
+
+
+def unsourced(text: str) -> list[str]:
+    """Key lines with a number whose comment, or the comment above, names no source that the head declares.
+
+    A width may stand under its height, which is one number in the sources.
+    """
+    declared = {match[1] for match in re.finditer(r"^#   \[([a-z]+)\]", text, flags=re.MULTILINE)}
+    wrong, above, key_above = [], "", ""
+    for line in text.splitlines():
+        code, _, comment = line.partition("#")
+        sources = comment if not code.strip() else comment + above
+        if NUMBER.search(code.partition(":")[2]) and not declared & set(TAG.findall(sources)):
+            pair = code.strip().startswith("width:") and key_above.startswith("height:")
+            wrong += [] if pair else [line.strip()]
+        above = comment if not code.strip() and key_above else ""  # the head speaks for no line
+        key_above = code.strip() or key_above
+    return wrong
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_number_has_a_source(name: str) -> None:
+    assert unsourced((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "good"),
+    [
+        ("seed: 42  # [paper]", True),
+        ("# [paper]\nseed: 42", True),
+        ("seed: 42", False),
+        ("seed: 42  # table 3", False),
+        ("seed: 42  # [rumour]", False),
+        ("# [paper]\nout: x\nseed: 42", False),
+        ("out: x  # [paper]\nseed: 42", False),
+        ("optim: {lr: 1.0e-4}", False),
+        ("splits: [0, 3]", False),
+        ("model: stable-diffusion-3.5-medium", True),
+        ("kernel: dpm2", True),
+        ("height: 512  # [paper]\nwidth: 512", True),
+    ],
+)
+def test_the_search_for_sources_finds_what_it_should(line: str, good: bool) -> None:
+    assert (unsourced(f"# Head.\n#   [paper]  a paper\nrecipe: grpo\n{line}\n") == []) is good
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_head_says_that_it_was_not_run_and_what_the_rest_is(name: str) -> None:
+    text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
+    head = text[: re.search(r"^\w", text, flags=re.MULTILINE).start()]  # type: ignore[union-attr]
+    assert "Not run here" in head
+    assert "arXiv" in head or "flow_grpo" in head or "UniRL" in head
+    if "\nbase: sd35m_grpo_geneval" in text:
+        assert "from sd35m_grpo_geneval" in head or "sd35m_mixgrpo" in head
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+# Published number of GPUs, and the batch size that the head names for it where the default does not divide.
+PUBLISHED = {
+    "sd35m_flow_grpo_fast": (32, 9),
+    "sd35m_dance_grpo": (32, 3),
+    "sd35m_mixgrpo": (24, 6),
+    "sd35m_mixgrpo_flash": (32, 3),
+    "sd35m_tp_grpo": (32, 9),
+    "sd35m_dense_grpo": (16, 9),
+    "sd35m_g2rpo": (16, None),
+    "sd35m_tempflow": (8, None),
+    "sd35m_branch_grpo": (8, None),
+    "sd35m_tree_grpo": (8, None),
+    "sd35m_grpo_guard": (16, 9),
+    "sd35m_flow_dppo": (8, None),
+    "sd35m_nft": (8, 9),
+    "sd35m_awm": (8, None),
+    "sd35m_dgpo": (4, None),
+    "sd35m_crd": (8, None),
+    "sd35m_rft": (8, None),
+    "sd35m_dpo": (8, None),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_batch_divides_over_the_published_processes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes, batch = PUBLISHED[name]
+    overrides = [] if batch is None else [f"rollout_batch_size={batch}", f"micro_batch_size={batch}"]
+    config = load_config(CONFIGS / f"{name}.yaml", overrides)
+    geometry = config.resolve_batch(processes)
+    assert geometry.images_per_process * processes == config.prompts_per_step * config.group_size
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    importlib.import_module(f"flowrl.recipes.{config.recipe}").check(config)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_configurations_share_model_judge_and_resolution(name: str) -> None:
+    config = config_of(name)
+    assert config.pipeline.model == "stabilityai/stable-diffusion-3.5-medium"
+    assert (config.pipeline.height, config.pipeline.width) == (512, 512)
+    judges = [reward.options.get("judge") for reward in config.rewards if reward.name == "geneval"]
+    assert judges in ([], ["mask2former"])
+    if config.recipe == "grpo":
+        assert config.rollout_batch_size == config.micro_batch_size, "else every transition is scored once more"
+
+
+def test_every_method_has_a_published_configuration() -> None:
+    configs = [config_of(name) for name in REAL]
+    assert {config.credit.method for config in configs} == set(CREDIT)
+    of_grpo = {config.objective.name or "clip" for config in configs if config.recipe == "grpo"}
+    assert of_grpo == set(OBJECTIVES) - {"reinforce"}
+    assert {config.objective.name for config in configs if config.recipe == "forward"} == set(FORWARD) - {"rwr"}
+    assert {"gdpo", "log_tame"} < {config.reward_aggregation for config in configs}
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "an_update"),
+    [
+        ("sd35m_dance_grpo", 384, 96),
+        ("sd35m_dense_grpo", 1152, 1152),
+        ("sd35m_branch_grpo", 256, 128),
+        ("sd35m_tree_grpo", 864, 864),
+        ("sd35m_flow_dppo", 768, 384),
+        ("sd35m_paco", 672, 336),
+        ("sd35m_nft", 1152, 1152),
+        ("sd35m_awm", 1728, 1728),
+        ("sd35m_dgpo", 128, 128),
+        ("sd35m_crd", 1152, 576),
+    ],
+)
+def test_images_of_an_iteration_and_of_an_update(name: str, images: int, an_update: int) -> None:
+    config = config_of(name)
+    assert (config.num_images, config.num_images // config.updates_per_rollout) == (images, an_update)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "total"),
+    [
+        ("sd35m_dance_grpo", range(24), 25),
+        ("sd35m_tp_grpo", range(9), 10),
+        ("sd35m_g2rpo", range(8), 16),
+        ("sd35m_tempflow", range(9), 10),
+        ("sd35m_branch_grpo", range(19), 20),
+        ("sd35m_paco", [1], 10),
+    ],
+)
+def test_stochastic_steps_are_the_published_ones(name: str, steps: range, total: int) -> None:
+    sampler = config_of(name).sampler
+    assert sampler.num_steps == total
+    assert stochastic_steps(sampler, 0, 0) == tuple(steps)
+
+
+def test_dance_grpo_trains_fourteen_of_twenty_five_steps() -> None:
+    sampler = config_of("sd35m_dance_grpo").sampler
+    assert int(len(stochastic_steps(sampler, 0, 0)) * sampler.trained_fraction) == 14
+
+
+def test_mixgrpo_goes_once_round_and_flash_takes_eleven_steps_at_first() -> None:
+    config = config_of("sd35m_mixgrpo")
+    windows = [stochastic_steps(config.sampler, 0, iteration) for iteration in range(config.num_iterations + 1)]
+    assert (windows[0], windows[149], windows[150]) == ((0, 1, 2, 3), (0, 1, 2, 3), (1, 2, 3, 4))
+    assert (windows[-2], windows[-1]) == ((5, 6, 7, 8), (0, 1, 2, 3))
+    flash = config_of("sd35m_mixgrpo_flash").sampler
+    window = stochastic_steps(flash, 0, 0)
+    assert window == (0, 1, 2, 3)
+    assert flash_tail(flash.num_steps, max(window), flash.flash_tail or 1.0, shift=3.0).num_steps == 11
+    assert stochastic_steps(flash, 0, 20) == (1, 2, 3, 4)
+
+
+def test_noise_levels_of_forward_methods_are_the_published_ones() -> None:
+    awm, dgpo, nft = (config_of(f"sd35m_{name}") for name in ("awm", "dgpo", "nft"))
+    assert nft.times.count == int(0.99 * nft.sampler.num_steps) == 9
+    reach = int(awm.sampler.num_steps * awm.times.fraction)
+    assert [list(r) for r in strata("discrete_wo_init", reach, awm.times.count)] == [
+        [1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11],
+    ]  # fmt: skip
+    assert int(dgpo.sampler.num_steps * dgpo.times.fraction) == 5
+    assert (micro_batch_size(dgpo, 4), micro_batch_size(config_of("sd35m_crd"), 8)) == (16, 24)
