@@ -13,7 +13,7 @@ import platform
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
     if asked is not None:
         asked = Question(**{**asked, "overrides": tuple(asked["overrides"])})
         if not files and not overrides:  # the folder says it all, but for more seeds
-            return _joined(asked, _with_seeds(asked, parsed.seeds or asked.seeds))
+            return _joined(asked, replace(asked, seeds=parsed.seeds or asked.seeds))
     if parsed.budget is None and asked is None:
         raise ValueError("give a budget: --budget nfe=200000, --budget seconds=600 or --budget images=5000")
     budget, limit = (asked.budget, asked.limit) if parsed.budget is None and asked else parse_budget(parsed.budget)
@@ -212,10 +212,6 @@ def _new_journal() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _with_seeds(question: Question, seeds: int) -> Question:
-    return Question(**{**asdict(question), "seeds": seeds, "overrides": question.overrides})
-
-
 def _joined(asked: Question, given: Question) -> Question:
     """The question with added methods and seeds.
 
@@ -243,9 +239,8 @@ def _joined(asked: Question, given: Question) -> Question:
             f"the folder holds another comparison: {'; '.join(differences)}. Methods and seeds may be added, nothing "
             "else: give --out another folder, or no configurations at all to go on with what it holds"
         )
-    return Question(**{
-        **asdict(given), "overrides": given.overrides, "methods": {**asked.methods, **given.methods},
-    })  # fmt: skip
+    methods, settings = {**asked.methods, **given.methods}, {**asked.settings, **given.settings}
+    return replace(given, methods=methods, settings=settings)
 
 
 def _first_difference(was: Any, now: Any, key: str = "") -> str:

@@ -8,6 +8,7 @@ Letters: S seeds, N images, U units (prompts or images of a task), R resamples.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,10 +78,10 @@ def crossed_estimate(runs: Sequence[Images], *, num_resamples: int = RESAMPLES, 
     mean = float(np.mean([values.mean() for values, _ in tasks.values()]))
     seed_RS = np.ones((num_resamples, num_seeds)) / num_seeds
     if num_seeds > 1:
-        seed_RS = _weights(np.random.default_rng([seed, 0]), num_seeds, num_resamples) / num_seeds
+        seed_RS = _weights((seed, 0), num_seeds, num_resamples) / num_seeds
     replicate_R = np.zeros(num_resamples)
     for index, (value_SN, unit_N) in enumerate(tasks.values()):
-        replicate_RS = _unit_means(value_SN, unit_N, num_resamples, np.random.default_rng([seed, 1 + index]))
+        replicate_RS = _unit_means(value_SN, unit_N, num_resamples, (seed, 1 + index))
         replicate_R += (seed_RS * replicate_RS).sum(axis=1) / len(tasks)
     if not np.isfinite(replicate_R).all():
         return Estimate(interval=Interval(mean=mean, low=math.nan, high=math.nan), error=math.nan, p=math.nan)
@@ -166,7 +167,7 @@ def _by_task(runs: Sequence[Images]) -> dict[str, tuple[Float[np.ndarray, "s n"]
 
 
 def _unit_means(
-    value_SN: Float[np.ndarray, "s n"], unit_N: np.ndarray, num_resamples: int, rng: np.random.Generator
+    value_SN: Float[np.ndarray, "s n"], unit_N: np.ndarray, num_resamples: int, stream: tuple[int, int]
 ) -> Float[np.ndarray, "resamples s"]:
     """Means of a task for each seed under resampled units; NaN for a single unit, unless it cannot vary."""
     size_U = np.bincount(unit_N).astype(np.float64)
@@ -174,12 +175,15 @@ def _unit_means(
     units = len(size_U)
     if units == 1:
         return np.full((num_resamples, len(value_SN)), math.nan)
-    weight_RU = _weights(rng, units, num_resamples)
+    weight_RU = _weights(stream, units, num_resamples)
     means: Float[np.ndarray, "resamples s"] = (weight_RU @ total_US) / (weight_RU @ size_U)[:, None]
     return means
 
 
-def _weights(rng: np.random.Generator, number: int, num_resamples: int) -> Float[np.ndarray, "resamples n"]:
+@functools.lru_cache(maxsize=8)  # methods share their draws: so many tables of R x U numbers at once, not each anew
+def _weights(stream: tuple[int, int], number: int, num_resamples: int) -> Float[np.ndarray, "resamples n"]:
     """Weights of `number` units, mean 1, from as many draws with replacement."""
-    counts = rng.multinomial(number, np.full(number, 1 / number), size=num_resamples)
-    return np.asarray(1 + math.sqrt(number / (number - 1)) * (counts - 1.0))
+    counts = np.random.default_rng(stream).multinomial(number, np.full(number, 1 / number), size=num_resamples)
+    weights = np.asarray(1 + math.sqrt(number / (number - 1)) * (counts - 1.0))
+    weights.setflags(write=False)
+    return weights

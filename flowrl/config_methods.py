@@ -141,8 +141,8 @@ class BudgetConfig:
     images: int | None = None
     """Images decoded and scored."""
     evals: int = 0
-    """Evaluations spread evenly over the budget, or over ``num_iterations`` where those end first, the last at its end; 0
-    leaves it to ``eval_every``."""
+    """Evaluations spread evenly over the budget, or over ``num_iterations`` where those end first, the last at its
+    end; 0 leaves it to ``eval_every``."""
 
     def __post_init__(self) -> None:
         at_least("budget.nfe", self.nfe, 1)

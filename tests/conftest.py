@@ -20,7 +20,8 @@ torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 
 # The pure layer says its shapes in annotations; here every call is checked against them.
-jaxtyping.install_import_hook(["flowrl.samplers", "flowrl.advantages"], "shape_checks.check")
+CHECKED = ("samplers", "advantages", "reward_maps", "shaping", "curriculum", "credit", "objectives", "losses")
+jaxtyping.install_import_hook([f"flowrl.{name}" for name in CHECKED], "shape_checks.check")
 
 
 @pytest.fixture(autouse=True)

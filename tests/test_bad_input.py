@@ -194,4 +194,4 @@ def test_report_wants_a_run(runs: TinyRuns, tmp_path: Path, capsys: pytest.Captu
 
 def test_a_misspelt_command_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean train?" in _error(["trian"], capsys)
-    assert "there are train, sample, report, pretrain" in _error(["xyzzy"], capsys)
+    assert "there are train, compare, sample, report, pretrain, reward" in _error(["xyzzy"], capsys)

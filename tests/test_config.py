@@ -148,7 +148,7 @@ def typos(word: str) -> set[str]:
 def test_every_single_typo_of_every_key_is_refused_with_the_right_name(monkeypatch: pytest.MonkeyPatch) -> None:
     data = parse_yaml(MINIMAL, "x")
     path = Path("run.yaml")
-    monkeypatch.setattr("flowrl.config.read_mapping", lambda _: copy.deepcopy(data))  # parsing is the slow part
+    monkeypatch.setattr("flowrl.config.read_with_base", lambda _: copy.deepcopy(data))  # parsing is the slow part
     tried = 0
     for dotted in own_keys():
         prefix, _, name = dotted.rpartition(".")
@@ -218,7 +218,9 @@ def test_foreign_values_are_answered_with_ours(path: Path) -> None:
 
 REFUSALS: list[tuple[list[str], list[str]]] = [
     (["sampler.kernel=ode"], ["ode has no density", "flow_sde", "cps"]),
-    (["sampler.kernel=flow_sd"], ["flow_sde, dance_sde, cps, ddim_flow, ode", "'flow_sd'", "did you mean 'flow_sde'"]),
+    (["sampler.kernel=flow_sd"], [
+        "flow_sde, dance_sde, cps, ddim_flow, wan_sde, dpm_sde, ode", "'flow_sd'", "did you mean 'flow_sde'",
+    ]),
     (["sampler.kernel=ode", "sampler.noise_level=0.7"], ["0.7", "kernel ode adds no noise"]),
     (["sampler.noise_level=0"], ["noise_level 0", "no density"]),
     (["sampler.noise_level=-0.5"], ["sampler.noise_level must be at least 0, got -0.5"]),

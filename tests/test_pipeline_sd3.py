@@ -6,6 +6,7 @@ import json
 import shutil
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +15,20 @@ from diffusers import StableDiffusion3Pipeline
 from tiny_models import PROMPTS, adapted, bound, guided, load_tiny, sample_ode, sample_sde, start_noise
 from torch import Tensor
 
-from flowrl.credit import outcome_rows
+from flowrl.learner import NetworkCounter
 from flowrl.pipelines import family, sd3
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.sd3 import SD3
 from flowrl.pipelines.tiny import CONTEXT
 from flowrl.recipes import grpo
+from flowrl.recipes.loop import Batch
 from flowrl.samplers import Velocity, classifier_free_guidance, gaussian_log_prob
-from flowrl.trajectory import Conditioning, Rows, Trajectory
+from flowrl.samplers.completion import sample_trajectories
+from flowrl.trajectory import Conditioning, Credit
 
 STEPS = 4
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-WITH_DENSITY = ["flow_sde", "dance_sde", "cps", "ddim_flow"]
+WITH_DENSITY = ["flow_sde", "dance_sde", "cps", "ddim_flow", "wan_sde", "dpm_sde"]
 
 
 @cache
@@ -113,11 +116,15 @@ def test_gradient_checkpointing_is_on_when_asked_for_and_changes_no_gradient(tin
         assert plain is None or torch.equal(plain, recomputed)
 
 
-def rows_and_states(trajectory: Trajectory) -> tuple[Rows, Tensor]:
-    b = len(trajectory)
-    advantage = torch.linspace(-1, 1, b)
-    rows = outcome_rows(trajectory, advantage, torch.zeros(b, dtype=torch.long), clip_range=(1e-4, 1e-4))
-    return rows, trajectory.states.flatten(0, 1)
+class LoopOfParts:
+    """What the replay asks a loop for, around a pipeline that is there already."""
+
+    def __init__(self, pipeline: SD3, scale: float) -> None:
+        self.network, self.scale = NetworkCounter(pipeline.network, {}), scale
+        self.negative = pipeline.encode([""])
+
+    def velocity(self, cond: Conditioning) -> Velocity:
+        return classifier_free_guidance(self.network, cond, self.negative, self.scale)
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
@@ -127,22 +134,28 @@ def test_the_recipes_replay_gives_ratio_one_at_its_own_and_at_another_batch_size
 ) -> None:
     pipeline, _ = shared(tiny_sd3_folder, dtype, False)
     schedule = pipeline.schedule(STEPS, "diffusers")
-    kernel = bound("flow_sde", schedule)
-    rows, states = rows_and_states(sample_sde(pipeline, PROMPTS, scale, schedule, kernel))
-    cond = pipeline.encode(PROMPTS)
-
-    def velocity_of(part: Conditioning) -> Velocity:
-        return classifier_free_guidance(pipeline.network, part, pipeline.encode([""]), scale)
-
+    kernel, each = bound("flow_sde", schedule), torch.arange(len(PROMPTS))
+    sampled = sample_trajectories(sample_sde(pipeline, PROMPTS, scale, schedule, kernel), each, None)
+    credit = Credit(raw=torch.zeros(1, len(sampled)), norm=sampled.group)
+    keep = torch.ones(len(sampled), dtype=torch.bool)
+    rows = grpo.rows_of(sampled, credit, torch.linspace(-1, 1, len(sampled)), keep, (1e-4, 1e-4))
+    loop: Any = LoopOfParts(pipeline, scale)
+    batch = Batch(
+        iteration=0, own=range(len(PROMPTS)), group=each, groups=each, prompts=(), prompt_ids=(),
+        cond=pipeline.encode(PROMPTS),
+    )  # fmt: skip
     for size in (4, 2, 1):
-        blocks = grpo.row_blocks(rows, size)
-        old = rows if size == 4 else grpo.with_old_log_probs(rows, blocks, states, cond, velocity_of, schedule, kernel)
-        indexes = [index for block in blocks for index in block]
+        blocks = grpo.micro_batches(rows, size, 1)
+        old = rows
+        if size != 4:
+            old, again = grpo.scored_again(loop, batch, rows, sampled, blocks, schedule, kernel)
+            assert again.mean is None  # the rollout kept none
+        (indexes,) = blocks
         assert sorted(torch.cat(indexes).tolist()) == list(range(12))  # every row once
         for index in indexes:
             part = old[index]
-            new = grpo.replay(part, states, velocity_of(cond[part.sample]), schedule, kernel)
-            assert torch.equal(gaussian_log_prob(states[part.produced], new), part.old_log_prob)
+            new = grpo.replay(loop, batch, part, sampled.states, schedule, kernel)
+            assert torch.equal(gaussian_log_prob(sampled.states[part.produced], new), part.old_log_prob)
             assert new.mean.requires_grad
         # Recomputed values stay near the recorded ones: the same rows, in the same order.
         tolerance = 1e-2 if dtype == torch.float32 else 3.0  # of sums over 512 dimensions

@@ -1,4 +1,4 @@
-"""The whole chain rollout, advantages, rows, densities and loss estimates the gradient of the expected reward.
+"""The whole chain rollout, credit, advantages, rows, densities and loss estimates the gradient of the expected reward.
 
 The network is linear, `velocity = gain * x + drift * direction`, so the finished latent is Gaussian and the expected
 reward and its gradient have closed forms. Every group gets its own copy of the two parameters, which makes the gradient
@@ -16,18 +16,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.advantages import group_advantages
-from flowrl.credit import outcome_rows
+from flowrl.advantages import aggregate
+from flowrl.credit import CREDIT
 from flowrl.losses import clipped_surrogate
 from flowrl.randomness import counter_normal
+from flowrl.recipes.grpo import rows_of
 from flowrl.samplers import KERNELS, build_schedule, gaussian_log_prob, rollout
+from flowrl.samplers.completion import sample_trajectories
 from flowrl.trajectory import Schedule
 
 DIRECTION = torch.tensor([1.0, -0.5], dtype=torch.float64)
 TARGET = torch.tensor([0.8, 0.3], dtype=torch.float64)
 SLOPE = torch.tensor([0.7, 0.4], dtype=torch.float64)
 GAIN, DRIFT = 0.6, -0.4
-LEVELS = {"flow_sde": 0.7, "dance_sde": 0.6, "cps": 0.5, "ddim_flow": 0.8}
+LEVELS = {"flow_sde": 0.7, "dance_sde": 0.6, "cps": 0.5, "ddim_flow": 0.8, "wan_sde": 0.7, "dpm_sde": 0.6}
 
 Reward = Literal["linear", "quadratic"]
 
@@ -44,7 +46,11 @@ def noise_rule(name: str, s: float, s_next: float, sigma_max: float) -> tuple[fl
     if name == "ddim_flow":
         std = level * s_next * math.sqrt(1 - (s_next * (1 - s) / (s * (1 - s_next))) ** 2)
         return math.sqrt(s_next**2 - std**2), std
-    g2 = level**2 * (s / (1 - (sigma_max if s == 1 else s)) if name == "flow_sde" else 1)
+    if name == "dpm_sde":
+        survives = (s_next * (1 - s) / (s * (1 - s_next))) ** level**2
+        return s_next * survives, s_next * math.sqrt(1 - survives**2)
+    rates = {"flow_sde": s / (1 - (sigma_max if s == 1 else s)), "dance_sde": 1.0, "wan_sde": (sigma_max * s) ** 2}
+    g2 = level**2 * rates[name]
     return s_next - g2 * h / (2 * s), math.sqrt(g2 * h)
 
 
@@ -88,10 +94,12 @@ def estimated_gradient(
             stochastic=steps,
             storage_dtype=torch.float64,
         )
-    advantage_B = group_advantages(reward_of(trajectory.final, kind), group_size, "none", baseline=baseline)
-    rows = outcome_rows(trajectory, advantage_B, group_B, clip_range=(0.2, 0.2))
-    pool = trajectory.states.flatten(0, 1)
-    x, x_next = pool[rows.source], pool[rows.produced]
+    sampled = sample_trajectories(trajectory, group_B, None)
+    credit = CREDIT["outcome"].credit(sampled, reward_of(sampled.finished, kind)[None])
+    one = torch.ones(1, dtype=torch.float64)
+    advantage_M = aggregate(credit.raw, credit.norm, one, scope="none", baseline=baseline)
+    rows = rows_of(sampled, credit, advantage_M, torch.ones_like(sampled.step, dtype=torch.bool), (0.2, 0.2))
+    x, x_next = sampled.states[rows.source], sampled.states[rows.produced]
     sigma, sigma_next = schedule.sigma[rows.step], schedule.sigma[rows.step + 1]
     velocity = velocity_of(gain[rows.group], drift[rows.group])(x, sigma, schedule.timestep[rows.step])
     log_ratio = gaussian_log_prob(x_next, kernel(x, velocity, sigma, sigma_next)) - rows.old_log_prob
@@ -107,6 +115,8 @@ CASES: list[tuple[str, list[int]]] = [
     ("flow_sde", [1]),
     ("cps", [0, 1]),
     ("ddim_flow", [0, 1]),
+    ("wan_sde", [0, 1, 2]),
+    ("dpm_sde", [0, 1]),
 ]
 
 

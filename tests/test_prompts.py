@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.prompts import eval_items, prompts_of_iteration, read_prompts
+from flowrl.prompts import Prompt, eval_items, prompts_of_iteration, read_prompts, spread
 
 
 def test_a_text_file_has_a_prompt_a_line(tmp_path: Path) -> None:
@@ -81,7 +81,17 @@ def test_evaluation_items_count_the_samples_of_a_prompt(tmp_path: Path) -> None:
     assert [(item.prompt.text, item.prompt_id, item.sample) for item in once] == [
         ("a", 0, 0), ("b", 1, 0), ("a", 0, 1), ("c", 2, 0),
     ]  # fmt: skip
-    twice = eval_items(rows, num_prompts=3, samples_per_prompt=2)
+    twice = eval_items(rows[:3], samples_per_prompt=2)
     assert [(item.prompt_id, item.sample) for item in twice] == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3)]
     places = [(item.prompt_id, item.sample) for item in twice]
     assert len(set(places)) == len(places)
+
+
+def test_fewer_evaluation_prompts_come_from_the_whole_file() -> None:
+    rows = [Prompt(text=f"prompt {number}", metadata={}) for number in range(12)]
+    assert [item.prompt.text for item in eval_items(rows, num_prompts=3)] == ["prompt 2", "prompt 6", "prompt 10"]
+    assert eval_items(rows, num_prompts=12) == eval_items(rows) == eval_items(rows, num_prompts=99)
+    for count in range(1, 13):  # a sorted file of four tasks: each gets its share, to within one
+        tasks = Counter(place // 3 for place in spread(12, count))
+        assert sum(tasks.values()) == len(set(spread(12, count))) == count
+        assert max(tasks.values()) - min(tasks[task] for task in range(4)) <= 1

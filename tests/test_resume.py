@@ -168,16 +168,16 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
         else:
             from safetensors import SafetensorError
 
-            from flowrl.recipes import grpo
+            from flowrl.recipes import loop
 
-            save_lora = grpo.save_lora
+            save_lora = loop.save_lora
 
             def failing_lora(folder: Path, *arguments: Any) -> None:
                 if checkpoints(run):
                     raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
                 save_lora(folder, *arguments)
 
-            patch.setattr(grpo, "save_lora", failing_lora)
+            patch.setattr(loop, "save_lora", failing_lora)
         assert main(["train", str(runs.config), "num_iterations=4", f"out={run}"]) == 1
     shown = capsys.readouterr().err
     assert "could not be written" in shown

@@ -118,16 +118,16 @@ def test_the_ratio_is_exactly_one_before_the_first_update(
 
 
 def test_windows_choose_the_trained_steps(runs: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flowrl.recipes import grpo
+    from flowrl.recipes import paths
 
     seen = []
-    stochastic_steps = grpo.stochastic_steps
+    stochastic_steps = paths.stochastic_steps
 
     def record(*arguments: Any) -> tuple[int, ...]:
         seen.append(stochastic_steps(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr(grpo, "stochastic_steps", record)
+    monkeypatch.setattr(paths, "stochastic_steps", record)
     run = runs.train("windows", "sampler.num_steps=4", "sampler.sde_window_size=1", "num_iterations=5")
     assert set(seen) <= {(0,), (1,), (2,)}
     assert len(set(seen)) > 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from flowrl.credit import outcome_rows
-from flowrl.trajectory import Conditioning, Rows, Trajectory
+from flowrl.recipes.grpo import rows_of
+from flowrl.samplers.completion import sample_trajectories
+from flowrl.trajectory import Conditioning, Credit, Rows, Trajectory
 
 
 def test_conditioning_selects_and_joins() -> None:
@@ -29,35 +31,37 @@ def test_conditioning_selects_and_joins() -> None:
             Conditioning(bad)
 
 
-def test_outcome_rows() -> None:
+def test_rows_hold_the_rollouts_transitions() -> None:
     b, kept, steps = 3, (1, 2, 4, 5), (1, 4)
     states = torch.arange(b * 4.0).reshape(b, 4, 1)
     trajectory = Trajectory(
         states=states, kept=kept, steps=steps, log_prob=torch.arange(6.0).reshape(3, 2), final=torch.zeros(b, 1)
     )
-    advantage, group = torch.tensor([0.5, -1.0, 2.0]), torch.tensor([0, 0, 7])
-    keep = torch.tensor([True, False, True])
-    rows = outcome_rows(trajectory, advantage, group, clip_range=(0.1, 0.3), keep_B=keep)
+    group, advantage = torch.tensor([0, 0, 7]), torch.tensor([0.5, 0.5, -1.0, -1.0, 2.0, 2.0], dtype=torch.float64)
+    keep = torch.tensor([True, True, False, False, True, True])
+    sampled = sample_trajectories(trajectory, group, None)
+    weighted = Credit(raw=torch.zeros(1, 6), norm=sampled.group, weight=torch.tensor([0.5, 1.5] * 3))
+    rows = rows_of(sampled, weighted, advantage, keep, (0.1, 0.3))
     assert len(rows) == 6
     for i in range(b):
         for k, step in enumerate(steps):
             row = rows[i * 2 + k]
-            assert states.flatten(0, 1)[row.source].item() == states[i, kept.index(step), 0]
-            assert states.flatten(0, 1)[row.produced].item() == states[i, kept.index(step + 1), 0]
+            assert sampled.states[row.source].item() == states[i, kept.index(step), 0]
+            assert sampled.states[row.produced].item() == states[i, kept.index(step + 1), 0]
             values: dict[str, Any] = {name: column.item() for name, column in row.columns().items()}
-            wanted = {"step": step, "sample": i, "group": int(group[i]), "old_log_prob": 2 * i + k, "weight": 1}
+            wanted = {"step": step, "sample": i, "group": int(group[i]), "old_log_prob": 2 * i + k}
+            wanted |= {"weight": (0.5, 1.5)[k], "advantage": float(advantage[2 * i]), "keep": i != 1}
             assert {name: values[name] for name in wanted} == wanted
-            assert values["advantage"] == float(advantage[i])
-            assert values["keep"] == bool(keep[i])
             assert (values["clip_low"], values["clip_high"]) == pytest.approx((0.1, 0.3))
+    assert rows.advantage.dtype == rows.weight.dtype == torch.float32
+    plain = rows_of(sampled, replace(weighted, weight=None), advantage, keep, (0.1, 0.3))
+    assert plain.weight.tolist() == [1.0] * 6
     kept_rows = rows[rows.keep]
     assert isinstance(kept_rows, Rows)
     assert kept_rows.sample.tolist() == [0, 0, 2, 2]
     assert rows[2:4].sample.tolist() == [1, 1]
-    with pytest.raises(ValueError, match=r"\[3\]"):
-        outcome_rows(trajectory, advantage[:1], group, clip_range=(0.1, 0.3))
-    with pytest.raises(ValueError, match="distances"):
-        outcome_rows(trajectory, advantage, group, clip_range=(-0.1, 0.3))
+    with pytest.raises(ValueError, match=r"same shape \[M\]"):
+        rows_of(sampled, weighted, advantage[:1], keep, (0.1, 0.3))
 
 
 def test_trajectory_refuses_contradictions() -> None:
