@@ -64,6 +64,8 @@ def compare(parsed: argparse.Namespace) -> int:
         ValueError: a configuration, option or override is wrong, or the folder holds another comparison.
     """
     folder: Path = parsed.out
+    if parsed.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, got {parsed.jobs}")
     known = read_journal(folder)
     question = ask(parsed, known)
     given = {"baseline": parsed.baseline, "metric": parsed.metric, "targets": parsed.targets}
@@ -99,7 +101,9 @@ def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
     if asked is not None:
         asked = Question(**{**asked, "overrides": tuple(asked["overrides"])})
         if not files and not overrides:  # the folder says it all, but for more seeds
-            return _joined(asked, replace(asked, seeds=parsed.seeds or asked.seeds))
+            budget, limit = (asked.budget, asked.limit) if parsed.budget is None else parse_budget(parsed.budget)
+            seeds, evals = parsed.seeds or asked.seeds, parsed.evals or asked.evals
+            return _joined(asked, replace(asked, seeds=seeds, evals=evals, budget=budget, limit=limit))
     if parsed.budget is None and asked is None:
         raise ValueError("give a budget: --budget nfe=200000, --budget seconds=600 or --budget images=5000")
     budget, limit = (asked.budget, asked.limit) if parsed.budget is None and asked else parse_budget(parsed.budget)
@@ -121,8 +125,6 @@ def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
     )  # fmt: skip
     if question.seeds < 1 or question.evals < 1:
         raise ValueError(f"--seeds ({question.seeds}) and --evals ({question.evals}) must be at least 1")
-    if parsed.jobs < 1:
-        raise ValueError(f"--jobs must be at least 1, got {parsed.jobs}")
     for method, seed in question.runs[: len(methods)]:
         settings_of(question, method, seed)  # a wrong key is said before hours are spent
     return question if asked is None else _joined(asked, question)

@@ -11,26 +11,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.config import TrainConfig, load_config, resolve_path
+from flowrl.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.evaluate import generate
 from flowrl.parts import DTYPES, model_location
 from flowrl.pipelines import Pipeline, family
-from flowrl.pipelines.lora import Policy, add_saved_lora
+from flowrl.pipelines.lora import add_saved_lora
 from flowrl.prompts import EvalItem, eval_items, read_prompts
 from flowrl.randomness import sample_normals
 from flowrl.run import write_atomically
-from flowrl.samplers import KERNELS, classifier_free_guidance
 from flowrl.trajectory import Schedule
 
-KL_PROMPTS, KL_SIGMAS = 24, 4
 DIVERSITY_PROMPTS, DIVERSITY_SEEDS, PIXELS = 8, 8, 16
 
-KL_TEXT = (
-    "mean square difference of the guided velocities of the trained and the base network, over up to "
-    f"{KL_PROMPTS} held-out prompts, {KL_SIGMAS} noise levels (the first of each quarter of the evaluation's steps) "
-    "and all latent elements, at the states of the base's own deterministic evaluation trajectories; the KL of two "
-    "diffusions is an integral of this quantity, so it orders methods without depending on their samplers, but is not "
-    "in nats"
-)
 DIVERSITY_TEXT = (
     f"mean distance of two images of one prompt from different start noises: root mean square difference of the pixels "
     f"after averaging to {PIXELS} x {PIXELS}, over up to {DIVERSITY_PROMPTS} held-out prompts and all pairs of "
@@ -46,7 +38,7 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
         base: also the diversity of the network without the LoRA.
 
     Returns:
-        "kl" (`KL_TEXT`), "diversity" (`DIVERSITY_TEXT`) and, with `base`, "base_diversity".
+        "kl" (`flowrl.drift.KL_TEXT`), "diversity" (`DIVERSITY_TEXT`) and, with `base`, "base_diversity".
     """
     kept, lora = run_folder / "measure.json", run_folder / "lora"
     if kept.is_file() and kept.stat().st_mtime >= max(path.stat().st_mtime for path in lora.iterdir()):
@@ -69,28 +61,6 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
             result["base_diversity"] = diversity_of(pipeline, spread(prompts, DIVERSITY_PROMPTS), schedule, scale=scale)
     write_atomically(kept, json.dumps(result) + "\n")
     return result
-
-
-@torch.no_grad()
-def velocity_distance(
-    pipeline: Pipeline, policy: Policy, items: Sequence[EvalItem], schedule: Schedule, *, scale: float, seed: int
-) -> float:
-    """`KL_TEXT`; start noise as in the evaluation."""
-    texts = [item.prompt.text for item in items]
-    velocity = classifier_free_guidance(pipeline.network, pipeline.encode(texts), pipeline.encode([""]), scale)
-    device = next(pipeline.transformer.parameters()).device
-    x = sample_normals(pipeline.latent_shape, [(seed, "eval", text, 0) for text in texts]).to(device)
-    steps = schedule.num_steps
-    compared = {quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
-    distances = []
-    for step in range(steps):
-        sigma, timestep = schedule.sigma[step], schedule.timestep[step]
-        with policy.under("reference"):
-            base = velocity(x, sigma, timestep)
-        if step in compared:
-            distances.append(float((velocity(x, sigma, timestep) - base).double().square().mean()))
-        x = KERNELS["ode"](x, base, sigma, schedule.sigma[step + 1]).mean
-    return sum(distances) / len(distances)
 
 
 def diversity_of(pipeline: Pipeline, items: Sequence[EvalItem], schedule: Schedule, *, scale: float) -> float:
@@ -116,12 +86,6 @@ def held_out(config: TrainConfig) -> list[EvalItem]:
     assert config.prompts.eval is not None
     items = eval_items(read_prompts(resolve_path(config.prompts.eval)), num_prompts=config.eval.num_prompts)
     return [item for item in items if item.sample == 0]
-
-
-def spread(items: Sequence[EvalItem], count: int) -> list[EvalItem]:
-    """Up to `count` items, evenly spread over the list."""
-    count = min(count, len(items))
-    return [items[(2 * k + 1) * len(items) // (2 * count)] for k in range(count)]
 
 
 def _sampling(config: TrainConfig, pipeline: Pipeline) -> tuple[Schedule, float]:

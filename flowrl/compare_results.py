@@ -168,7 +168,8 @@ def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
     Raises:
         ValueError: names those there are.
     """
-    keys = [key for key in row if key.startswith("eval/") and not key.endswith(("_low", "_high"))]
+    kinds = ("eval/geneval/", "eval/reward/")  # what has a value for every image
+    keys = [key for key in row if key.startswith(kinds) and not key.endswith(("_low", "_high"))]
     if metric not in keys:
         near = closest(metric, keys)
         hint = f"did you mean {near}?" if near else f"there are {', '.join(keys)}"

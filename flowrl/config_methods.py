@@ -1,7 +1,7 @@
 """The sections of a configuration that choose methods: credit, advantages, objective, training times, curriculum.
 
 A method with settings of its own takes them as ``options``, the keyword arguments of its function; they are checked
-against that function before a model loads (:mod:`flowrl.methods`).
+against that function before a model loads.
 """
 
 from __future__ import annotations

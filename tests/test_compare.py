@@ -144,7 +144,7 @@ def test_an_interrupted_comparison_goes_on_to_the_same_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     wanted = metrics(compared / "tiny_slow-s0")
-    command = ("tiny_slow.yaml", "tiny_fast.yaml", "--seeds", "1", *BUDGET, "--out", "again")
+    command = ("tiny_slow.yaml", "--seeds", "2", *BUDGET, "--out", "again")
     train = compare_run.start_process
 
     def interrupted(*arguments: Any) -> Any:
@@ -162,7 +162,7 @@ def test_an_interrupted_comparison_goes_on_to_the_same_end(
     assert [row["iteration"] for row in metrics(Path("again/tiny_slow-s0")) if "reward" in row] == [0]
 
     assert compare("--out", "again") == 0
-    assert [arguments[1] for arguments in started[1:]] == ["resume=again/tiny_slow-s0", "tiny_fast.yaml"]
+    assert [arguments[1] for arguments in started[1:]] == ["resume=again/tiny_slow-s0", "tiny_slow.yaml"]
     assert metrics(Path("again/tiny_slow-s0")) == wanted
 
 
@@ -192,6 +192,8 @@ def test_a_failing_run_is_named_and_does_not_stop_the_others(
         (("tiny_slow.yaml", "tiny_fast.yaml", "--seeds", "1"), "it has 2 seeds, not 1"),
         (("tiny_slow.yaml", "tiny_slow.yaml"), "are both called tiny_slow"),
         (("tiny_slow.yaml", "seed=3"), "sets seed of every run itself"),
+        (("--budget", "seconds=100"), "the budget was nfe=100, not seconds=100"),
+        (("--jobs", "0"), "--jobs must be at least 1, got 0"),
         (("--baseline", "nobody"), "none of the methods"),
         (("--report-only", "--metric", "eval/reward/brightnes"), "did you mean eval/reward/brightness?"),
     ],
@@ -287,7 +289,7 @@ def test_standing_tells_what_is_spent_and_what_is_left() -> None:
 
 
 def test_the_spent_share_is_read_from_whole_lines(compared: Path, tmp_path: Path) -> None:
-    question = ask(argparse.Namespace(arguments=[], seeds=None), read_journal(compared))
+    question = ask(argparse.Namespace(arguments=[], seeds=None, evals=None, budget=None), read_journal(compared))
     assert spent_share(tmp_path, question) == 0.0
     rows = [{"iteration": 0, "nfe/total": 25}, {"iteration": 1, "note": 1}]
     text = "\n".join(json.dumps(row) for row in rows) + '\n{"iteration": 2, "nfe/to'

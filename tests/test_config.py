@@ -218,9 +218,14 @@ def test_foreign_values_are_answered_with_ours(path: Path) -> None:
 
 REFUSALS: list[tuple[list[str], list[str]]] = [
     (["sampler.kernel=ode"], ["ode has no density", "flow_sde", "cps"]),
-    (["sampler.kernel=flow_sd"], [
-        "flow_sde, dance_sde, cps, ddim_flow, wan_sde, dpm_sde, ode", "'flow_sd'", "did you mean 'flow_sde'",
-    ]),
+    (
+        ["sampler.kernel=flow_sd"],
+        [
+            "flow_sde, dance_sde, cps, ddim_flow, wan_sde, dpm_sde, ode",
+            "'flow_sd'",
+            "did you mean 'flow_sde'",
+        ],
+    ),
     (["sampler.kernel=ode", "sampler.noise_level=0.7"], ["0.7", "kernel ode adds no noise"]),
     (["sampler.noise_level=0"], ["noise_level 0", "no density"]),
     (["sampler.noise_level=-0.5"], ["sampler.noise_level must be at least 0, got -0.5"]),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import TinyRuns, differences, lora, metrics, start, state, tiny_runs
+from tiny_runs import TinyRuns, differences, lasting, lora, metrics, start, tiny_runs
 
 from flowrl import run as run_module
 from flowrl.cli import main
@@ -48,7 +48,7 @@ def whole(runs: TinyRuns) -> Path:
 def _same(a: Path, b: Path) -> None:
     assert metrics(a) == metrics(b)
     assert lora(a) == lora(b)
-    assert differences(state(a), state(b)) == 0
+    assert differences(lasting(a), lasting(b)) == 0
 
 
 def _stopping(runs: TinyRuns, call: int, times: int) -> str:

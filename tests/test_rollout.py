@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.credit import outcome_rows
 from flowrl.randomness import counter_normal
 from flowrl.samplers import (
     KERNELS,
@@ -18,6 +17,7 @@ from flowrl.samplers import (
     gaussian_log_prob,
     rollout,
 )
+from flowrl.samplers.completion import sample_trajectories
 from flowrl.trajectory import Schedule, Trajectory
 
 MEAN, SPREAD = 1.5, 0.5  # of the data
@@ -106,12 +106,12 @@ def test_ratio_is_one_for_every_storage_dtype(name: str, storage: torch.dtype) -
         assert torch.equal(gaussian_log_prob(x_next, new), trajectory.log_prob[:, column])
         assert torch.equal(new.mean, trajectory.mean[:, column])
     # The same through the row table, one sigma a row.
-    rows = outcome_rows(trajectory, torch.arange(5.0), torch.zeros(5, dtype=torch.long), clip_range=(0.1, 0.2))
-    pool = trajectory.states.flatten(0, 1)
+    rows = sample_trajectories(trajectory, torch.zeros(5, dtype=torch.long), None)
+    pool = rows.states
     x, x_next = pool[rows.source], pool[rows.produced]
     sigma, sigma_next = schedule.sigma[rows.step], schedule.sigma[rows.step + 1]
     new = kernel(x, exact_velocity(x, sigma.reshape(-1, 1, 1, 1)), sigma, sigma_next)
-    assert torch.equal(gaussian_log_prob(x_next, new), rows.old_log_prob)
+    assert torch.equal(gaussian_log_prob(x_next, new), rows.log_prob)
 
 
 def test_rollout_does_not_depend_on_who_else_is_in_the_batch() -> None:

@@ -90,6 +90,12 @@ def state(run: Path, number: int | None = None) -> dict[str, Any]:
     return loaded
 
 
+def lasting(run: Path) -> dict[str, Any]:
+    """State of a run's newest checkpoint without the time it took."""
+    found = state(run)
+    return {**found, "counters": {key: value for key, value in found["counters"].items() if key != "seconds"}}
+
+
 def differences(a: Any, b: Any) -> float:
     """Largest difference of two nests of mappings, lists, tensors and numbers of one shape; text must be equal."""
     if isinstance(a, Mapping):
