@@ -124,7 +124,7 @@ def _train(parsed: argparse.Namespace) -> int:
 
 
 def _compare(parsed: argparse.Namespace) -> int:
-    from flowrl.compare import compare
+    from flowrl.compare.plan import compare
 
     return compare(parsed)
 

@@ -17,12 +17,12 @@ import pytest
 import yaml
 from tiny_runs import TinyRuns, metrics, tiny_runs
 
-import flowrl.compare_measure as compare_measure
-import flowrl.compare_run as compare_run
+import flowrl.compare.measure as compare_measure
+import flowrl.compare.run as compare_run
 from flowrl.cli import main
-from flowrl.compare import ask, parse_budget, read_journal
-from flowrl.compare_measure import image_spread
-from flowrl.compare_progress import spent_share, standing
+from flowrl.compare.measure import image_spread
+from flowrl.compare.plan import ask, parse_budget, read_journal
+from flowrl.compare.progress import spent_share, standing
 from flowrl.run import Run
 
 BUDGET = ("--budget", "nfe=100", "--evals", "1")  # two iterations of 56

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from flowrl.compare import Question
-from flowrl.compare_page import render
-from flowrl.compare_results import SCORE, read_results, short_names
-from flowrl.compare_statistics import (
+from flowrl.compare.page import render
+from flowrl.compare.plan import Question
+from flowrl.compare.results import SCORE, read_results, short_names
+from flowrl.compare.statistics import (
     DETECTABLE_ERRORS,
     cost_to_reach,
     crossed_difference,
@@ -23,7 +23,7 @@ from flowrl.compare_statistics import (
     holm,
     mean_curve,
 )
-from flowrl.compare_table import amount_text, markdown, text
+from flowrl.compare.table import amount_text, markdown, text
 from flowrl.statistics import ScoreRow, stratified_score
 
 TASKS = ("colors", "counting", "single_object")

@@ -164,7 +164,10 @@ def test_specs_build_the_sum_they_describe(tmp_path: Path) -> None:
         ([{"file": "a.py"}], "either name, or file and function"),
         ([{"name": "geneval", "file": "a.py", "function": "f"}], "either name, or file and function"),
         ([{"name": 3}], "a reward's name must be text, got 3"),
-        ([{"name": "genevil"}], r"unknown reward 'genevil' \(did you mean 'geneval'\?\); allowed: clip_score, geneval"),
+        (
+            [{"name": "genevil"}],
+            r"unknown reward 'genevil' \(did you mean 'geneval'\?\); allowed: attributes, clip_score, geneval",
+        ),
         ([{"name": "geneval", "weight": "1"}], "weight of reward 'geneval' must be a finite number, got '1'"),
         ([{"name": "geneval", "weight": math.nan}], "must be a finite number"),
         ([{"name": "geneval", "weight": True}], "must be a finite number"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowrl.compare_figures import forest, key, reward_chart, scatter, score_chart, shots
-from flowrl.compare_results import Results
-from flowrl.compare_table import Table, heading, metric_name, tables, verdict
+from flowrl.compare.figures import forest, key, reward_chart, scatter, score_chart, shots
+from flowrl.compare.results import Results
+from flowrl.compare.table import Table, heading, metric_name, tables, verdict
 from flowrl.report.markup import esc, plural, section, table
 from flowrl.report.page import POLICY
 from flowrl.report.style import CSS

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flowrl.compare import Question
+from flowrl.compare.plan import Question
 from flowrl.progress import clock
 
 SPENT_KEYS = {"nfe": "nfe/total", "images": "images", "seconds": "seconds/total"}

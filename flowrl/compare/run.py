@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Protocol
 
-from flowrl.compare import JOURNAL, Question, base_key, overrides_of, run_name, settings_of
-from flowrl.compare_progress import Display, spent_share
+from flowrl.compare.plan import JOURNAL, Question, base_key, overrides_of, run_name, settings_of
+from flowrl.compare.progress import Display, spent_share
 from flowrl.launch import find_config
 
 _LOOK_EVERY = 0.2  # seconds between looks at the trainings

@@ -1,7 +1,7 @@
 """From run folders to the numbers of a comparison: scores, differences to the baseline, costs, KL and diversity.
 
 Only finished runs count; the others are listed. Every interval is over training seeds and prompts together
-(`compare_statistics`).
+(`statistics`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.compare import Question, run_name
-from flowrl.compare_statistics import Estimate, cost_to_reach, crossed_difference, crossed_estimate, holm, mean_curve
+from flowrl.compare.plan import Question, run_name
+from flowrl.compare.statistics import Estimate, cost_to_reach, crossed_difference, crossed_estimate, holm, mean_curve
 from flowrl.evaluate import score_rows
 from flowrl.report.data import RunData, read_run
 from flowrl.statistics import ScoreRow

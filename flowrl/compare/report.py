@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flowrl.compare import Question, command, run_name
-from flowrl.compare_measure import measure
-from flowrl.compare_page import render
-from flowrl.compare_results import Results, read_results
-from flowrl.compare_table import amount_text, markdown, text
+from flowrl.compare.measure import measure
+from flowrl.compare.page import render
+from flowrl.compare.plan import Question, command, run_name
+from flowrl.compare.results import Results, read_results
+from flowrl.compare.table import amount_text, markdown, text
 from flowrl.progress import progress
 from flowrl.run import write_atomically
 

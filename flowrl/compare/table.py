@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flowrl.compare_measure import DIVERSITY_TEXT
-from flowrl.compare_results import SCORE, MethodResult, Results
-from flowrl.compare_statistics import Estimate
+from flowrl.compare.measure import DIVERSITY_TEXT
+from flowrl.compare.results import SCORE, MethodResult, Results
+from flowrl.compare.statistics import Estimate
 from flowrl.drift import KL_TEXT
 
 COLUMNS = 80

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from flowrl.compare_results import MethodResult, Results, RunResult
-from flowrl.compare_table import metric_name
+from flowrl.compare.results import MethodResult, Results, RunResult
+from flowrl.compare.table import metric_name
 from flowrl.report.data import column
 from flowrl.report.markup import esc, number, signed
 from flowrl.report.pictures import embed

@@ -74,7 +74,7 @@ def compare(parsed: argparse.Namespace) -> int:
         raise ValueError(f"--baseline {view['baseline']} is none of the methods: {', '.join(question.methods)}")
     code = 0
     if not parsed.report_only:
-        from flowrl.compare_run import Comparison
+        from flowrl.compare.run import Comparison
 
         journal = known or _new_journal()
         journal["jobs"] = parsed.jobs
@@ -83,7 +83,7 @@ def compare(parsed: argparse.Namespace) -> int:
     elif not known:
         raise ValueError(f"{folder} holds no comparison ({JOURNAL}): leave --report-only out to start one")
     if code != 130:
-        from flowrl.compare_report import write
+        from flowrl.compare.report import write
 
         write(folder, question, **view)
     return code
