@@ -11,7 +11,7 @@ from typing import Any
 
 from flowrl.config import TrainConfig, load_config, resolve_path, to_yaml
 
-DEFAULT_CONFIG = "tiny_grpo_geneval"
+DEFAULT_CONFIG = "tiny_g2rpo"
 _RESUME_OVERRIDES = ("resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints")
 
 
