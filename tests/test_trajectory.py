@@ -49,7 +49,7 @@ def test_rows_hold_the_rollouts_transitions() -> None:
             assert sampled.states[row.source].item() == states[i, kept.index(step), 0]
             assert sampled.states[row.produced].item() == states[i, kept.index(step + 1), 0]
             values: dict[str, Any] = {name: column.item() for name, column in row.columns().items()}
-            wanted = {"step": step, "sample": i, "group": int(group[i]), "old_log_prob": 2 * i + k}
+            wanted: dict[str, Any] = {"step": step, "sample": i, "group": int(group[i]), "old_log_prob": 2 * i + k}
             wanted |= {"weight": (0.5, 1.5)[k], "advantage": float(advantage[2 * i]), "keep": i != 1}
             assert {name: values[name] for name in wanted} == wanted
             assert (values["clip_low"], values["clip_high"]) == pytest.approx((0.1, 0.3))
