@@ -165,17 +165,23 @@ def test_vgpo_leaves_out_a_sample_whose_rewards_are_not_all_there() -> None:
     assert torch.equal(credit.raw[:, :3], whole.raw)
 
 
-def test_vgpo_refuses_rewards_without_a_share() -> None:
+def test_vgpo_refuses_negative_rewards_and_options_out_of_range() -> None:
     sampled, reward = table_of([[0.0, 0.2, -0.5, 0.9], [0.0, 0.4, 0.1, 0.3]])
     with pytest.raises(ValueError, match=r"smallest here is -0\.5.*add a constant"):
         vgpo(sampled, reward)
-    with pytest.raises(ValueError, match="not all 0"):
-        vgpo(*table_of([[1.0, 0, 0], [0.0, 1, 1]]))
     with pytest.raises(ValueError, match="one reward channel"):
         vgpo(sampled, reward.expand(2, -1))
     for options in ({"gamma": 1.5}, {"anchor": -1.0}, {"anchored_steps": 4}):
         with pytest.raises(ValueError, match=r"0 \.\. 3"):
             vgpo(sampled, reward.abs(), **options)  # type: ignore[arg-type]
+
+
+def test_vgpo_of_a_sample_that_earns_nothing_is_plain() -> None:
+    credit = vgpo(*table_of([[1.0, 0, 0], [0.0, 1, 1]]))
+    assert credit.scale is not None
+    assert credit.offset is not None
+    assert credit.scale[:2].tolist() == [1.0, 1.0]  # the limit of equal positive rewards
+    assert credit.raw[0, :2].tolist() == credit.offset[:2].tolist() == [0.0, 0.0]
 
 
 def test_calibration_oracles() -> None:
