@@ -10,7 +10,9 @@ Shapes: B images of one batch, [H, W] their size.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,34 +21,64 @@ import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
-from flowrl.rewards.options import check_options, unknown_name
+from flowrl.options import check_options, unknown_name
 
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or trained along."""
 
 REWARDS: dict[str, str] = {
+    "adversarial": "flowrl.rewards.adversarial:adversarial",
+    "aesthetic": "flowrl.rewards.aesthetic:aesthetic",
     "attributes": "flowrl.rewards.attributes:attributes",
     "clip_score": "flowrl.rewards.clip:clip_score",
+    "edit_principles": "flowrl.rewards.edit_judge:edit_principles",
+    "edit_score": "flowrl.rewards.edit_judge:edit_score",
     "geneval": "flowrl.rewards.geneval:geneval",
+    "grid_consistency": "flowrl.rewards.consistency:grid_consistency",
+    "hps": "flowrl.rewards.hps:hps",
+    "hpsv3": "flowrl.rewards.hpsv3:hpsv3",
+    "image_reward": "flowrl.rewards.image_reward:image_reward",
     "jpeg_compressibility": "flowrl.rewards.jpeg:jpeg_compressibility",
     "jpeg_incompressibility": "flowrl.rewards.jpeg:jpeg_incompressibility",
+    "level_tokens": "flowrl.rewards.level_tokens:level_tokens",
+    "ocr": "flowrl.rewards.ocr:ocr",
+    "pick_score": "flowrl.rewards.pick_score:pick_score",
+    "physics": "flowrl.rewards.physics:physics",
+    "preference_head": "flowrl.rewards.preference_head:preference_head",
+    "rank": "flowrl.rewards.pairwise:rank",
+    "remote": "flowrl.rewards.remote:remote",
+    "rubric": "flowrl.rewards.rubric:rubric",
+    "safety": "flowrl.rewards.safety:safety",
+    "similarity": "flowrl.rewards.similarity:similarity",
+    "temporal_smoothness": "flowrl.rewards.motion:temporal_smoothness",
+    "tournament": "flowrl.rewards.pairwise:tournament",
+    "unified_reward": "flowrl.rewards.unified:unified_reward",
+    "video_align": "flowrl.rewards.video_align:video_align",
+    "win_rate": "flowrl.rewards.pairwise:win_rate",
+    "yes_no": "flowrl.rewards.judge:yes_no",
 }
-"""Name -> "module:factory"; a factory takes `device` and its options, keyword-only, and returns a `Reward`."""
+"""Name -> "module:factory"; a factory takes `device` and its options, keyword-only, and returns a `Reward`.
 
-CHECKS: dict[str, str] = {
-    "attributes": "flowrl.rewards.attributes:check",
-    "clip_score": "flowrl.rewards.clip:check",
-    "geneval": "flowrl.rewards.geneval:check",
-}
-"""Name -> "module:function" that takes the options given and refuses bad values; it loads no weights."""
+A module may have a function `check` (or `check_<name>`, where it holds several rewards): it takes the options given and
+refuses bad values, and loads no weights.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardInputs:
-    """What rewards are given: `prompts` [B], `images` float32 [B, 3, H, W] in [0, 1], `metadata` [B], ids int64 [B].
+    """What rewards are given, B samples.
 
-    `metadata` is the prompt's record, `{}` for plain prompts. Samples of one prompt share a group id; groups need not
-    be contiguous.
+    Attributes:
+        prompts: [B] texts.
+        images: float32 [B, 3, H, W] in [0, 1]; of a video, its first frame.
+        metadata: [B] the prompt's record, `{}` for plain prompts.
+        group_ids: int64 [B]; samples of one prompt share an id, and groups need not be contiguous.
+        sample_ids: int64 [B].
+        videos: float32 [B, F, 3, H, W] in [0, 1], F frames, or None where pictures are made.
+        fps: frames a second of the videos.
+        source_images: [B] for editing: the pictures that the prompt's instruction is about, float32 [3, h, w] each.
+        reference_images: [B] pictures that a sample is to resemble, float32 [3, h, w] each.
+        iteration: of the run, from 0; schedules and seeded choices go by it.
     """
 
     prompts: list[str]
@@ -54,6 +86,11 @@ class RewardInputs:
     metadata: list[dict[str, Any]]
     group_ids: Int64[Tensor, " b"]
     sample_ids: Int64[Tensor, " b"]
+    videos: Float[Tensor, " b f 3 h w"] | None = None
+    fps: float | None = None
+    source_images: list[list[Tensor]] | None = None
+    reference_images: list[list[Tensor]] | None = None
+    iteration: int = 0
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.shape[1] != 3 or self.images.dtype != torch.float32:
@@ -64,6 +101,9 @@ class RewardInputs:
         batch = len(self.images)
         lengths = {"prompts": len(self.prompts), "metadata": len(self.metadata)}
         lengths |= {"group_ids": len(self.group_ids), "sample_ids": len(self.sample_ids)}
+        optional = {"videos": self.videos, "source_images": self.source_images}
+        optional |= {"reference_images": self.reference_images}
+        lengths |= {name: len(value) for name, value in optional.items() if value is not None}
         if wrong := {name: length for name, length in lengths.items() if length != batch}:
             raise ValueError(f"every field needs one entry for each of the {batch} images, got {wrong}.")
         for name, ids in (("group_ids", self.group_ids), ("sample_ids", self.sample_ids)):
@@ -74,17 +114,37 @@ class RewardInputs:
     def __len__(self) -> int:
         return len(self.prompts)
 
+    def __getitem__(self, index: Tensor | Sequence[int]) -> RewardInputs:
+        """Some samples, by their places (int64 [n] or a list)."""
+        place = torch.as_tensor(index, dtype=torch.int64)
+        places: list[int] = place.tolist()
+
+        def of(values: list[Any] | None) -> Any:
+            return None if values is None else [values[i] for i in places]
+
+        device = self.images.device
+        return RewardInputs(
+            prompts=of(self.prompts), images=self.images[place.to(device)], metadata=of(self.metadata),
+            group_ids=self.group_ids[place.to(self.group_ids.device)],
+            sample_ids=self.sample_ids[place.to(self.sample_ids.device)],
+            videos=None if self.videos is None else self.videos[place.to(self.videos.device)], fps=self.fps,
+            source_images=of(self.source_images), reference_images=of(self.reference_images), iteration=self.iteration,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardOutput:
     """What a reward returns: `values` float32 [B], `valid` bool [B], and named sub-scores, float32 [B] each.
 
-    A failed item has `valid` False and the value NaN; it enters no statistic. Sub-scores are for the log only.
+    A failed item has `valid` False and the value NaN; it enters no statistic. Sub-scores are for the log only; NaN in
+    one says that the item has none. `errors` counts why items failed, by a short word such as "timeout" or
+    "missing_field".
     """
 
     values: Float[Tensor, " b"]
     valid: Bool[Tensor, " b"]
     parts: dict[str, Float[Tensor, " b"]] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
 
 
 class Reward(Protocol):
@@ -108,6 +168,28 @@ class Reward(Protocol):
     def __call__(self, inputs: RewardInputs) -> RewardOutput: ...
 
 
+class TrainedReward(Reward, Protocol):
+    """A reward of kind adversarial: it learns between the policy's updates, and is saved with checkpoints.
+
+    `policy_every` is the number of iterations of which one updates the policy; in the others only the reward learns.
+    """
+
+    @property
+    def policy_every(self) -> int: ...
+
+    def learn(self, inputs: RewardInputs) -> dict[str, float]:
+        """Learns from the images of an iteration, of all processes, the same on each; returns numbers for the log."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything a continued run needs: tensors and plain numbers."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Puts `state()` back."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FunctionReward:
     """A `Reward` made of a function and its description."""
@@ -124,14 +206,29 @@ class FunctionReward:
 
 
 def output_of(
-    values: list[float], inputs: RewardInputs, parts: Mapping[str, list[float]] | None = None
+    values: Sequence[float | None],
+    inputs: RewardInputs,
+    parts: Mapping[str, Sequence[float]] | None = None,
+    errors: Sequence[str | None] | None = None,
 ) -> RewardOutput:
-    """The output of a scorer that works on plain numbers and never fails: all valid, on the device of the images."""
+    """The output of a scorer that works on plain numbers, on the device of the images.
+
+    Args:
+        values: [B]; None, NaN and infinity are failed items.
+        inputs: what was scored.
+        parts: sub-scores [B] by name.
+        errors: [B] why an item failed, None where it did not; a failed item without a reason counts as "not_finite".
+    """
     device = inputs.images.device
+    numbers = torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float32, device=device)
+    valid = torch.isfinite(numbers)
+    reasons = errors or [None] * len(values)
+    counts = Counter(r or "not_finite" for r, ok in zip(reasons, valid.tolist(), strict=True) if not ok)
     return RewardOutput(
-        values=torch.tensor(values, dtype=torch.float32, device=device),
-        valid=torch.ones(len(values), dtype=torch.bool, device=device),
+        values=torch.where(valid, numbers, torch.nan),
+        valid=valid,
         parts={k: torch.tensor(v, dtype=torch.float32, device=device) for k, v in (parts or {}).items()},
+        errors=dict(counts),
     )
 
 
@@ -162,6 +259,13 @@ def load_target(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def check_of(name: str) -> Callable[..., None] | None:
+    """The function that refuses bad option values of a built-in reward, if it has one; see `REWARDS`."""
+    module = vars(importlib.import_module(REWARDS[name].partition(":")[0]))
+    found: Callable[..., None] | None = module.get(f"check_{name}", module.get("check"))
+    return found
+
+
 def check_reward(name: str, options: Mapping[str, Any]) -> None:
     """Checks a built-in reward's name, the names, types and values of its options. Loads no weights.
 
@@ -171,8 +275,9 @@ def check_reward(name: str, options: Mapping[str, Any]) -> None:
     if name not in REWARDS:
         raise ValueError(unknown_name("reward", name, REWARDS) + " For your own use file: and function:.")
     check_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")
-    if name in CHECKS:
-        load_target(CHECKS[name])(**options)
+    check = check_of(name)
+    if check is not None:
+        check(**options)
 
 
 def build_reward(name: str, *, device: torch.device | str = "cpu", options: Mapping[str, Any] | None = None) -> Reward:

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import UInt8
 
 from flowrl.benchmarks.geneval import Detection
+from flowrl.options import check_options, unknown_name
 from flowrl.rewards import load_target
-from flowrl.rewards.options import check_options, unknown_name
 
 
 class Judge(Protocol):

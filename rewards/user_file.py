@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
+from flowrl.options import check_options, unknown_name
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
-from flowrl.rewards.options import check_options, unknown_name
 from flowrl.rewards.outputs import check_output
 
 _FORMS = "(images, prompts, metadata) or (inputs), and options after a bare *"

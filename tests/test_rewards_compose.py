@@ -12,13 +12,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from flowrl.options import option_parameters
 from flowrl.rewards import (
-    CHECKS,
     REWARDS,
     FunctionReward,
     Reward,
     RewardInputs,
     RewardOutput,
+    check_of,
     load_target,
 )
 from flowrl.rewards.compose import (
@@ -28,7 +29,6 @@ from flowrl.rewards.compose import (
     validate_reward_specs,
     weighted_sum,
 )
-from flowrl.rewards.options import option_parameters
 
 
 def inputs_of(
@@ -166,7 +166,7 @@ def test_specs_build_the_sum_they_describe(tmp_path: Path) -> None:
         ([{"name": 3}], "a reward's name must be text, got 3"),
         (
             [{"name": "genevil"}],
-            r"unknown reward 'genevil' \(did you mean 'geneval'\?\); allowed: attributes, clip_score, geneval",
+            r"unknown reward 'genevil' \(did you mean 'geneval'\?\); allowed: adversarial, aesthetic",
         ),
         ([{"name": "geneval", "weight": "1"}], "weight of reward 'geneval' must be a finite number, got '1'"),
         ([{"name": "geneval", "weight": math.nan}], "must be a finite number"),
@@ -206,9 +206,11 @@ def test_validation_loads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_check_takes_the_options_of_its_factory() -> None:
-    for name, target in CHECKS.items():
-        factory, check = option_parameters(load_target(REWARDS[name])), option_parameters(load_target(target))
-        assert {k: p.default for k, p in factory.items()} == {k: p.default for k, p in check.items()}
+    for name, target in REWARDS.items():
+        check = check_of(name)
+        if check is not None:
+            factory, checked = option_parameters(load_target(target)), option_parameters(check)
+            assert {k: p.default for k, p in factory.items()} == {k: p.default for k, p in checked.items()}, name
 
 
 def test_parsed_spec_leaves_its_source_alone() -> None:

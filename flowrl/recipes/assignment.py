@@ -13,11 +13,11 @@ from flowrl.advantages import Aggregation, aggregate, combine
 from flowrl.config import TrainConfig
 from flowrl.credit import Method
 from flowrl.curriculum import accuracy_scaled_kl
+from flowrl.options import check_options
 from flowrl.randomness import counter_choice
 from flowrl.recipes.loop import Batch, Loop
 from flowrl.reward_maps import MAPS, log_tame
 from flowrl.rewards import RewardOutput
-from flowrl.rewards.options import check_options
 from flowrl.samplers import Kernel
 from flowrl.shaping import RewardHistory, a_grae, dcpo, select_best, set_means, update_history
 from flowrl.trajectory import Credit, Sampled, Schedule

@@ -26,11 +26,11 @@ from torch import Tensor
 from flowrl.backprop import PATHS, Path, backprop_sample, refl_loss
 from flowrl.config import TrainConfig
 from flowrl.learner import GradientSum, Statistics
+from flowrl.options import check_options, option_parameters, unknown_name
 from flowrl.parts import sampler_of
 from flowrl.recipes.loop import Batch, Loop
 from flowrl.recipes.unread import refuse_unread
 from flowrl.rewards import RewardInputs, RewardOutput
-from flowrl.rewards.options import check_options, option_parameters, unknown_name
 from flowrl.run import Run
 from flowrl.trajectory import Schedule
 

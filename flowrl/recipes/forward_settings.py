@@ -11,8 +11,8 @@ import torch
 
 from flowrl.config import BATCH_LIMIT, TrainConfig
 from flowrl.forward_losses import FORWARD, Matched, old_decay
+from flowrl.options import check_options, option_parameters, unknown_name
 from flowrl.recipes.unread import refuse_unread
-from flowrl.rewards.options import check_options, option_parameters, unknown_name
 from flowrl.samplers.times import permuted_steps, strata
 
 _OLD_IF = {"awm": "off_policy", "dgpo": "clip"}  # options that need the old policy

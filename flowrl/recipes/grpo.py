@@ -27,6 +27,7 @@ from flowrl.credit import CREDIT
 from flowrl.learner import GradientSum, Statistics
 from flowrl.losses import clipped_above, clipped_below
 from flowrl.objectives import OBJECTIVES, Scored, kernel_sensitivity, sequence_coefficients
+from flowrl.options import check_options, unknown_name
 from flowrl.recipes.assignment import (
     Ends,
     accuracy_scale,
@@ -40,7 +41,6 @@ from flowrl.recipes.loop import Batch, Loop
 from flowrl.recipes.paths import check_plan, sample_paths, sampler_at, shared_sources
 from flowrl.recipes.prompt_choice import check_choice, choose_prompts, enough, remember
 from flowrl.rewards import RewardOutput
-from flowrl.rewards.options import check_options, unknown_name
 from flowrl.run import Run
 from flowrl.samplers import Kernel, Transition, gaussian_kl, gaussian_log_prob, published_kl
 from flowrl.shaping import aggregation_weights

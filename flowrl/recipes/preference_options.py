@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flowrl.config import TrainConfig, resolve_path
+from flowrl.options import check_options, unknown_name
 from flowrl.pairs import Pair, read_pairs
 from flowrl.prompts import read_prompts
 from flowrl.recipes.unread import refuse_unread
-from flowrl.rewards.options import check_options, unknown_name
 from flowrl.samplers.times import permuted_steps, strata
 
 _UNREAD = (

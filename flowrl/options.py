@@ -1,4 +1,4 @@
-"""Options of rewards, read off a factory's own keyword-only signature, so that no option is swallowed unseen."""
+"""Options of rewards, losses and the like, read off a function's keyword-only signature, so that none is lost unseen."""
 
 from __future__ import annotations
 
