@@ -27,6 +27,7 @@ from flowrl.config_methods import (
     SlotsConfig,
     TimesConfig,
 )
+from flowrl.config_rewards import RewardConfig, check_rewards
 from flowrl.config_sections import (
     EvalConfig,
     LoggingConfig,
@@ -34,10 +35,10 @@ from flowrl.config_sections import (
     PipelineConfig,
     PolicyConfig,
     PromptsConfig,
-    RewardConfig,
     SamplerConfig,
     at_least,
     positive,
+    within,
 )
 from flowrl.strict_yaml import ConfigError, Source, apply_override, build, closest, dotted_keys, dump
 from flowrl.vocabulary import FOREIGN_KEYS, FOREIGN_VALUES
@@ -121,9 +122,13 @@ class TrainConfig:
     """0: population standard deviation; 1: sample standard deviation."""
     adv_virtual_max: float | None = None
     """Highest possible reward; joins every group as one more member (NGRPO), so that equal failures are pushed away."""
-    reward_aggregation: Literal["sum", "each", "gdpo", "log_tame"] = "sum"
-    """Several rewards: sum by weight, then normalise; normalise each, then sum; that, whitened (GDPO); or sum after
-    taming those that vary most (PaCo)."""
+    reward_aggregation: Literal["sum", "each", "gdpo", "log_tame", "geometric", "harmonic"] = "sum"
+    """Several rewards: sum by weight, then normalise; normalise each, then sum; that, whitened (GDPO); sum after
+    taming those that vary most (PaCo); or a weighted geometric or harmonic mean."""
+    reward_partial: Literal["drop", "renormalise"] = "drop"
+    """An image that failed in one of several rewards: leave it out, or let the other weights make up for it."""
+    max_invalid_ratio: float = 0.1
+    """Share of failed images at which the run stops: those of the last 10 iterations over 10 iterations' images."""
     ratio: Literal["step", "sequence", "mixed"] = "step"
     """Importance ratio of each step, of the whole trajectory (GSPO), or both (DHPO)."""
     loss_aggregation: Literal["rows", "samples", "sum_of_samples", "balanced"] = "rows"
@@ -205,6 +210,7 @@ class TrainConfig:
                 "of it are the best images of a group, half the worst"
             )
         positive("adv_clip_range", self.adv_clip_range)
+        within("max_invalid_ratio", self.max_invalid_ratio, 0.0, 1.0)
         if self.group_size < 2:
             raise ConfigError(
                 f"group_size must be at least 2, got {self.group_size}: images are compared within a prompt"
@@ -215,7 +221,7 @@ class TrainConfig:
                 f"clip_range must lie above 0, its lower part below 1, got [{low:g}, {high:g}]; published: 1e-4"
             )
         _check_sampler(self)
-        _check_rewards(self.rewards)
+        check_rewards(self.rewards)
         if (self.eval_every > 0 or self.budget.evals > 0) and self.prompts.eval is None:
             raise ConfigError(
                 f"eval_every is {self.eval_every} and budget.evals {self.budget.evals}, but prompts.eval is not set: "
@@ -287,22 +293,6 @@ def _check_sampler(config: TrainConfig) -> None:
             f"sampler.noise_level 0 makes kernel {sampler.kernel} deterministic: it has no density, so no "
             "importance ratio; raise it, or remove the key to take the kernel's default"
         )
-
-
-def _check_rewards(rewards: tuple[RewardConfig, ...]) -> None:
-    if not rewards:
-        raise ConfigError(
-            "rewards is empty: list at least one, for instance '- name: NAME' or '- {file: my.py, function: NAME}'"
-        )
-    if not any(reward.weight for reward in rewards):
-        raise ConfigError("every weight in rewards is 0, so there is nothing to learn: give one reward a weight")
-    for index, reward in enumerate(rewards):
-        for earlier, other in enumerate(rewards[:index]):
-            if dataclasses.replace(other, weight=reward.weight) == reward:
-                raise ConfigError(
-                    f"rewards.{index} and rewards.{earlier} are the same reward, "
-                    f"'{reward.name or reward.function}', with the same options: remove one and add up the weights"
-                )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:

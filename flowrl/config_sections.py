@@ -5,9 +5,10 @@ Messages name keys in full (``sampler.noise_level``): each section has one place
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from flowrl.config_rewards import RewardConfig
 from flowrl.strict_yaml import ConfigError
 
 
@@ -235,30 +236,6 @@ class PromptsConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RewardConfig:
-    """One reward: a built-in by ``name``, or a ``function`` of a Python ``file`` of yours."""
-
-    name: str | None = None
-    """Name of a built-in reward."""
-    file: str | None = None
-    """Path of a Python file; it may have any name."""
-    function: str | None = None
-    """Function of that file."""
-    weight: float = 1.0
-    """Factor in the total; negative turns a penalty round, 0 logs without training on it."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the reward."""
-
-    def __post_init__(self) -> None:
-        given = {key: value for key in ("name", "file", "function") if (value := getattr(self, key)) is not None}
-        if set(given) not in ({"name"}, {"file", "function"}):
-            got = ", ".join(f"{key}: {value}" for key, value in given.items()) or "none of them"
-            raise ConfigError(f"a reward has either name (a built-in) or both file and function (your own), got {got}")
-        for key, value in given.items():
-            not_blank(key, value)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
     """How held-out prompts are sampled for evaluation (always without noise)."""
 
@@ -280,6 +257,8 @@ class EvalConfig:
     """Seed of the evaluation's start noise; the same for runs that are to be compared."""
     initial: bool = True
     """Evaluate before the first iteration too."""
+    rewards: tuple[RewardConfig, ...] = ()
+    """Rewards that are measured at evaluations only and never trained on, beside those of ``rewards``."""
     ema: bool = True
     """Evaluate the averaged adapter where there is one (``policy.ema_decay`` above 0)."""
 

@@ -7,6 +7,7 @@ of one run or of several, show the same prompts from the same noise and can be p
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def generate(
 def evaluate(
     run: Run,
     pipeline: Pipeline,
-    reward: WeightedSum,
+    reward: WeightedSum | None,
     items: Sequence[EvalItem],
     schedule: Schedule,
     *,
@@ -77,7 +78,7 @@ def evaluate(
             x = sample_normals(pipeline.latent_shape, keys).to(run.device)
             texts = [item.prompt.text for item in batch]
             images = generate(pipeline, texts, x, schedule, guidance_scale=guidance_scale)
-            rows += _scored(reward, batch, images)
+            rows += _scored(reward, batch, images, iteration)
             kept |= {i: images[i - first].cpu() for i in numbers if i in shown}
             advance("")
     rows, kept = _gathered(run, rows, kept)
@@ -86,19 +87,25 @@ def evaluate(
     return summary(rows)
 
 
-def _scored(reward: WeightedSum, batch: Sequence[EvalItem], images: Tensor) -> list[Row]:
-    output = reward(
-        RewardInputs(
-            prompts=[item.prompt.text for item in batch],
-            images=images,
-            metadata=[item.prompt.metadata for item in batch],
-            group_ids=torch.tensor([item.prompt_id for item in batch]),
-            sample_ids=torch.tensor([item.sample for item in batch]),
+def _scored(reward: WeightedSum | None, batch: Sequence[EvalItem], images: Tensor, iteration: int) -> list[Row]:
+    output = (
+        None
+        if reward is None
+        else reward(
+            RewardInputs(
+                prompts=[item.prompt.text for item in batch],
+                images=images,
+                metadata=[item.prompt.metadata for item in batch],
+                group_ids=torch.tensor([item.prompt_id for item in batch]),
+                sample_ids=torch.tensor([item.sample for item in batch]),
+                iteration=iteration,
+            )
         )
     )
+    found = {} if output is None else output.parts
     rows = []
     for i, item in enumerate(batch):
-        parts = {name.removeprefix("reward/"): float(value[i]) for name, value in output.parts.items()}
+        parts = {name.removeprefix("reward/"): _number(float(value[i])) for name, value in found.items()}
         official = parts.get("geneval/official")
         rows.append({
             "prompt_id": item.prompt_id, "prompt": item.prompt.text, "task": item.prompt.metadata.get("tag", ""),
@@ -106,6 +113,11 @@ def _scored(reward: WeightedSum, batch: Sequence[EvalItem], images: Tensor) -> l
             "graded": parts.get("geneval/graded"), "rewards": parts,
         })  # fmt: skip
     return rows
+
+
+def _number(value: float) -> float | None:
+    """NaN, an item that failed, is null in files: JSON knows no NaN."""
+    return None if math.isnan(value) else value
 
 
 def _gathered(run: Run, rows: list[Row], kept: dict[int, Tensor]) -> tuple[list[Row], dict[int, Tensor]]:
@@ -155,7 +167,12 @@ def summary(rows: Sequence[Row]) -> Row:
     """Means with 95 % intervals: every reward, and the GenEval score (macro over tasks) where there are verdicts."""
     metrics: Row = {}
     for name in rows[0]["rewards"]:
-        interval = bootstrap_mean([row["rewards"][name] for row in rows], [row["prompt_id"] for row in rows])
+        known = [row for row in rows if row["rewards"][name] is not None]
+        if "/" not in name and len(known) < len(rows):
+            metrics[f"eval/reward/{name}_invalid_ratio"] = 1 - len(known) / len(rows)
+        if not known:
+            continue
+        interval = bootstrap_mean([row["rewards"][name] for row in known], [row["prompt_id"] for row in known])
         metrics[f"eval/reward/{name}"] = interval.mean
         if "/" not in name:
             metrics |= {f"eval/reward/{name}_low": interval.low, f"eval/reward/{name}_high": interval.high}
@@ -167,7 +184,9 @@ def summary(rows: Sequence[Row]) -> Row:
             "eval/geneval/score_low": score.low,
             "eval/geneval/score_high": score.high,
         }
-        metrics["eval/geneval/graded"] = sum(row["graded"] for row in rows) / len(rows)
+        metrics["eval/geneval/graded"] = sum(row["graded"] for row in rows if row["correct"] is not None) / len(
+            verdicts
+        )
         by_task = task_scores(verdicts)
         metrics |= {f"eval/geneval/{task}": by_task[task].mean for task in TASKS if task in by_task}
     return metrics

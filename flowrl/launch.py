@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config import TrainConfig, load_config, resolve_path, to_yaml
+from flowrl.config_rewards import RewardConfig
 
 DEFAULT_CONFIG = "tiny_g2rpo"
 _RESUME_OVERRIDES = ("resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints")
@@ -161,16 +162,20 @@ def _check_before_loading(config: TrainConfig) -> None:
     from flowrl.run import check_device
 
     config.resolve_batch(int(os.environ.get("WORLD_SIZE", "1")))
-    for name in (config.prompts.train, config.prompts.eval):
-        if name is not None:
-            _check_prompts(config, resolve_path(name))
+    _check_prompts(resolve_path(config.prompts.train), config.rewards)
+    if config.prompts.eval is not None:
+        _check_prompts(resolve_path(config.prompts.eval), (*config.rewards, *config.eval.rewards))
     check_device(config.pipeline.device)
 
     from flowrl.parts import model_location, reward_specs
     from flowrl.pipelines import family
-    from flowrl.rewards.compose import validate_reward_specs
+    from flowrl.recipes.scoring import check_rewards
+    from flowrl.rewards.specs import validate_reward_specs
 
-    validate_reward_specs(reward_specs(config))
+    validate_reward_specs(reward_specs(config.rewards))
+    if config.eval.rewards:
+        validate_reward_specs(reward_specs(config.eval.rewards))
+    check_rewards(config)
     recipe_of(config).check(config)
     module = family(config.pipeline.name)
     module.check(model_location(config.pipeline.model), config.policy.target_modules or module.LORA_TARGETS)
@@ -186,7 +191,7 @@ def describe(config: TrainConfig) -> str:
     )
 
 
-def _check_prompts(config: TrainConfig, path: Path) -> None:
+def _check_prompts(path: Path, rewards: Sequence[RewardConfig]) -> None:
     """A prompt file can be read, and gives the reward `geneval` the record that it reads with every prompt.
 
     Raises:
@@ -196,7 +201,7 @@ def _check_prompts(config: TrainConfig, path: Path) -> None:
     from flowrl.prompts import read_prompts
 
     rows = read_prompts(path)
-    if not any(reward.name == "geneval" for reward in config.rewards):
+    if not any(reward.name == "geneval" for reward in rewards):
         return
     if path.suffix == ".txt":
         raise ValueError(

@@ -175,7 +175,7 @@ class Statistics:
 
 @contextmanager
 def clock(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Adds the time spent inside to a stage."""
-    begun = time.perf_counter()
+    """Adds the time spent inside to a stage, without what stages inside it count themselves."""
+    begun, before = time.perf_counter(), sum(seconds.values())
     yield
-    seconds[stage] += time.perf_counter() - begun
+    seconds[stage] += time.perf_counter() - begun - (sum(seconds.values()) - before)

@@ -1,4 +1,4 @@
-"""Options of rewards, losses and the like, read off a function's keyword-only signature, so that none is lost unseen."""
+"""Options of rewards, losses and the like, read off a function's keyword-only signature, so none is lost unseen."""
 
 from __future__ import annotations
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
 
 from flowrl.config import SamplerConfig, TrainConfig, resolve_path
+from flowrl.config_rewards import RewardConfig
 from flowrl.pipelines import Pipeline, family
 from flowrl.pipelines.lora import Policy
 from flowrl.prompts import Prompt, read_prompts
-from flowrl.rewards.compose import WeightedSum, build_weighted_sum
+from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.run import Run
 from flowrl.samplers import KERNELS, Kernel
 from flowrl.trajectory import Schedule
@@ -36,7 +38,28 @@ def load_parts(config: TrainConfig, run: Run) -> tuple[Pipeline, Policy, Weighte
         policy.initialise_from(resolve_path(config.policy.init_lora))
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
-    return pipeline, policy, build_weighted_sum(reward_specs(config), device=run.device)
+    return pipeline, policy, load_rewards(config, run)
+
+
+def load_rewards(config: TrainConfig, run: Run) -> WeightedSum:
+    """The rewards that are trained on, as one."""
+    how = config.reward_aggregation
+    merge: Merge = how if how in ("geometric", "harmonic") else "sum"
+    return build_weighted_sum(
+        reward_specs(config.rewards), device=run.device, merge=merge, partial=config.reward_partial
+    )  # fmt: skip
+
+
+def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
+    """What evaluations measure: trained rewards that judge an image by itself, and those of `eval.rewards`.
+
+    A reward that compares the images of a group says nothing of a model: its mean is the same for every model.
+    """
+    more = build_weighted_sum(reward_specs(config.eval.rewards), device=device) if config.eval.rewards else None
+    members = [r for r in reward.rewards if r.kind not in ("groupwise", "pairwise")] + list(
+        more.rewards if more else ()
+    )
+    return weighted_sum(members, [1.0] * len(members)) if members else None
 
 
 def model_location(model: str) -> str:
@@ -44,13 +67,9 @@ def model_location(model: str) -> str:
     return str(resolve_path(model)) if model.startswith(("asset:", "/", "./", "../", "~")) else model
 
 
-def reward_specs(config: TrainConfig) -> list[dict[str, Any]]:
-    """The configured rewards as plain mappings, the form the reward layer takes."""
-    specs: list[dict[str, Any]] = []
-    for entry in config.rewards:
-        source = {"name": entry.name} if entry.name is not None else {"file": entry.file, "function": entry.function}
-        specs.append({**source, "weight": entry.weight, **entry.options})
-    return specs
+def reward_specs(rewards: Sequence[RewardConfig]) -> list[dict[str, Any]]:
+    """Configured rewards as plain mappings, the form the reward layer takes."""
+    return [{key: value for key, value in asdict(entry).items() if value is not None} for entry in rewards]
 
 
 def sampler_of(settings: SamplerConfig, pipeline: Pipeline) -> tuple[Kernel, Schedule]:

@@ -151,7 +151,8 @@ class Reward(Protocol):
     """What a reward looks like.
 
     `kind` is one of `KINDS`; `needs` names the fields of `RewardInputs` that it reads; `differentiable` says that
-    images which carry gradient give values that do; `version` says in the run's manifest exactly what was computed.
+    images which carry gradient give values that do; `waits` that most of its time goes by waiting for another program,
+    so that it may run beside the next rollout; `version` says in the run's manifest exactly what was computed.
     """
 
     @property
@@ -163,19 +164,19 @@ class Reward(Protocol):
     @property
     def differentiable(self) -> bool: ...
     @property
+    def waits(self) -> bool: ...
+    @property
     def version(self) -> str: ...
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput: ...
 
 
 class TrainedReward(Reward, Protocol):
-    """A reward of kind adversarial: it learns between the policy's updates, and is saved with checkpoints.
+    """A reward of kind adversarial: it learns between the policy's updates, and is saved with checkpoints."""
 
-    `policy_every` is the number of iterations of which one updates the policy; in the others only the reward learns.
-    """
-
-    @property
-    def policy_every(self) -> int: ...
+    def trains_policy(self, iteration: int) -> bool:
+        """Whether the policy is updated in this iteration; if not, only the reward learns."""
+        ...
 
     def learn(self, inputs: RewardInputs) -> dict[str, float]:
         """Learns from the images of an iteration, of all processes, the same on each; returns numbers for the log."""
@@ -200,6 +201,7 @@ class FunctionReward:
     version: str
     kind: str = "pointwise"
     differentiable: bool = False
+    waits: bool = False
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
         return self.score(inputs)

@@ -1,99 +1,46 @@
-"""Several rewards as one: reading a run's list of rewards, and their weighted sum.
-
-A reward spec is a mapping, one entry of `rewards:` in a configuration:
-
-    {name: geneval, weight: 1.0, credit: graded}
-    {file: my/rewards.py, function: sharpness, weight: 0.2, radius: 3}
-
-`weight` defaults to 1; every other key is an option of that reward. Weight 0 computes and logs a reward and leaves it
-out of the sum.
-"""
+"""Several rewards as one: weights, schedules, bounds, gates, and what becomes of items that fail."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
-from flowrl.rewards import KINDS, REWARDS, Reward, RewardInputs, RewardOutput, build_reward, check_reward
+from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput, build_reward
 from flowrl.rewards.outputs import check_output
-from flowrl.rewards.user_file import check_user_file, user_file_reward
+from flowrl.rewards.specs import RewardSpec, check_weights, parse_reward_specs, validate_reward_specs
+from flowrl.rewards.user_file import user_file_reward
 
-__all__ = [
-    "RewardSpec",
-    "WeightedSum",
-    "build_weighted_sum",
-    "check_output",
-    "parse_reward_spec",
-    "validate_reward_specs",
-    "weighted_sum",
-]
+Merge = Literal["sum", "geometric", "harmonic"]
+Partial = Literal["drop", "renormalise"]
+_SMALLEST = 1e-6  # rewards enter geometric and harmonic means at this at least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RewardSpec:
-    """One checked entry: either a built-in `name`, or `file` and `function`."""
+class Term:
+    """One reward of a sum: its key in the log, its weight and what else `RewardSpec` says of it."""
 
-    name: str | None
-    file: str | None
-    function: str | None
+    reward: Reward
+    key: str
     weight: float
-    options: dict[str, Any]
+    schedule: tuple[tuple[int, float], ...] = ()
+    clip: tuple[float, float] = (-math.inf, math.inf)
+    gate: float | None = None
 
-
-def parse_reward_spec(spec: Mapping[str, Any]) -> RewardSpec:
-    """Reads one spec and checks its own keys, not yet the options.
-
-    Raises:
-        ValueError: if neither or both forms are given, a key has the wrong type, or the weight is not finite.
-    """
-    if not isinstance(spec, Mapping):
-        raise ValueError(f"a reward must be a mapping such as {{name: geneval, weight: 1.0}}, got {spec!r}.")
-    options = dict(spec)
-    name, file, function = options.pop("name", None), options.pop("file", None), options.pop("function", None)
-    if (name is None) == (file is None and function is None) or (file is None) != (function is None):
-        raise ValueError(
-            f"a reward needs either name, or file and function, got {dict(spec)!r}: names are "
-            f"{', '.join(sorted(REWARDS))}."
-        )
-    for key, value in (("name", name), ("file", file), ("function", function)):
-        if value is not None and not isinstance(value, str):
-            raise ValueError(f"a reward's {key} must be text, got {value!r} in {dict(spec)!r}.")
-    weight = options.pop("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-        raise ValueError(f"the weight of reward {name or function!r} must be a finite number, got {weight!r}.")
-    return RewardSpec(name=name, file=file, function=function, weight=float(weight), options=options)
-
-
-def validate_reward_specs(specs: Sequence[Mapping[str, Any]]) -> None:
-    """Checks everything about a run's rewards that needs no weights, so that a run can stop before a model loads.
-
-    Names, options with their types and values, that a user's file can be imported and has the function. It runs the
-    top level of a user's file.
-
-    Raises:
-        ValueError: saying which entry, what was given, what is allowed.
-    """
-    _check_weights([parsed.weight for parsed in _parse_all(specs)])
-    for parsed in _parse_all(specs):
-        if parsed.file is not None and parsed.function is not None:
-            check_user_file(parsed.file, parsed.function, parsed.options)
-        elif parsed.name is not None:
-            check_reward(parsed.name, parsed.options)
-
-
-def _parse_all(specs: Sequence[Mapping[str, Any]]) -> list[RewardSpec]:
-    if isinstance(specs, (str, Mapping)) or not isinstance(specs, Sequence) or not specs:
-        raise ValueError(f"rewards must be a list with at least one entry such as {{name: geneval}}, got {specs!r}.")
-    return [parse_reward_spec(spec) for spec in specs]
-
-
-def _check_weights(weights: Sequence[float]) -> None:
-    if not any(weights):
-        raise ValueError("every reward has weight 0, so nothing would be trained: give at least one another weight.")
+    def weight_at(self, iteration: int) -> float:
+        """Weight times the schedule's factor: linear between its points, constant before and after."""
+        if not self.schedule:
+            return self.weight
+        before = [point for point in self.schedule if point[0] <= iteration] or [self.schedule[0]]
+        after = [point for point in self.schedule if point[0] > iteration] or [self.schedule[-1]]
+        (first, low), (last, high) = before[-1], after[0]
+        share = (iteration - first) / (last - first) if last > first else 0.0
+        return self.weight * (low + share * (high - low))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,12 +48,30 @@ class WeightedSum:
     """A `Reward`: `sum_k weight_k r_k`, with every reward and its sub-scores as parts.
 
     Parts are `reward/<key>` and `reward/<key>/<part>`; `keys` are the rewards' names, the second of a name with `_2`.
-    An item that is invalid in any reward of nonzero weight is invalid, with value NaN. Weights are not normalised.
+    Errors are `<key>/<word>`. Weights are not normalised.
+
+    Attributes:
+        terms: the rewards and their weights.
+        merge: `sum`; `geometric`: prod r^(w / sum w); `harmonic`: sum w / sum(w / r), rewards at 1e-6 at least.
+        partial: an item that is invalid in a reward of nonzero weight is invalid in the whole with `drop`; with
+            `renormalise` the others make up for it, in proportion to their weights.
     """
 
-    rewards: tuple[Reward, ...]
-    weights: tuple[float, ...]
-    keys: tuple[str, ...]
+    terms: tuple[Term, ...]
+    merge: Merge = "sum"
+    partial: Partial = "drop"
+
+    @property
+    def rewards(self) -> tuple[Reward, ...]:
+        return tuple(term.reward for term in self.terms)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        return tuple(term.weight for term in self.terms)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(term.key for term in self.terms)
 
     @property
     def name(self) -> str:
@@ -114,8 +79,13 @@ class WeightedSum:
 
     @property
     def kind(self) -> str:
-        """The most demanding kind of its members, in the order of `KINDS`."""
-        return max((reward.kind for reward in self.rewards), key=KINDS.index)
+        """The most demanding kind of its members, in the order of `KINDS`; a gate looks at whole groups."""
+        gated = ["groupwise"] if any(term.gate is not None for term in self.terms) else []
+        return max((*gated, *(reward.kind for reward in self.rewards)), key=KINDS.index)
+
+    @property
+    def waits(self) -> bool:
+        return any(reward.waits for reward in self.rewards)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -124,65 +94,160 @@ class WeightedSum:
     @property
     def differentiable(self) -> bool:
         """Whether the whole sum carries gradient: every member of nonzero weight must."""
-        return all(reward.differentiable for reward, weight in self._members() if weight)
+        return all(term.reward.differentiable for term in self.terms if term.weight)
 
     @property
     def version(self) -> str:
-        return " + ".join(f"{weight:g} * {reward.version}" for reward, weight in self._members())
+        return " + ".join(f"{term.weight:g} * {term.reward.version}" for term in self.terms)
 
-    def _members(self) -> list[tuple[Reward, float]]:
-        return list(zip(self.rewards, self.weights, strict=True))
+    def weights_at(self, iteration: int) -> tuple[float, ...]:
+        """The weights of an iteration."""
+        return tuple(term.weight_at(iteration) for term in self.terms)
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
-        device = inputs.images.device
-        total = torch.zeros(len(inputs), dtype=torch.float32, device=device)
-        valid = torch.ones(len(inputs), dtype=torch.bool, device=device)
-        parts = {}
-        for key, (reward, weight) in zip(self.keys, self._members(), strict=True):
-            output = check_output(reward(inputs), len(inputs), key)
-            values = output.values.to(device)
-            if weight:  # 0 * NaN is NaN, and a reward that is only watched must not spoil the sum
-                valid = valid & output.valid.to(device)
-                total = total + weight * values
-            parts[f"reward/{key}"] = values
-            parts |= {f"reward/{key}/{part}": numbers.to(device) for part, numbers in output.parts.items()}
-        return RewardOutput(values=total, valid=valid, parts=parts)
+        return self._combined(inputs, [term.reward(inputs) for term in self.terms])
+
+    def start(self, inputs: RewardInputs, executor: Executor) -> Callable[[], RewardOutput]:
+        """Starts the rewards that wait for another program, runs the others, and returns how to get the result.
+
+        What waits is given a copy of the pictures on the host, so that it holds no memory of the device.
+        """
+        away = replace(inputs, images=inputs.images.detach().cpu())
+        jobs = [executor.submit(term.reward, away) if term.reward.waits else None for term in self.terms]
+        here = [None if job else term.reward(inputs) for job, term in zip(jobs, self.terms, strict=True)]
+
+        def result() -> RewardOutput:
+            pairs = zip(jobs, here, strict=True)
+            return self._combined(inputs, [done if job is None else job.result() for job, done in pairs])
+
+        return result
+
+    def _combined(self, inputs: RewardInputs, outputs: Sequence[RewardOutput | None]) -> RewardOutput:
+        device, batch = inputs.images.device, len(inputs)
+        values, known, weights = [], [], []
+        parts: dict[str, Tensor] = {}
+        errors: dict[str, int] = {}
+        for term, given in zip(self.terms, outputs, strict=True):
+            output = check_output(given, batch, term.key)
+            value = output.values.to(device).clamp(*term.clip)
+            if term.weight:  # a reward that is only watched must not spoil the sum
+                values.append(value)
+                known.append(output.valid.to(device))
+                weights.append(term.weight_at(inputs.iteration))
+            parts[f"reward/{term.key}"] = value
+            parts |= {f"reward/{term.key}/{part}": numbers.to(device) for part, numbers in output.parts.items()}
+            errors |= {f"{term.key}/{word}": count for word, count in output.errors.items()}
+        valid_KB = torch.stack(known)
+        valid = valid_KB.all(0) if self.partial == "drop" else valid_KB.any(0)
+        weight_K = torch.tensor(weights, dtype=torch.float32, device=device)
+        total = torch.where(valid, _merged(torch.stack(values), valid_KB, weight_K, self.merge), torch.nan)
+        for term in self.terms:
+            if term.gate is not None:
+                closed = parts[f"reward/{term.key}"] < term.gate
+                parts[f"reward/{term.key}/gated"] = closed.float()
+                total = gated(total, closed, inputs.group_ids.to(device))
+        return RewardOutput(values=total, valid=valid, parts=parts, errors=errors)
 
 
-def weighted_sum(rewards: Sequence[Reward], weights: Sequence[float]) -> WeightedSum:
+def _merged(value_KB: Tensor, valid_KB: Tensor, weight_K: Tensor, merge: Merge) -> Tensor:
+    """[B] merged values; weights of missing members go to the others."""
+    present = torch.where(valid_KB, weight_K[:, None], 0.0)
+    if merge == "sum":
+        total = torch.zeros_like(value_KB[0])
+        for value, weight in zip(torch.where(valid_KB, value_KB, 0.0), present, strict=True):
+            total = total + weight * value
+        whole = valid_KB.all(0)
+        return torch.where(whole, total, total * weight_K.sum() / torch.where(whole, 1.0, present.sum(0)))
+    value_KB = torch.where(valid_KB, value_KB, 1.0).clamp(min=_SMALLEST)
+    if merge == "geometric":
+        return ((present * value_KB.log()).sum(0) / present.sum(0)).exp()
+    return present.sum(0) / (present / value_KB).sum(0)
+
+
+def gated(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
+    """Totals in which a gated image has the lowest total of its group's other images; of its group where all are gated.
+
+    A large penalty instead would swell the group's standard deviation and drown what the others tell.
+    """
+    result = total_B.clone()
+    for group in group_B[closed_B].unique():
+        members = (group_B == group) & ~total_B.isnan()
+        judged = members & ~closed_B
+        judged = judged if bool(judged.any()) else members
+        if bool(judged.any()):
+            result[members & closed_B] = total_B[judged].min()
+    return result
+
+
+def weighted_sum(
+    rewards: Sequence[Reward],
+    weights: Sequence[float],
+    *,
+    specs: Sequence[RewardSpec] = (),
+    merge: Merge = "sum",
+    partial: Partial = "drop",
+) -> WeightedSum:
     """Sums rewards that are at hand; a name that occurs again gets the key `<name>_2`, `<name>_3`, ….
 
+    Args:
+        rewards: what is summed.
+        weights: one for each.
+        specs: one for each, or none; schedules, bounds and gates.
+        merge: see `WeightedSum`.
+        partial: see `WeightedSum`.
+
     Raises:
-        ValueError: if the lengths differ, there are none, a weight is not finite, or all are 0, or a kind is unknown.
+        ValueError: if the lengths differ, there are none, a weight is not finite, or all are 0, or a kind is unknown,
+            or a mean that needs positive weights has others.
     """
     if not rewards or len(rewards) != len(weights):
         raise ValueError(f"each reward needs one weight, got {len(rewards)} rewards and {len(weights)} weights.")
     if not all(math.isfinite(weight) for weight in weights):
         raise ValueError(f"weights must be finite, got {list(weights)}.")
-    _check_weights(weights)
+    check_weights(weights)
+    assert merge in get_args(Merge)
+    if (merge != "sum" or partial != "drop") and min(weights) < 0:
+        raise ValueError(f"a {merge} mean, or one that makes up for missing rewards, needs weights above 0: {weights}.")
     taken = {reward.name for reward in rewards}
-    keys: list[str] = []
-    for reward in rewards:
+    terms: list[Term] = []
+    for i, (reward, weight) in enumerate(zip(rewards, weights, strict=True)):
         if reward.kind not in KINDS:
             raise ValueError(f"reward {reward.name!r}: kind must be one of {', '.join(KINDS)}, got {reward.kind!r}.")
-        key, number = reward.name, 1
+        key, number, keys = reward.name, 1, {term.key for term in terms}
         while key in keys or (number > 1 and key in taken):  # `a_2` may also be some reward's own name
             number += 1
             key = f"{reward.name}_{number}"
-        keys.append(key)
-    return WeightedSum(rewards=tuple(rewards), weights=tuple(float(w) for w in weights), keys=tuple(keys))
+        said = specs[i] if specs else RewardSpec(name=key, file=None, function=None, weight=weight)
+        terms.append(Term(
+            reward=reward, key=key, weight=float(weight), schedule=said.schedule, clip=said.clip, gate=said.gate
+        ))  # fmt: skip
+    return WeightedSum(terms=tuple(terms), merge=merge, partial=partial)
 
 
-def build_weighted_sum(specs: Sequence[Mapping[str, Any]], *, device: torch.device | str = "cpu") -> WeightedSum:
+def build_weighted_sum(
+    specs: Sequence[Mapping[str, Any]],
+    *,
+    device: torch.device | str = "cpu",
+    merge: Merge = "sum",
+    partial: Partial = "drop",
+) -> WeightedSum:
     """Checks all specs, then makes the rewards, loading their weights on `device`, and sums them."""
     validate_reward_specs(specs)
-    rewards: list[Reward] = []
-    parsed_specs = _parse_all(specs)
-    for parsed in parsed_specs:
-        if parsed.file is not None and parsed.function is not None:
-            reward = user_file_reward(parsed.file, parsed.function, device=device, options=parsed.options)
-        else:
-            assert parsed.name is not None
-            reward = build_reward(parsed.name, device=device, options=parsed.options)
-        rewards.append(reward)
-    return weighted_sum(rewards, [parsed.weight for parsed in parsed_specs])
+    parsed = parse_reward_specs(specs)
+    return weighted_sum(
+        [_built(spec, device) for spec in parsed], [spec.weight for spec in parsed], specs=parsed, merge=merge,
+        partial=partial,
+    )  # fmt: skip
+
+
+def _built(spec: RewardSpec, device: torch.device | str) -> Reward:
+    if spec.file is not None and spec.function is not None:
+        reward = user_file_reward(spec.file, spec.function, device=device, options=spec.options)
+    else:
+        assert spec.name is not None
+        reward = build_reward(spec.name, device=device, options=spec.options)
+    if spec.frames is None:
+        return reward
+    from flowrl.rewards.frames import framewise
+
+    return framewise(reward, **spec.frames)

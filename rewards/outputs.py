@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,9 @@ from flowrl.rewards import RewardOutput
 
 
 def check_output(output: object, batch: int, name: str) -> RewardOutput:
-    """Checks a reward's output: types, shapes [batch], finite where valid, NaN where not; returns it unchanged.
+    """Checks a reward's output: types and shapes [batch]. Returns it with NaN and infinity marked as failed items.
+
+    A failed item never keeps a number: its value becomes NaN.
 
     Args:
         output: what the reward returned.
@@ -35,13 +39,9 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
         raise ValueError(
             f"reward {name!r}: values are on {output.values.device}, valid on {output.valid.device}: use one device."
         )
-    bad = output.valid & ~torch.isfinite(output.values)
-    if bool(bad.any()):
-        item = int(torch.nonzero(bad)[0])
-        raise ValueError(
-            f"reward {name!r}: item {item} is {float(output.values[item])} but marked valid ({int(bad.sum())} of "
-            f"{batch} items): a failed item must have valid False and the value NaN."
-        )
-    if bool((~output.valid & ~torch.isnan(output.values)).any()):
-        raise ValueError(f"reward {name!r}: an item marked as failed has a value: set values[~valid] = nan.")
-    return output
+    valid = output.valid & torch.isfinite(output.values)
+    if torch.equal(valid, output.valid) and not bool((~valid & ~output.values.isnan()).any()):
+        return output
+    lost = int((output.valid & ~valid).sum())
+    errors = output.errors | ({"not_finite": output.errors.get("not_finite", 0) + lost} if lost else {})
+    return replace(output, values=torch.where(valid, output.values, torch.nan), valid=valid, errors=errors)

@@ -4,12 +4,12 @@
 
 The number of positional parameters decides how the function is called; options are its keyword-only parameters:
 
-    def sharpness(images, prompts, metadata, *, radius=2):      # three: returns B finite numbers
+    def sharpness(images, prompts, metadata, *, radius=2):      # three: returns B numbers
     def sharpness(inputs, *, radius=2):                         # one: takes RewardInputs, returns RewardOutput
 
 `images` is a float32 tensor [B, 3, H, W] in [0, 1] without gradient, on the device of the run; `prompts` and `metadata`
-are lists of B. The numbers may be a list, an array or a tensor. Only the second form can mark items as failed. A
-keyword-only parameter called `device` is given the device of the run.
+are lists of B. The numbers may be a list, an array or a tensor; NaN marks an item as failed. A keyword-only parameter
+called `device` is given the device of the run.
 
 The file is imported under a private module name, so it may be called `rewards.py` and collides with nothing. Its folder
 is not put on the import path. A relative path starts at the working directory.
@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from flowrl.options import check_options, unknown_name
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.outputs import check_output
 
 _FORMS = "(images, prompts, metadata) or (inputs), and options after a bare *"
@@ -145,10 +145,7 @@ def _score(
         raise ValueError(f"{where} raised {_users_line(error, file)}") from error
     if num_arguments == 1:
         return check_output(result, len(inputs), where.removeprefix("reward "))
-    return RewardOutput(
-        values=_as_numbers(result, inputs, where),
-        valid=torch.ones(len(inputs), dtype=torch.bool, device=inputs.images.device),
-    )
+    return output_of(_as_numbers(result, inputs, where).tolist(), inputs)
 
 
 def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> torch.Tensor:
@@ -161,11 +158,4 @@ def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> torch.Tensor:
         ) from error
     if values.shape != (batch,):
         raise ValueError(f"{where} must return {batch} numbers, one an image, got shape {list(values.shape)}.")
-    finite = torch.isfinite(values)
-    if not bool(finite.all()):
-        item = int(torch.nonzero(~finite)[0])
-        raise ValueError(
-            f"{where} returned {float(values[item])} for item {item} (prompt {inputs.prompts[item]!r}): return finite "
-            f"numbers, or take (inputs) and return a RewardOutput, in which items can be marked as failed."
-        )
     return values

@@ -26,7 +26,8 @@ from flowrl.rewards.attributes import (
     load_net,
     shipped_weights,
 )
-from flowrl.rewards.compose import check_output, weighted_sum
+from flowrl.rewards.compose import weighted_sum
+from flowrl.rewards.outputs import check_output
 from flowrl.world import prompts
 from flowrl.world.scenes import BACKGROUND, COLORS, Shape, draw_scene, random_scene
 

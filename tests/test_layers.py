@@ -19,6 +19,7 @@ LAYERS: dict[str, int] = {
     "flowrl.config_base": 0,
     "flowrl.config_methods": 0,
     "flowrl.config_sections": 0,
+    "flowrl.config_rewards": 0,
     "flowrl.strict_yaml": 0,
     "flowrl.vocabulary": 0,
     "flowrl.options": 0,
@@ -63,7 +64,8 @@ LAYERS: dict[str, int] = {
 }
 HEAVY = {"diffusers", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "torchvision", "tensorboard"}
 CONFIG = (
-    "flowrl.config", "flowrl.config_base", "flowrl.config_methods", "flowrl.config_sections", "flowrl.strict_yaml",
+    "flowrl.config", "flowrl.config_base", "flowrl.config_methods", "flowrl.config_rewards",
+    "flowrl.config_sections", "flowrl.strict_yaml",
     "flowrl.vocabulary",
 )  # fmt: skip
 

@@ -33,6 +33,7 @@ from flowrl.recipes import grpo
 from flowrl.recipes.assignment import advantages, all_ends, credit_of
 from flowrl.recipes.loop import Loop
 from flowrl.recipes.paths import sample_paths, sampler_at
+from flowrl.recipes.scoring import Scoring
 
 TREES, MERGED = ("branch_grpo", "tree_grpo"), ("tp_grpo", "vgpo")
 TWO_REWARDS = ("gdpo", "log_tame")
@@ -171,9 +172,10 @@ def _sampled(config: TrainConfig) -> tuple[Loop, tuple[Any, ...]]:
     loop, method = Loop(config, run), CREDIT[config.credit.method]
     kernel, schedule, steps = sampler_at(loop, 0)
     batch = loop.batch(0)
+    scoring = Scoring(loop, batch)
     with torch.no_grad():
-        sampled = sample_paths(loop, batch, method, kernel, schedule, steps, keep_means=True)
-    output = loop.score(batch, sampled.finished, sampled.finished_group, range(len(sampled.finished)))
+        sampled = sample_paths(loop, batch, method, kernel, schedule, steps, scoring, keep_means=True)
+    output = scoring.result()
     return loop, (batch, sampled, output, kernel, schedule)
 
 

@@ -16,7 +16,7 @@ from flowrl.objectives import OBJECTIVES
 from flowrl.parts import reward_specs
 from flowrl.recipes.forward_settings import micro_batch_size
 from flowrl.recipes.paths import stochastic_steps
-from flowrl.rewards.compose import validate_reward_specs
+from flowrl.rewards.specs import validate_reward_specs
 from flowrl.samplers.times import strata
 from flowrl.samplers.windows import flash_tail
 
@@ -34,7 +34,7 @@ def config_of(name: str) -> TrainConfig:
 @pytest.mark.parametrize("name", EVERY)
 def test_configuration_passes_its_check_without_a_model(name: str) -> None:
     config = config_of(name)
-    validate_reward_specs(reward_specs(config))
+    validate_reward_specs(reward_specs(config.rewards))
     recipe = importlib.import_module(f"flowrl.recipes.{config.recipe}")
     if name in NEEDS_A_FILE:
         with pytest.raises(ConfigError, match=NEEDS_A_FILE[name]):

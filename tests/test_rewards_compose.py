@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,11 @@ from flowrl.rewards import (
     RewardOutput,
     check_of,
     load_target,
+    output_of,
 )
-from flowrl.rewards.compose import (
-    build_weighted_sum,
-    check_output,
-    parse_reward_spec,
-    validate_reward_specs,
-    weighted_sum,
-)
+from flowrl.rewards.compose import build_weighted_sum, gated, weighted_sum
+from flowrl.rewards.outputs import check_output
+from flowrl.rewards.specs import parse_reward_spec, validate_reward_specs
 
 
 def inputs_of(
@@ -125,9 +124,6 @@ def broken(**fields: Any) -> RewardOutput:
         (broken(values=[0.0, 1.0]), "values must be a tensor, got list"),
         (broken(valid=torch.ones(2)), "valid must be torch.bool"),
         (broken(parts={"x": torch.zeros(1)}), r"parts\['x'\] must be torch.float32"),
-        (broken(values=torch.tensor([0.0, math.nan])), r"'mine': item 1 is nan but marked valid \(1 of 2 items\)"),
-        (broken(values=torch.tensor([math.inf, 0.0])), "item 0 is inf but marked valid"),
-        (broken(valid=torch.tensor([True, False])), r"has a value: set values\[~valid\] = nan"),
     ],
 )
 def test_broken_outputs_name_the_reward(output: Any, message: str) -> None:
@@ -144,8 +140,8 @@ def test_specs_build_the_sum_they_describe(tmp_path: Path) -> None:
     )
     specs: list[dict[str, Any]] = [
         {"name": "jpeg_incompressibility", "weight": 2},
-        {"name": "jpeg_compressibility", "scale": "ddpo"},
-        {"file": str(file), "function": "scaled", "weight": 0.5, "factor": 4.0},
+        {"name": "jpeg_compressibility", "options": {"scale": "ddpo"}},
+        {"file": str(file), "function": "scaled", "weight": 0.5, "options": {"factor": 4.0}},
     ]
     inputs = inputs_of(random_images())
     output = build_weighted_sum(specs)(inputs)
@@ -173,19 +169,25 @@ def test_specs_build_the_sum_they_describe(tmp_path: Path) -> None:
         ([{"name": "geneval", "weight": True}], "must be a finite number"),
         ([{"name": "geneval", "weight": 0}], "every reward has weight 0"),
         (
-            [{"name": "geneval", "clipmin": 0}],
+            [{"name": "geneval", "options": {"clipmin": 0}}],
             r"unknown option 'clipmin' \(did you mean 'clip_min'\?\); allowed: clip_min",
         ),
-        ([{"name": "geneval", "credit": "partial"}], "must be 'graded' or 'strict' or 'official', got 'partial'"),
-        ([{"name": "geneval", "clip_min": "0"}], "option clip_min must be a number or null, got '0'"),
-        ([{"name": "geneval", "clip_min": 1}], "clip_min must be below 1"),
         (
-            [{"name": "geneval", "judge": "shape"}],
+            [{"name": "geneval", "options": {"credit": "partial"}}],
+            "must be 'graded' or 'strict' or 'official', got 'partial'",
+        ),
+        ([{"name": "geneval", "options": {"clip_min": "0"}}], "option clip_min must be a number or null, got '0'"),
+        ([{"name": "geneval", "options": {"clip_min": 1}}], "clip_min must be below 1"),
+        (
+            [{"name": "geneval", "options": {"judge": "shape"}}],
             r"unknown judge 'shape' \(did you mean 'shapes'\?\); allowed:",
         ),
-        ([{"name": "geneval", "reference_position_quirk": 1}], "must be true or false, got 1"),
-        ([{"name": "geneval"}, {"name": "jpeg_compressibility", "scale": "dpo"}], "'ddpo' or 'flow_grpo', got 'dpo'"),
-        ([{"name": "jpeg_incompressibility", "device": "cpu"}], "unknown option 'device'; allowed: none"),
+        ([{"name": "geneval", "options": {"reference_position_quirk": 1}}], "must be true or false, got 1"),
+        (
+            [{"name": "geneval"}, {"name": "jpeg_compressibility", "options": {"scale": "dpo"}}],
+            "'ddpo' or 'flow_grpo', got 'dpo'",
+        ),
+        ([{"name": "jpeg_incompressibility", "options": {"device": "cpu"}}], "unknown option 'device'; allowed: none"),
     ],
 )
 def test_specs_are_checked_without_weights(specs: Any, message: str) -> None:
@@ -196,13 +198,13 @@ def test_specs_are_checked_without_weights(specs: Any, message: str) -> None:
 
 
 def test_validation_loads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flowrl.rewards import clip
-
-    def must_not_load(*arguments: Any) -> None:
+    def must_not_load(*arguments: Any, **options: Any) -> None:
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr(clip, "_load", must_not_load)
-    validate_reward_specs([{"name": "clip_score", "model": "someone/clip", "divisor": 30}, {"name": "geneval"}])
+    monkeypatch.setattr("transformers.PreTrainedModel.from_pretrained", must_not_load)
+    validate_reward_specs(
+        [{"name": "clip_score", "options": {"model": "someone/clip", "divisor": 30}}, {"name": "geneval"}]
+    )
 
 
 def test_every_check_takes_the_options_of_its_factory() -> None:
@@ -213,11 +215,86 @@ def test_every_check_takes_the_options_of_its_factory() -> None:
             assert {k: p.default for k, p in factory.items()} == {k: p.default for k, p in checked.items()}, name
 
 
+def test_numbers_that_are_not_finite_are_failed_items() -> None:
+    values, valid = torch.tensor([0.5, math.nan, math.inf, 7.0]), torch.tensor([True, True, True, False])
+    output = check_output(RewardOutput(values=values, valid=valid, errors={"timeout": 1}), 4, "mine")
+    assert output.valid.tolist() == [True, False, False, False]
+    assert output.values.isnan().tolist() == [False, True, True, True]
+    assert output.errors == {"timeout": 1, "not_finite": 2}
+    total = weighted_sum([fixed("a", [1.0, math.inf])], [1.0])(inputs_of(random_images(2)))
+    assert total.valid.tolist() == [True, False]
+    assert total.errors == {"a/not_finite": 1}
+
+
+def test_missing_members_give_their_weight_to_the_others() -> None:
+    rewards = [fixed("a", [1.0, 2.0, 3.0], invalid=(0,)), fixed("b", [10.0, 20.0, 30.0], invalid=(0, 1))]
+    output = weighted_sum(rewards, [1.0, 3.0], partial="renormalise")(inputs_of(random_images(3)))
+    assert output.valid.tolist() == [False, True, True]
+    assert output.values.isnan().tolist() == [True, False, False]
+    assert output.values[1:].tolist() == [2.0 * 4, 3.0 + 90.0]
+
+
+def test_geometric_and_harmonic_means() -> None:
+    rewards = [fixed("a", [4.0, -1.0]), fixed("b", [9.0, 1.0])]
+    inputs = inputs_of(random_images(2))
+    geometric = weighted_sum(rewards, [1.0, 1.0], merge="geometric")(inputs).values
+    torch.testing.assert_close(geometric, torch.tensor([6.0, math.sqrt(1e-6)]))
+    harmonic = weighted_sum(rewards, [1.0, 3.0], merge="harmonic")(inputs).values
+    torch.testing.assert_close(harmonic, torch.tensor([4 / (1 / 4 + 3 / 9), 4 / (1e6 + 3)]))
+
+
+def test_schedules_clips_and_weights_of_an_iteration(tmp_path: Path) -> None:
+    file = tmp_path / "r.py"
+    file.write_text("def level(images, prompts, metadata):\n    return [10.0] * len(prompts)\n", encoding="utf-8")
+    spec = {"file": str(file), "function": "level", "weight": 2, "schedule": [[10, 0], [20, 1]], "clip": [None, 3]}
+    total = build_weighted_sum([spec])
+    inputs = inputs_of(random_images(1))
+    found = {i: total(replace(inputs, iteration=i)).values.item() for i in (0, 10, 15, 20, 99)}
+    assert found == {0: 0.0, 10: 0.0, 15: 3.0, 20: 6.0, 99: 6.0}
+    assert total.weights_at(15) == (1.0,)
+
+
+def test_a_gated_image_gets_the_lowest_total_of_its_group() -> None:
+    total = torch.tensor([5.0, 3.0, 4.0, 9.0, 8.0, math.nan, 2.0])
+    closed = torch.tensor([True, False, False, True, True, False, False])
+    result = gated(total, closed, torch.tensor([0, 0, 0, 1, 1, 1, 0]))
+    expected = torch.tensor([2.0, 3.0, 4.0, 8.0, 8.0, math.nan, 2.0])
+    torch.testing.assert_close(result, expected, equal_nan=True)
+
+
+def test_waiting_rewards_change_no_number() -> None:
+    slow = FunctionReward(
+        name="slow", score=lambda inputs: output_of(inputs.images.mean((1, 2, 3)).tolist(), inputs),
+        needs=frozenset(), version="1", waits=True,
+    )  # fmt: skip
+    total, inputs = weighted_sum([slow, fixed("b", [1.0, 2.0])], [1.0, 2.0]), inputs_of(random_images(2))
+    with ThreadPoolExecutor(2) as executor:
+        later = total.start(inputs, executor)()
+    assert torch.equal(later.values, total(inputs).values)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"wieght": 2}, r"unknown key 'wieght' \(did you mean 'weight'\?\).*go under options"),
+        ({"schedule": [[5, 1], [5, 2]]}, "rising iterations"),
+        ({"schedule": 3}, "rising iterations"),
+        ({"clip": [1, 0]}, "lowest < highest"),
+        ({"clip": 1}, "null for open"),
+        ({"gate": "low"}, "gate of reward"),
+        ({"options": 1}, "must be a mapping"),
+    ],
+)
+def test_what_an_entry_may_not_say_is_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_reward_spec({"name": "geneval", **more})
+
+
 def test_parsed_spec_leaves_its_source_alone() -> None:
-    spec = {"name": "geneval", "weight": 2, "credit": "strict"}
+    spec = {"name": "geneval", "weight": 2, "options": {"credit": "strict"}}
     parsed = parse_reward_spec(spec)
     assert (parsed.name, parsed.weight, parsed.options) == ("geneval", 2.0, {"credit": "strict"})
-    assert spec == {"name": "geneval", "weight": 2, "credit": "strict"}
+    assert spec == {"name": "geneval", "weight": 2, "options": {"credit": "strict"}}
 
 
 def test_weighted_sum_checks_its_arguments() -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from flowrl.rewards import RewardInputs, load_target, to_uint8
-from flowrl.rewards.compose import build_weighted_sum, validate_reward_specs
+from flowrl.rewards.compose import build_weighted_sum
+from flowrl.rewards.specs import validate_reward_specs
 from flowrl.rewards.user_file import user_file_reward
 
 
@@ -130,6 +131,12 @@ def test_a_user_file_runs_once_and_again_after_a_change(tmp_path: Path) -> None:
     assert first.version != second.version
 
 
+def test_nan_of_a_user_function_is_a_failed_item(user_file: str) -> None:
+    output = user_file_reward(user_file, "not_finite")(inputs_of(torch.rand(4, 3, 4, 4)))
+    assert output.valid.tolist() == [True, False, True, True]
+    assert output.errors == {"not_finite": 1}
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -140,7 +147,6 @@ def test_a_user_file_runs_once_and_again_after_a_change(tmp_path: Path) -> None:
         ("too_few", r"rewards.py:too_few must return 4 numbers, one an image, got shape \[1\]"),
         ("column", r"must return 4 numbers, one an image, got shape \[4, 1\]"),
         ("words", r"rewards.py:words must return 4 numbers, one an image, got list"),
-        ("not_finite", r"rewards.py:not_finite returned nan for item 1 \(prompt 'picture 1'\)"),
         ("plain_numbers", r"rewards.py:plain_numbers' must return a RewardOutput, got list"),
     ],
 )
@@ -167,7 +173,7 @@ def test_user_files_are_checked_before_anything_runs(
     user_file: str, function: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        validate_reward_specs([{"file": user_file, "function": function, **options}])
+        validate_reward_specs([{"file": user_file, "function": function, "options": options}])
 
 
 def test_user_files_that_cannot_be_imported(tmp_path: Path) -> None:

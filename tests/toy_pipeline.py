@@ -122,7 +122,7 @@ def write_toy(folder: Path, **settings: Any) -> Path:
     (folder / "toy_rewards.py").write_text(REWARDS)
     config: dict[str, Any] = {
         "num_iterations": 1, "prompts_per_step": 2, "group_size": 4, "checkpoint_every": 1, "progress": False,
-        "keep_checkpoints": 9,
+        "keep_checkpoints": 9, "max_invalid_ratio": 1.0,
         "pipeline": {"model": "toy", "dtype": "float32", "device": "cpu"},
         "policy": {"lora_rank": 2},
         "sampler": {"kernel": "flow_sde", "num_steps": 4},

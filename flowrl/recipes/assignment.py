@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from flowrl.curriculum import accuracy_scaled_kl
 from flowrl.options import check_options
 from flowrl.randomness import counter_choice
 from flowrl.recipes.loop import Batch, Loop
+from flowrl.recipes.scoring import MERGED, trained_channels
 from flowrl.reward_maps import MAPS, log_tame
 from flowrl.rewards import RewardOutput
 from flowrl.samplers import Kernel
@@ -27,17 +28,14 @@ def credit_of(
     loop: Loop, method: Method, sampled: Sampled, output: RewardOutput, kernel: Kernel, schedule: Schedule
 ) -> Credit:
     """Credit of every transition: a channel a reward, or one channel of the weighted sum."""
-    config, members = loop.config, [m for m in zip(loop.reward.keys, loop.reward.weights, strict=True) if m[1]]
-    if config.reward_aggregation == "sum":
-        reward_KF = output.values[None]
-    else:
-        reward_KF = torch.stack([output.parts[f"reward/{key}"] for key, _ in members])
+    config, (channels, channel_weights) = loop.config, trained_channels(loop, output)
+    reward_KF = torch.stack(channels)
     if config.reward_map.name != "none":
         reward_KF = MAPS[config.reward_map.name](reward_KF, **config.reward_map.options)
     reward_KF = torch.where(output.valid, reward_KF, torch.nan).to(sampled.states.device)
     if config.reward_aggregation == "log_tame":  # of rewards: what credit makes of them may have any sign
         tamed, first = log_tame(loop.run.gather(reward_KF.T).T), loop.run.rank * len(sampled.finished)
-        weights = torch.tensor([weight for _, weight in members])
+        weights = torch.tensor(channel_weights)
         reward_KF = combine(tamed[:, first : first + len(sampled.finished)], weights)[None]
     options: dict[str, Any] = dict(config.credit.options)
     if method.needs_step_std:
@@ -85,9 +83,10 @@ def advantages(
 def _normalised(loop: Loop, sampled: Sampled, credit: Credit) -> Tensor:
     """[M] advantages before anything else, from the credit of all processes."""
     config, run, channels = loop.config, loop.run, len(credit.raw)
-    one = config.reward_aggregation in ("sum", "log_tame")
-    weights = [1.0] if one else [weight for weight in loop.reward.weights if weight]
-    how: Aggregation = "sum" if one else config.reward_aggregation
+    one = config.reward_aggregation in (*MERGED, "log_tame")
+    now = zip(loop.reward.terms, loop.reward.weights_at(loop.iteration), strict=True)
+    weights = [1.0] if one else [weight for term, weight in now if term.weight]
+    how = cast(Aggregation, "sum" if one else config.reward_aggregation)
     if how == "sum" and channels > 1:
         how = "each"  # granularities of one reward: each is normalised, then they add up
     everything = aggregate(

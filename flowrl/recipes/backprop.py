@@ -29,6 +29,7 @@ from flowrl.learner import GradientSum, Statistics
 from flowrl.options import check_options, option_parameters, unknown_name
 from flowrl.parts import sampler_of
 from flowrl.recipes.loop import Batch, Loop
+from flowrl.recipes.scoring import reward_row
 from flowrl.recipes.unread import refuse_unread
 from flowrl.rewards import RewardInputs, RewardOutput
 from flowrl.run import Run
@@ -87,7 +88,7 @@ def main(config: TrainConfig, run: Run) -> bool:
                 loop.updated()
 
         # 3. Log.
-        row = reward_row(loop, outputs, iteration) | stats.means(run)
+        row = image_row(loop, outputs, iteration) | stats.means(run)
         loop.log(iteration, row | {"trained_calls": len(path.train_steps), "last_step": path.last_step})
     return loop.finished
 
@@ -108,7 +109,7 @@ def score(loop: Loop, batch: Batch, index: range, images: Tensor) -> RewardOutpu
     loop.counters["images"] += len(images) * loop.run.world
     return loop.reward(RewardInputs(
         prompts=[prompt.text for prompt in prompts], images=images, metadata=[prompt.metadata for prompt in prompts],
-        group_ids=group, sample_ids=torch.tensor(batch.own[index.start : index.stop]),
+        group_ids=group, sample_ids=torch.tensor(batch.own[index.start : index.stop]), iteration=batch.iteration,
     ))  # fmt: skip
 
 
@@ -131,18 +132,16 @@ def detached(output: RewardOutput) -> RewardOutput:
     return RewardOutput(values=output.values.detach(), valid=output.valid, parts=parts)
 
 
-def reward_row(loop: Loop, outputs: list[RewardOutput], iteration: int) -> dict[str, Any]:
+def image_row(loop: Loop, outputs: list[RewardOutput], iteration: int) -> dict[str, Any]:
     """The log's means over the images of all processes; stops a run whose reward says nothing."""
     run = loop.run
     values = run.gather(torch.cat([output.values for output in outputs]).to(run.device))
     valid = run.gather(torch.cat([output.valid for output in outputs]).to(run.device))
     loop.check_rewards(torch.where(valid, values, torch.nan), iteration)
-    known = values[valid].double()
-    row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
-    for name in outputs[0].parts:
-        part = run.gather(torch.cat([output.parts[name] for output in outputs]).to(run.device))
-        row[name] = float(part.double().nanmean())
-    return row | {"invalid_ratio": float((~valid).double().mean())}
+    parts = {name: torch.cat([output.parts[name] for output in outputs]) for name in outputs[0].parts}
+    return reward_row(
+        loop, torch.cat([output.values for output in outputs]), torch.cat([output.valid for output in outputs]), parts
+    )
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

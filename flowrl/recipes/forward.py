@@ -27,12 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from flowrl.advantages import aggregate, zero_variance_groups
+from flowrl.advantages import Aggregation, aggregate, zero_variance_groups
 from flowrl.config import TrainConfig
 from flowrl.forward_losses import FORWARD, Matched, Method, noised
 from flowrl.learner import GradientSum, Statistics
@@ -52,6 +52,7 @@ from flowrl.recipes.forward_settings import (
     whole_groups,
 )
 from flowrl.recipes.loop import Batch, Loop
+from flowrl.recipes.scoring import MERGED, Scoring, reward_row, trained_channels
 from flowrl.rewards import RewardOutput
 from flowrl.run import Run
 from flowrl.samplers import Kernel, rollout
@@ -91,12 +92,16 @@ def main(config: TrainConfig, run: Run) -> bool:
 
         # 1. Rollout: sample with the policy that the method samples with, keep the finished latents.
         with loop.clock("rollout"), torch.no_grad(), loop.policy.under(sampling_slot(config)):
-            clean = sample(loop, batch, kernel, schedule)
-        with loop.clock("reward"), torch.no_grad():
-            output = loop.score(batch, clean, batch.group, batch.own)
+            scoring = Scoring(loop, batch)
+            clean = sample(loop, batch, kernel, schedule, scoring)
+        with loop.clock("reward"):
+            output = scoring.result()
 
         # 2. Group-relative advantages, over the images of all processes.
         images, row = judged(loop, batch, clean, output, name)
+        if not loop.trains_policy(iteration):  # only a reward that is trained along learns
+            loop.log(iteration, row | {"live_rows": 0})
+            continue
 
         # 3. Update: predict the velocity at noised images under the policy that changes.
         with loop.clock("update"):
@@ -129,14 +134,18 @@ def main(config: TrainConfig, run: Run) -> bool:
 # ---- rollout and advantages ------------------------------------------------------------------------------------------
 
 
-def sample(loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule) -> Tensor:
-    """Finished latents `[n, *latent]` of this process's images by the ODE, under the weights of now."""
+def sample(loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, scoring: Scoring) -> Tensor:
+    """Finished latents `[n, *latent]` of this process's images by the ODE, under the weights of now.
+
+    Each piece goes to `scoring` as it is done.
+    """
     size, solver, parts = loop.geometry.rollout_batch_size, loop.config.sampler.solver, []
     for start in range(0, len(batch.own), size):
         x = loop.start_noise(batch, batch.own[start : start + size])
         velocity = loop.velocity(batch.cond[batch.local(batch.group[start : start + size])])
         finished = rollout(velocity, x, schedule, kernel, _no_noise, stochastic=(), solver=solver)
         parts.append(finished.final)
+        scoring.add(finished.final, batch.group[start : start + size], batch.own[start : start + size])
     return torch.cat(parts)
 
 
@@ -151,10 +160,8 @@ def judged(loop: Loop, batch: Batch, clean: Tensor, output: RewardOutput, name: 
     still hold the policy to what it was there.
     """
     config, run = loop.config, loop.run
-    members, weights = [output.values], [1.0]
-    if config.reward_aggregation != "sum":
-        used = [(key, w) for key, w in zip(loop.reward.keys, loop.reward.weights, strict=True) if w]
-        members, weights = [output.parts[f"reward/{key}"] for key, _ in used], [w for _, w in used]
+    members, weights = trained_channels(loop, output)
+    how = "sum" if config.reward_aggregation in MERGED else config.reward_aggregation
     value_BK = run.gather(torch.stack([output.values, *members], 1).to(run.device)).cpu()
     valid_B = run.gather(output.valid.to(run.device)).cpu()
     reward_B, group_B = value_BK[:, 0], torch.arange(config.num_images) // config.group_size
@@ -162,7 +169,7 @@ def judged(loop: Loop, batch: Batch, clean: Tensor, output: RewardOutput, name: 
     loop.check_rewards(reward_B, batch.iteration)
     advantage_B = aggregate(
         torch.where(valid_B, value_BK[:, 1:].T.double(), torch.nan), group_B, torch.tensor(weights).double(),
-        how=config.reward_aggregation, scope=config.adv_std, eps=config.adv_eps, correction=config.adv_correction,
+        how=cast(Aggregation, how), scope=config.adv_std, eps=config.adv_eps, correction=config.adv_correction,
         baseline=config.adv_baseline, virtual_max=config.adv_virtual_max, clip=config.adv_clip_range,
     )  # fmt: skip
     keep_B = valid_B.clone()
@@ -172,11 +179,10 @@ def judged(loop: Loop, batch: Batch, clean: Tensor, output: RewardOutput, name: 
     images = Images(clean=clean, **{key: column[own].to(run.device) for key, column in {
         "group": group_B, "reward": reward_B, "advantage": advantage_B.float(), "keep": keep_B,
     }.items()})  # fmt: skip
-    known, dead_P = reward_B[valid_B].double(), zero_variance_groups(reward_B, config.group_size, valid_B=valid_B)
-    row = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
-    row |= {key: float(run.gather(part.to(run.device)).double().nanmean()) for key, part in output.parts.items()}
+    dead_P = zero_variance_groups(reward_B, config.group_size, valid_B=valid_B)
+    row = reward_row(loop, output.values, output.valid, output.parts)
     row |= {"advantage_abs": float(advantage_B[valid_B].abs().mean()), "zero_std_ratio": float(dead_P.double().mean())}
-    return images, row | {"invalid_ratio": float((~valid_B).double().mean())}
+    return images, row
 
 
 # ---- update ----------------------------------------------------------------------------------------------------------

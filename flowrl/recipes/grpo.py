@@ -40,6 +40,7 @@ from flowrl.recipes.assignment import (
 from flowrl.recipes.loop import Batch, Loop
 from flowrl.recipes.paths import check_plan, sample_paths, sampler_at, shared_sources
 from flowrl.recipes.prompt_choice import check_choice, choose_prompts, enough, remember
+from flowrl.recipes.scoring import Scoring, reward_row
 from flowrl.rewards import RewardOutput
 from flowrl.run import Run
 from flowrl.samplers import Kernel, Transition, gaussian_kl, gaussian_log_prob, published_kl
@@ -64,19 +65,24 @@ def main(config: TrainConfig, run: Run) -> bool:
         rounds: list[tuple[Batch, Sampled, RewardOutput, Ends]] = []
         while not rounds or (len(rounds) < config.curriculum.max_rounds and not enough(loop, [r[3] for r in rounds])):
             batch = loop.batch(iteration, round=len(rounds), prompt_ids=choose_prompts(loop, iteration, len(rounds)))
+            scoring = Scoring(loop, batch)
             with loop.clock("rollout"), torch.no_grad():
                 sampled = sample_paths(
-                    loop, batch, method, kernel, schedule, steps, keep_means=objective.needs_old_mean
+                    loop, batch, method, kernel, schedule, steps, scoring, keep_means=objective.needs_old_mean
                 )
-            with loop.clock("reward"), torch.no_grad():
-                numbers = [batch.own.start + i for i in range(len(sampled.finished))]
-                output = loop.score(batch, sampled.finished, sampled.finished_group, numbers)
+            with loop.clock("reward"):
+                output = scoring.result()
             rounds.append((batch, sampled, output, all_ends(loop, batch, sampled, output)))
         batch, sampled = Batch.cat([r[0] for r in rounds]), Sampled.cat([r[1] for r in rounds])
         output = RewardOutput(
             values=torch.cat([r[2].values for r in rounds]), valid=torch.cat([r[2].valid for r in rounds]),
             parts={name: torch.cat([r[2].parts[name] for r in rounds]) for name in rounds[0][2].parts},
         )  # fmt: skip
+
+        if not loop.trains_policy(iteration):  # only a reward that is trained along learns
+            nothing = torch.zeros(len(sampled))
+            loop.log(iteration, reward_metrics(loop, sampled, output, nothing) | {"live_rows": 0})
+            continue
 
         # 2. Credit and group-relative advantages, over the images of all processes.
         ends = Ends.cat([r[3] for r in rounds])
@@ -348,10 +354,8 @@ def check_first_ratio(stats: Statistics, run: Run, config: TrainConfig, iteratio
 def reward_metrics(loop: Loop, sampled: Sampled, output: RewardOutput, advantage_M: Tensor) -> dict[str, Any]:
     """Means over the images at the ends of paths, of all processes."""
     run, ends = loop.run, sampled.ends.to(output.values.device)
-    values, valid = (run.gather(column[ends].to(run.device)) for column in (output.values, output.valid))
-    parts = {name: run.gather(value[ends].to(run.device)) for name, value in output.parts.items()}
-    known = values[valid].double()
-    row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
-    row |= {name: float(value.double().nanmean()) for name, value in parts.items()}
+    row = reward_row(
+        loop, output.values[ends], output.valid[ends], {name: part[ends] for name, part in output.parts.items()}
+    )
     row["advantage_abs"] = float(run.gather(advantage_M.abs().to(run.device)).mean())
-    return row | {"invalid_ratio": float((~valid).double().mean()), "num_scored": len(output.values) * run.world}
+    return row | {"num_scored": len(output.values) * run.world}

@@ -14,12 +14,13 @@ budget are used up or somebody asked for a stop.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,19 +29,27 @@ from flowrl.config import BudgetConfig, TrainConfig, resolve_path
 from flowrl.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.evaluate import evaluate
 from flowrl.learner import NetworkCounter, clock
-from flowrl.parts import encode_everything, load_parts
+from flowrl.parts import encode_everything, evaluation_rewards, load_parts
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.progress import progress
 from flowrl.prompts import Prompt, eval_items, prompts_of_iteration, read_prompts
 from flowrl.randomness import counter_seed, sample_normals
-from flowrl.rewards import RewardInputs, RewardOutput
+from flowrl.recipes.scoring import (
+    WINDOW,
+    Scoring,
+    check_groups,
+    failures_message,
+    learned,
+    make_executor,
+    too_many_failures,
+)
+from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward
 from flowrl.run import Run
 from flowrl.samplers import Velocity, classifier_free_guidance
 from flowrl.trajectory import Conditioning
 
 CONSTANT_REWARD_LIMIT = 3  # iterations in a row whose images all got the same reward before the run stops
-_SCORED_AT_ONCE = 96  # images that are decoded and scored in one piece where rewards judge them one by one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -95,6 +104,15 @@ class Loop:
         self.config, self.run = config, run
         self.geometry = config.resolve_batch(run.world)
         self.pipeline, self.policy, self.reward = load_parts(config, run)
+        check_groups(config, self.geometry, self.reward)
+        self.measured = evaluation_rewards(config, self.reward, run.device)
+        self.trained_rewards = {
+            term.key: cast(TrainedReward, term.reward)
+            for term in self.reward.terms if term.reward.kind == "adversarial"
+        }  # fmt: skip
+        self.executor = make_executor()
+        self.seen: list[RewardInputs] = []  # this iteration's images, for rewards that learn
+        self.errors: Counter[str] = Counter()  # why this iteration's images failed
         for slot in slots:
             self.policy.add_slot(slot)
         self.train_prompts = read_prompts(resolve_path(config.prompts.train))
@@ -108,11 +126,14 @@ class Loop:
         )  # fmt: skip
         state = run.load_checkpoint()
         self.first = 0 if state is None else restore(state, self.policy, self.optimizer)
-        self.counters: dict[str, Any] = {"updates": 0, "constant": 0, "images": 0, "seconds": 0.0, "evals": 0}
+        self.counters: dict[str, Any] = {"updates": 0, "constant": 0, "images": 0, "seconds": 0.0, "evals": 0,
+                                         "failed": []}  # fmt: skip
         self.memory: dict[str, Any] = {}  # what a method remembers between iterations; saved with checkpoints
         if state is not None:
             self.counters |= state["counters"]
             self.memory = state.get("memory", {})
+            for key, reward in self.trained_rewards.items():
+                reward.restore(state["rewards"][key])
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.seconds: dict[str, float] = defaultdict(float)
         self.iteration = self.first
@@ -127,7 +148,9 @@ class Loop:
         with progress("training", total, self.first, enabled=run.main and config.progress) as advance:
             for iteration in range(self.first, total if self.spent() < 1 else self.first):
                 self.seconds.clear()
+                self.errors.clear()
                 self.iteration = iteration
+                self._before = deepcopy(self.counters), deepcopy(self.memory)
                 self._begun = time.perf_counter()
                 yield iteration
                 advance(self._advance_note)
@@ -180,36 +203,61 @@ class Loop:
 
     def score(self, batch: Batch, latents: Tensor, group: Tensor, numbers: Sequence[int]) -> RewardOutput:
         """Decodes and scores finished latents `[F, *latent]` of groups `[F]`; `numbers` name the images."""
-        self.counters["images"] += len(latents) * self.run.world
-        pieces = []
-        for index in _pieces(group.cpu(), whole_groups=self.reward.kind not in ("pointwise", "remote")):
-            prompts = [batch.prompts[int(row)] for row in batch.local(group[index])]
-            pieces.append(self.reward(RewardInputs(
-                prompts=[prompt.text for prompt in prompts],
-                images=self.pipeline.decode(latents[index]),
-                metadata=[prompt.metadata for prompt in prompts],
-                group_ids=group[index].cpu(),
-                sample_ids=torch.tensor([numbers[int(i)] for i in index]),
-            )))  # fmt: skip
-        names = pieces[0].parts
-        return RewardOutput(
-            values=torch.cat([piece.values for piece in pieces]),
-            valid=torch.cat([piece.valid for piece in pieces]),
-            parts={name: torch.cat([piece.parts[name] for piece in pieces]) for name in names},
-        )
+        scoring = Scoring(self, batch)
+        scoring.add(latents, group, numbers)
+        return scoring.result()
+
+    def trains_policy(self, iteration: int) -> bool:
+        """Whether the policy is updated in this iteration, or only a reward that is trained along learns."""
+        return all(reward.trains_policy(iteration) for reward in self.trained_rewards.values())
 
     def check_rewards(self, reward_B: Tensor, iteration: int) -> None:
-        """Stops a run whose reward says nothing: no valid value (the others are NaN), or one value again and again."""
+        """Stops a run whose reward says nothing (one value again and again) or fails too often.
+
+        Args:
+            reward_B: [B] of all processes, NaN where an image failed.
+            iteration: for the message.
+
+        Raises:
+            ValueError: with the reasons; a checkpoint from before this iteration is written first.
+        """
         values = reward_B[~reward_B.isnan()]
-        if len(values) == 0:
-            raise ValueError(f"iteration {iteration}: no image got a valid reward, so there is nothing to learn from")
+        history: list[tuple[int, int]] = [*self.counters["failed"], (len(reward_B) - len(values), len(reward_B))]
+        self.counters["failed"] = history[-WINDOW:]
+        if len(values) == 0 or too_many_failures(history, self.config.max_invalid_ratio):
+            failed, scored = (sum(column) for column in zip(*history[-WINDOW:], strict=True))
+            self._stop(
+                f"iteration {iteration}: {len(reward_B) - len(values)} of {len(reward_B)} images got no valid reward "
+                f"({failed} of {scored} in the last {len(history[-WINDOW:])} iterations; max_invalid_ratio is "
+                f"{self.config.max_invalid_ratio:g} of {WINDOW} iterations): "
+                f"{failures_message(self._all_errors())}. Mend the reward, or its server, then continue with 'flowrl "
+                f"train resume={self.run.folder}'"
+            )
         self.counters["constant"] = self.counters["constant"] + 1 if bool((values == values[0]).all()) else 0
         if self.counters["constant"] >= CONSTANT_REWARD_LIMIT:
-            raise ValueError(
+            self._stop(
                 f"the reward was {float(values[0]):g} for every image in {CONSTANT_REWARD_LIMIT} iterations in a row, "
                 "so nothing can be learned: check that the reward reads the images, and prefer one that grades partial "
                 "success"
             )
+
+    def _stop(self, reason: str) -> None:
+        """Keeps what was learned before this iteration, then ends the run with a reason."""
+        if self.iteration > self.first:
+            self.counters, self.memory = self._before
+            self.save(self.iteration)
+        raise ValueError(reason)
+
+    def _all_errors(self) -> Counter[str]:
+        """Why this iteration's images failed, over all processes."""
+        if self.run.world == 1:
+            return self.errors
+        from accelerate.utils import gather_object
+
+        counts: Counter[str] = Counter()
+        for word, count in gather_object(list(self.errors.items())):
+            counts[word] += count
+        return counts
 
     def updated(self) -> None:
         """Counts an optimizer update and moves the average."""
@@ -221,10 +269,13 @@ class Loop:
 
     def log(self, iteration: int, row: dict[str, Any]) -> None:
         """Writes an iteration's row, with what it cost."""
+        row = row | learned(self)
+        errors = self._all_errors()
         seconds = self._slowest(time.perf_counter() - self._begun)
         self.counters["seconds"] += seconds
         self.network.join(self.run)
         row = row | {"num_images": self.config.num_images, "lr": self.config.optim.lr}
+        row |= {f"reward_errors/{word}": count for word, count in sorted(errors.items())}
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
         row |= {"nfe/total": self.nfe(), "images": self.counters["images"]}
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in self.seconds.items()}
@@ -271,7 +322,7 @@ class Loop:
         schedule = self.pipeline.schedule(settings.num_steps or sampler.num_steps, settings.grid or sampler.grid)
         with self.policy.under(eval_slot(self.config, self.policy)):
             row = evaluate(
-                self.run, self.pipeline, self.reward, items, schedule, iteration=iteration, guidance_scale=scale,
+                self.run, self.pipeline, self.measured, items, schedule, iteration=iteration, guidance_scale=scale,
                 batch_size=settings.batch_size, seed=settings.seed, num_images=settings.num_images,
                 show=self.config.progress,
             )  # fmt: skip
@@ -293,6 +344,7 @@ class Loop:
             "optimizer": self.optimizer.state_dict(),
             "counters": dict(self.counters),
             "memory": self.memory,
+            "rewards": {key: reward.state() for key, reward in self.trained_rewards.items()},
         }
         if self.run.main:  # before the checkpoint: a run that is killed between the two writes both again
             with self.policy.under(eval_slot(self.config, self.policy)):
@@ -309,11 +361,6 @@ def share_spent(budget: BudgetConfig, counters: Mapping[str, Any]) -> float:
     """Share of a budget that is used up by what a run's counters hold; 0 without one."""
     used = {"nfe": evaluations(counters), "images": counters["images"], "seconds": counters["seconds"]}
     return max((used[name] / limit for name, limit in budget.limits.items()), default=0.0)
-
-
-def _pieces(group: Tensor, *, whole_groups: bool) -> list[Tensor]:
-    """Positions of images that are scored together: all, or pieces of a bounded size."""
-    return [torch.arange(len(group))] if whole_groups else list(torch.arange(len(group)).split(_SCORED_AT_ONCE))
 
 
 def eval_slot(config: TrainConfig, policy: Policy) -> str:

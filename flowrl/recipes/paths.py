@@ -14,6 +14,7 @@ from flowrl.credit import Method
 from flowrl.parts import sampler_of
 from flowrl.randomness import counter_integers, sample_normals
 from flowrl.recipes.loop import Batch, Loop
+from flowrl.recipes.scoring import Scoring
 from flowrl.samplers import Kernel, Velocity, rollout, window_steps
 from flowrl.samplers.branching import sample_branches
 from flowrl.samplers.completion import complete, sample_trajectories
@@ -54,14 +55,17 @@ def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int) -> tupl
 
 
 def sample_paths(
-    loop: Loop, batch: Batch, method: Method, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *,
-    keep_means: bool,
+    loop: Loop, batch: Batch, method: Method, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...],
+    scoring: Scoring, *, keep_means: bool,
 ) -> Sampled:  # fmt: skip
-    """Samples what a credit method asks for, with the weights of now; call it without gradient."""
+    """Samples what a credit method asks for, with the weights of now, and hands finished latents to `scoring`.
+
+    Call it without gradient.
+    """
     if method.plan == "branches":
-        return _branches(loop, batch, kernel, schedule, steps, keep_means=keep_means)
+        return _scored(scoring, _branches(loop, batch, kernel, schedule, steps, keep_means=keep_means))
     if method.plan == "tree":
-        return _trees(loop, batch, kernel, schedule, steps, keep_means=keep_means)
+        return _scored(scoring, _trees(loop, batch, kernel, schedule, steps, keep_means=keep_means))
     config, size = loop.config, loop.geometry.rollout_batch_size
     parts = []
     for start in range(0, len(batch.own), size):
@@ -71,6 +75,8 @@ def sample_paths(
             loop.velocity(cond), loop.start_noise(batch, images), schedule, kernel, _step_noise(loop, batch, images),
             stochastic=steps, keep_means=keep_means, keep_velocity=method.values, solver=config.sampler.solver,
         ))  # fmt: skip
+        if not method.values:  # else images are finished from every step, below
+            scoring.add(parts[-1].final, batch.group[start : start + size], images)
     trajectory = Trajectory.cat(parts)
     completed = None
     if method.values:
@@ -80,7 +86,15 @@ def sample_paths(
                 lambda index: loop.velocity(batch.cond[batch.local(batch.group[index.cpu()])]),
                 trajectory, schedule, mode=mode, batch_size=size,
             )  # fmt: skip
-    return sample_trajectories(trajectory, batch.group.to(trajectory.final.device), completed)
+    sampled = sample_trajectories(trajectory, batch.group.to(trajectory.final.device), completed)
+    return _scored(scoring, sampled) if method.values else sampled
+
+
+def _scored(scoring: Scoring, sampled: Sampled) -> Sampled:
+    """Asks for the rewards of all finished latents at once."""
+    first = scoring.batch.own.start
+    scoring.add(sampled.finished, sampled.finished_group, range(first, first + len(sampled.finished)))
+    return sampled
 
 
 def _step_noise(loop: Loop, batch: Batch, images: range) -> Callable[[int], Tensor]:

@@ -37,6 +37,7 @@ from flowrl.randomness import sample_normals
 from flowrl.recipes.loop import Batch, Loop
 from flowrl.recipes.paths import sampler_at
 from flowrl.recipes.preference_options import OBJECTIVES, Offline, Steps, check
+from flowrl.recipes.scoring import reward_row
 from flowrl.rewards import RewardOutput
 from flowrl.run import Run
 from flowrl.samplers import Kernel, gaussian_log_prob, rollout
@@ -89,7 +90,10 @@ def main(config: TrainConfig, run: Run) -> bool:
             with loop.clock("reward"), torch.no_grad():
                 output = loop.score(batch, trajectory.final, batch.group, batch.own)
             pairs = pairs_of_rollout(batch, trajectory, output)
-            row = reward_row(loop, pairs, output, iteration)
+            row = pair_row(loop, pairs, output, iteration)
+            if not loop.trains_policy(iteration):  # only a reward that is trained along learns
+                loop.log(iteration, row)
+                continue
 
         # 2. The loss of rows (pair, draw): a draw is a noise level, or a stochastic step.
         if isinstance(options, Steps):
@@ -172,17 +176,15 @@ def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
     )  # fmt: skip
 
 
-def reward_row(loop: Loop, pairs: Pairs, output: RewardOutput, iteration: int) -> dict[str, Any]:
+def pair_row(loop: Loop, pairs: Pairs, output: RewardOutput, iteration: int) -> dict[str, Any]:
     """The log's means over the images of all processes; stops a run whose reward says nothing."""
     run = loop.run
     values, valid = run.gather(output.values.to(run.device)), run.gather(output.valid.to(run.device))
     loop.check_rewards(torch.where(valid, values, torch.nan), iteration)
-    known = values[valid].double()
-    row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
-    row |= {name: float(run.gather(part.to(run.device)).double().nanmean()) for name, part in output.parts.items()}
+    row = reward_row(loop, output.values, output.valid, output.parts)
     count = int(run.accelerator.reduce(torch.tensor(len(pairs.winner), device=run.device)).item())
     row |= {"pairs": count, "zero_std_ratio": 1 - count / loop.config.prompts_per_step}
-    return row | {"invalid_ratio": float((~valid).double().mean())}
+    return row
 
 
 # ---- update ----------------------------------------------------------------------------------------------------------
