@@ -1,42 +1,61 @@
 """CLIPScore: how well a picture matches its prompt, by the cosine of CLIP's embeddings (Hessel et al. 2021).
 
-arXiv 2104.08718. Uses of the score differ in scaling only; in OpenAI's checkpoints exp(logit_scale) is 100:
+arXiv 2104.08718. Published uses differ in the model, its preprocessing and the scaling; with s = exp(logit_scale),
+which is 100 in OpenAI's checkpoints:
 
-    plain cosine                    scale: cosine
-    logits / 100, or / 30           scale: logits, divisor: 100 (or 30)
-    2.5 max(cos, 0), the paper's    scale: cosine, divisor: 0.4, clamp_min: 0
+    scale         score              used so by
+    cosine        cos                Flow-Factory; Pref-GRPO (open_clip ViT-H-14), MixGRPO (DFN5B ViT-H-14-384)
+    logits        s cos              the model's own logits
+    logits_100    s cos / 100        DiffusionNFT, Edit-R1
+    logits_30     s cos / 30         Adv-GRPO, PaCo-RL, UniRL
+    paper         2.5 max(cos, 0)    the original metric
+
+Group-relative methods do not see a factor except through the floor of the deviation and in sums of rewards.
 """
 
 from __future__ import annotations
 
-import math
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from PIL import Image
+from jaxtyping import Float
+from torch import Tensor
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, to_uint8
-from flowrl.rewards.pretrained import check_model, clip_fingerprint, clip_image, clip_text, load_clip
+from flowrl.rewards import Reward
+from flowrl.rewards.clip_encoder import (
+    Library,
+    Preprocess,
+    check_open_clip,
+    check_threshold,
+    open_clip_encoder,
+    prompt_reward,
+    transformers_clip,
+)
+from flowrl.rewards.pretrained import check_model
 
-Scale = Literal["cosine", "logits"]
+Scale = Literal["cosine", "logits", "logits_100", "logits_30", "paper"]
 DEFAULT_MODEL = "openai/clip-vit-large-patch14"
+OWNER = "reward 'clip_score'"
 
 
 def check(
     *,
     model: str = DEFAULT_MODEL,
     revision: str | None = None,
+    library: Library = "transformers",
+    preprocess: Preprocess = "processor",
     scale: Scale = "cosine",
-    divisor: float = 1.0,
-    clamp_min: float | None = None,
+    threshold: float | None = None,
 ) -> None:
     """Refuses option values that are wrong, without loading the model."""
-    if not (math.isfinite(divisor) and divisor > 0):
-        raise ValueError(f"reward 'clip_score': divisor must be positive, got {divisor}.")
-    if clamp_min is not None and not math.isfinite(clamp_min):
-        raise ValueError(f"reward 'clip_score': clamp_min must be a finite number or null, got {clamp_min}.")
-    check_model(model, owner="reward 'clip_score'", what="CLIP")
+    check_threshold(threshold, owner=OWNER)
+    if library == "transformers":
+        check_model(model, owner=OWNER, what="CLIP")
+        return
+    for option, value, default in (("revision", revision, None), ("preprocess", preprocess, "processor")):
+        if value != default:
+            raise ValueError(f"{OWNER}: {option} is for library transformers; open_clip takes its own: leave it out.")
+    check_open_clip(model, owner=OWNER)
 
 
 def clip_score(
@@ -44,71 +63,49 @@ def clip_score(
     device: torch.device,
     model: str = DEFAULT_MODEL,
     revision: str | None = None,
+    library: Library = "transformers",
+    preprocess: Preprocess = "processor",
     scale: Scale = "cosine",
-    divisor: float = 1.0,
-    clamp_min: float | None = None,
+    threshold: float | None = None,
 ) -> Reward:
-    """`max(s / divisor, clamp_min)` with s the cosine of image and prompt, or exp(logit_scale) times it for `logits`.
-
-    Runs in float32: the spread within a group is about 0.01, which half precision would round away. The pictures go
-    through the checkpoint's own processor as 8-bit images, so no gradient flows.
+    """The scaled cosine of image and prompt, in float32; differentiable with `preprocess` bilinear or bicubic.
 
     Args:
         device: where the model runs.
-        model: a local folder, or an id on the Hugging Face hub.
+        model: of transformers a local folder or an id on the hub; of open_clip `architecture/weights` such as
+            ViT-H-14/laion2b_s32b_b79k, `hf-hub:owner/name` or `local-dir:folder`.
         revision: branch, tag or commit on the hub.
-        scale: `cosine` or `logits`.
-        divisor: what the score is divided by.
-        clamp_min: lower bound of the divided score, null for none.
+        library: what loads the model and prepares the pictures.
+        preprocess: `processor`, the checkpoint's own on 8-bit pictures; `bilinear` or `bicubic`, on float pictures.
+            DiffusionNFT, Edit-R1, Adv-GRPO and PaCo-RL use `bilinear`.
+        scale: see the module.
+        threshold: makes the reward `1[score > threshold]`; DanceGRPO's binary reward takes 0.39 of the cosine.
 
     Raises:
         ValueError: if the model is neither on disk nor to be had from the hub.
     """
-    check(model=model, revision=revision, scale=scale, divisor=divisor, clamp_min=clamp_min)
-    network, processor = _load(model, revision, device)
-    bound = "none" if clamp_min is None else f"{clamp_min:g}"
-    return FunctionReward(
-        name="clip_score",
-        score=partial(
-            _score,
-            network=network,
-            processor=processor,
-            scale=scale,
-            divisor=divisor,
-            clamp_min=clamp_min,
-            device=device,
-        ),
-        needs=frozenset({"images", "prompts"}),
-        version=f"clip_score:{model}@{clip_fingerprint(network)}:{scale}/{divisor:g}:clamp_min-{bound}:"
-        f"{type(processor.image_processor).__name__}:float32",
-    )
+    check(model=model, revision=revision, library=library, preprocess=preprocess, scale=scale, threshold=threshold)
+    if library == "open_clip":
+        encoder = open_clip_encoder(model, device=device, owner=OWNER)
+    else:
+        encoder = transformers_clip(model, device=device, revision=revision, preprocess=preprocess, owner=OWNER)
+
+    def scaling(cosine: Tensor, logit_scale: float) -> Tensor:
+        return scaled(cosine, logit_scale, scale)
+
+    return prompt_reward("clip_score", encoder, scaling, threshold=threshold, version=f"{model}:{scale}")
 
 
-def _load(model: str, revision: str | None, device: torch.device) -> tuple[Any, Any]:
-    return load_clip(model, revision=revision, device=device, owner="reward 'clip_score'", option="model")
-
-
-@torch.no_grad()
-def _score(
-    inputs: RewardInputs,
-    *,
-    network: Any,
-    processor: Any,
-    scale: Scale,
-    divisor: float,
-    clamp_min: float | None,
-    device: torch.device,
-) -> RewardOutput:
-    pictures = [Image.fromarray(image) for image in to_uint8(inputs.images)]
-    pixels = processor.image_processor(pictures, return_tensors="pt").to(device)
-    with torch.autocast(device.type, enabled=False):
-        image = clip_image(network, pixels["pixel_values"])
-        text = clip_text(network, processor.tokenizer, inputs.prompts, device)
-        score = (image * text).sum(-1)
-        if scale == "logits":
-            score = network.logit_scale.exp() * score
-    score = score / divisor
-    if clamp_min is not None:
-        score = score.clamp(min=clamp_min)
-    values = score.to(inputs.images.device)
-    return RewardOutput(values=values, valid=torch.ones_like(values, dtype=torch.bool))
+def scaled(cosine: Float[Tensor, " b"], logit_scale: float, scale: Scale) -> Float[Tensor, " b"]:
+    """The score of a cosine under a published scaling."""
+    match scale:
+        case "cosine":
+            return cosine
+        case "paper":
+            return 2.5 * cosine.clamp(min=0.0)
+        case "logits":
+            return logit_scale * cosine
+        case "logits_100":
+            return logit_scale * cosine / 100.0
+        case "logits_30":
+            return logit_scale * cosine / 30.0

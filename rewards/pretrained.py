@@ -1,16 +1,27 @@
-"""Models from the hub for rewards: one way to check, load and name them, and the features of CLIP models."""
+"""Models from the hub for rewards: one way to check, load, share and name them, and the features of CLIP models.
+
+Rewards that ask for the same frozen weights get the same network, so CLIPScore and the aesthetic score, for example,
+hold one CLIP between them. A reward that trains its network asks for a copy of its own.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterable
+import pickle
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+
+# Weak, so that a network goes when the last reward that uses it does.
+_SHARED: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
 
 def check_model(model: str, *, owner: str, what: str) -> None:
@@ -32,10 +43,31 @@ def expanded(model: str) -> str:
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
 
+def shared_network(key: Hashable, make: Callable[[], Any]) -> Any:
+    """The network under a key of this process: made at the first call, the same object while anything holds it.
+
+    Whoever takes it must leave it as it is: frozen, in evaluation mode, on its device.
+    """
+    network = _SHARED.get(key)
+    if network is None:
+        network = make()
+        _SHARED[key] = network
+    return network
+
+
 def load_network(
-    kind: Any, model: str, *, device: torch.device, revision: str | None = None, owner: str, option: str, what: str
+    kind: Any,
+    model: str,
+    *,
+    device: torch.device,
+    revision: str | None = None,
+    owner: str,
+    option: str,
+    what: str,
+    shared: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> Any:
-    """A frozen network in float32 and evaluation mode, every weight of which comes from the checkpoint.
+    """A frozen network in evaluation mode, every weight of which comes from the checkpoint.
 
     Args:
         kind: the class of transformers.
@@ -45,37 +77,48 @@ def load_network(
         owner: who wants it, for messages.
         option: the option that names the model, for messages.
         what: the kind of model, for messages.
+        shared: one copy for all who ask for the same class, model, revision, device and dtype; False gives a fresh
+            copy, which the caller may change and train.
+        dtype: of the weights; scorers take float32.
 
     Raises:
         ValueError: if it cannot be had, or parameters are missing, which transformers would fill with random numbers.
     """
     model = expanded(model)
-    try:
-        network, info = kind.from_pretrained(model, revision=revision, dtype=torch.float32, output_loading_info=True)
-    except OSError as error:
-        raise cannot_load(model, error, owner=owner, option=option, what=what) from error
-    missing = sorted(set(info["missing_keys"]) & {name for name, _ in network.named_parameters()})
-    if missing:
-        raise ValueError(
-            f"{owner}: {model!r} lacks {len(missing)} weights of a {what} model (first: {missing[0]}), which would be "
-            f"random numbers: give {option}: a complete {what} checkpoint."
-        )
-    return network.to(device).eval().requires_grad_(False)
+
+    def load() -> Any:
+        try:
+            network, info = kind.from_pretrained(model, revision=revision, dtype=dtype, output_loading_info=True)
+        except OSError as error:
+            raise cannot_load(model, error, owner=owner, option=option, what=what) from error
+        missing = sorted(set(info["missing_keys"]) & {name for name, _ in network.named_parameters()})
+        if missing:
+            raise ValueError(
+                f"{owner}: {model!r} lacks {len(missing)} weights of a {what} model (first: {missing[0]}), which would "
+                f"be random numbers: give {option}: a complete {what} checkpoint."
+            )
+        return network.to(device).eval().requires_grad_(False)
+
+    return shared_network((kind, model, revision, str(device), dtype), load) if shared else load()
+
+
+def first_line(error: Exception) -> str:
+    """What an error says in one line, or its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def cannot_load(model: str, error: OSError, *, owner: str, option: str, what: str) -> ValueError:
     """What to raise for an OSError: that of transformers for missing files, unknown ids and no connection alike."""
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return ValueError(
-        f"{owner} could not load the {what} model {model!r}: {reason} Give {option}: a folder that holds a complete "
-        f"{what} checkpoint (config, weights, and the tokenizer and preprocessor if it has them), or a hub id while "
-        f"the hub can be reached; fetch it beforehand with `hf download {model}`, or take a reward that needs no "
-        f"weights."
+        f"{owner} could not load the {what} model {model!r}: {first_line(error)} Give {option}: a folder that holds a "
+        f"complete {what} checkpoint (config, weights, and the tokenizer and preprocessor if it has them), or a hub "
+        f"id while the hub can be reached; fetch it beforehand with `hf download {model}`, or take a reward that needs "
+        f"no weights."
     )
 
 
 def load_clip(
-    model: str, *, device: torch.device, revision: str | None = None, owner: str, option: str
+    model: str, *, device: torch.device, revision: str | None = None, owner: str, option: str, shared: bool = True
 ) -> tuple[Any, Any]:
     """A CLIP model as `load_network` gives it, and its processor.
 
@@ -84,19 +127,96 @@ def load_clip(
     """
     from transformers import CLIPModel, CLIPProcessor
 
-    network = load_network(CLIPModel, model, device=device, revision=revision, owner=owner, option=option, what="CLIP")
+    network = load_network(
+        CLIPModel, model, device=device, revision=revision, owner=owner, option=option, what="CLIP", shared=shared
+    )
+    return network, load_processor(CLIPProcessor, model, revision=revision, owner=owner, option=option, what="CLIP")
+
+
+def load_processor(kind: Any, model: str, *, revision: str | None = None, owner: str, option: str, what: str) -> Any:
+    """What goes with a network: a tokenizer, an image processor, or both; arguments as of `load_network`.
+
+    Raises:
+        ValueError: if it cannot be had.
+    """
     try:
-        processor = CLIPProcessor.from_pretrained(expanded(model), revision=revision)
+        return kind.from_pretrained(expanded(model), revision=revision)
     except OSError as error:
-        raise cannot_load(model, error, owner=owner, option=option, what="CLIP") from error
-    return network, processor
+        raise cannot_load(model, error, owner=owner, option=option, what=what) from error
+
+
+def check_file(source: str, *, owner: str, option: str) -> None:
+    """Refuses a source of `fetch_file` that names a place on this machine where there is nothing. Looks up no hub."""
+    local = source.startswith((".", "/", "~")) or source.endswith(WEIGHT_SUFFIXES)
+    if local and not Path(source).expanduser().exists():
+        raise ValueError(f"{owner}, option {option}: there is no file or folder {source!r}: give one, or a hub id.")
+
+
+def fetch_file(source: str, name: str, *, revision: str | None = None, owner: str, option: str) -> Path:
+    """The path of one file.
+
+    Args:
+        source: the file itself, a folder that holds it, or the id of a hub repository that does.
+        name: the file's name in a folder or a repository; a file given as such may have any.
+        revision: branch, tag or commit on the hub.
+        owner: who wants it, for messages.
+        option: the option that names the source, for messages.
+
+    Raises:
+        ValueError: if it cannot be had.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    check_file(source, owner=owner, option=option)
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        if not (path / name).is_file():
+            raise ValueError(f"{owner}, option {option}: the folder {source!r} holds no file {name}.")
+        return path / name
+    try:
+        return Path(hf_hub_download(source, name, revision=revision))
+    except (OSError, HFValidationError) as error:
+        raise ValueError(
+            f"{owner} could not fetch {name} from {source!r}: {first_line(error)} Give {option}: a file or folder on "
+            f"this machine, or a hub id while the hub can be reached; fetch it with `hf download {source} {name}`."
+        ) from error
+
+
+def read_weights(path: Path, *, owner: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by name, on the host: safetensors, or a file of torch that holds nothing else.
+
+    A file of torch may keep them under the key `state_dict`. It is read without running any code from it.
+
+    Raises:
+        ValueError: if it is neither, or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise ValueError(
+            f"{owner} could not read {path.name}: {first_line(error)} Fetch it again, or give one that holds "
+            f"nothing but tensors."
+        ) from error
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{owner}: {path.name} is no checkpoint: it must hold tensors by name, or state_dict: them.")
+    return dict(content)
 
 
 def fingerprint(weights: Iterable[Tensor]) -> str:
     """A short hash of some weights: tells checkpoints apart where a folder or a branch name does not."""
     digest = hashlib.sha256()
     for weight in weights:
-        digest.update(weight.detach().cpu().numpy().tobytes())
+        digest.update(weight.detach().cpu().float().numpy().tobytes())  # numpy has no bfloat16
     return digest.hexdigest()[:12]
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
+from tiny_clip import write_tiny_clip
 from torch.nn.functional import interpolate
 
 from flowrl.benchmarks.geneval import COLORS, Detection
@@ -17,7 +19,6 @@ from flowrl.rewards import RewardInputs, build_reward, check_reward, mask2former
 from flowrl.rewards.detectors import build_judge, check_judge
 from flowrl.rewards.mask2former import CLASSES, Mask2FormerJudge, fitted_size, post_process, preprocess
 
-transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
 DOG = CLASSES.index("dog")
 
@@ -44,27 +45,8 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CLIP folder with random weights and a letters-only tokenizer."""
-    folder = tmp_path_factory.mktemp("clip")
-    pieces = [letter + end for letter in "abcdefghijklmnopqrstuvwxyz-" for end in ("", "</w>")]
-    vocab = {piece: i for i, piece in enumerate([*pieces, "<|startoftext|>", "<|endoftext|>"])}
-    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ends = {"bos_token_id": len(vocab) - 2, "eos_token_id": len(vocab) - 1, "pad_token_id": len(vocab) - 1}
-    config = transformers.CLIPConfig(
-        text_config={**tower, **ends, "vocab_size": len(vocab), "max_position_embeddings": 64},
-        vision_config={**tower, "image_size": 32, "patch_size": 8},
-        projection_dim=16,
-    )
-    torch.manual_seed(1)
-    model = transformers.CLIPModel(config)
-    with torch.no_grad():  # so that random embeddings differ enough for every colour to be some crop's nearest
-        for parameter in model.parameters():
-            parameter.mul_(4.0) if parameter.ndim > 1 else None
-    model.save_pretrained(folder)
-    images = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    tokenizer = transformers.CLIPTokenizer(vocab=vocab, merges=[])
-    transformers.CLIPProcessor(image_processor=images, tokenizer=tokenizer).save_pretrained(folder)
-    return folder
+    """A CLIP whose embeddings differ enough for every colour to be some crop's nearest."""
+    return write_tiny_clip(tmp_path_factory.mktemp("clip"), seed=1, patch=8, positions=64)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,110 @@
+"""LAION's aesthetic predictor, version 2: how much people like a picture, about 1 to 10, whatever its prompt says.
+
+A head of five linear layers, 768 -> 1024 -> 128 -> 64 -> 16 -> 1, on the unit embedding of CLIP ViT-L/14. It has no
+activations, and dropout does nothing outside training, so the score is an affine function of the embedding.
+
+Weights: sac+logos+ava1-l14-linearMSE of christophschuhmann/improved-aesthetic-predictor, here from a mirror in
+safetensors. The raw value is used unscaled by Flow-GRPO and Pref-GRPO; it spreads 10 to 50 times as widely as
+PickScore / 26, so a sum of the two needs a small weight, such as 0.3, or rewards that are normalised one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.clip import DEFAULT_MODEL
+from flowrl.rewards.clip_encoder import Preprocess, gradient_of, scored, transformers_clip
+from flowrl.rewards.pretrained import check_file, check_model, fetch_file, fingerprint, read_weights
+
+DEFAULT_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
+HEAD_FILE = "model.safetensors"
+PLACES = (0, 2, 4, 6, 7)  # of the linear layers in the published list of layers; dropout is between them
+WIDTHS = (768, 1024, 128, 64, 16, 1)
+OWNER = "reward 'aesthetic'"
+
+
+def check(
+    *,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    head: str = DEFAULT_HEAD,
+    preprocess: Preprocess = "processor",
+) -> None:
+    """Refuses option values that are wrong, without loading the model."""
+    check_model(model, owner=OWNER, what="CLIP")
+    check_file(head, owner=OWNER, option="head")
+
+
+def aesthetic(
+    *,
+    device: torch.device,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    head: str = DEFAULT_HEAD,
+    preprocess: Preprocess = "processor",
+) -> Reward:
+    """The head's value of the picture's unit embedding, in float32; differentiable with bilinear or bicubic.
+
+    Args:
+        device: where the model runs.
+        model: the CLIP that the head was trained on, a local folder or an id on the hub.
+        revision: branch, tag or commit of `model` on the hub.
+        head: a file of weights (.pth or .safetensors), or a folder or hub repository with model.safetensors.
+        preprocess: `processor`, the checkpoint's own on 8-bit pictures; `bilinear` or `bicubic`, on float pictures.
+
+    Raises:
+        ValueError: if a model cannot be had, or the head does not fit the embeddings.
+    """
+    check(model=model, revision=revision, head=head, preprocess=preprocess)
+    encoder = transformers_clip(model, device=device, revision=revision, preprocess=preprocess, owner=OWNER)
+    weights = read_weights(fetch_file(head, HEAD_FILE, owner=OWNER, option="head"), owner=OWNER)
+    check_head(weights)
+    if (width := encoder.texts([""]).shape[-1]) != WIDTHS[0]:
+        raise ValueError(
+            f"{OWNER}: the head reads embeddings of width {WIDTHS[0]}, those of {model!r} have {width}: give model: a "
+            f"CLIP ViT-L/14, such as {DEFAULT_MODEL}."
+        )
+    weights = {name: tensor.to(device, torch.float32) for name, tensor in weights.items()}
+
+    def score(inputs: RewardInputs) -> RewardOutput:
+        with gradient_of(inputs, encoder), torch.autocast(device.type, enabled=False):
+            return scored(apply_head(weights, encoder.images(inputs.images)), inputs)
+
+    return FunctionReward(
+        name="aesthetic",
+        score=score,
+        needs=frozenset({"images"}),
+        version=f"aesthetic:{head}@{fingerprint(weights.values())}:{model}:{encoder.version}",
+        differentiable=encoder.differentiable,
+    )
+
+
+def head_shapes() -> dict[str, tuple[int, ...]]:
+    """The head's tensors by name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for place, fan_in, fan_out in zip(PLACES, WIDTHS[:-1], WIDTHS[1:], strict=True):
+        shapes |= {f"layers.{place}.weight": (fan_out, fan_in), f"layers.{place}.bias": (fan_out,)}
+    return shapes
+
+
+def check_head(weights: Mapping[str, Tensor]) -> None:
+    """Refuses weights that are not those of the head."""
+    wanted, given = head_shapes(), {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if wrong := sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)):
+        raise ValueError(
+            f"{OWNER}: the head does not fit ({wrong[0]}: wanted {wanted.get(wrong[0])}, got {given.get(wrong[0])}): "
+            f"give head: the weights sac+logos+ava1-l14-linearMSE, or {DEFAULT_HEAD}, which holds them."
+        )
+
+
+def apply_head(weights: Mapping[str, Tensor], embeddings: Float[Tensor, " b d"]) -> Float[Tensor, " b"]:
+    """The five linear layers, one after the other."""
+    for place in PLACES:
+        embeddings = functional.linear(embeddings, weights[f"layers.{place}.weight"], weights[f"layers.{place}.bias"])
+    return embeddings[:, 0]

@@ -1,0 +1,114 @@
+"""CLIP checkpoints of open_clip, in transformers' CLIPModel: the same network under other names.
+
+    open_clip                                   transformers
+    visual.conv1.weight                         vision_model.embeddings.patch_embedding.weight
+    visual.class_embedding                      vision_model.embeddings.class_embedding
+    visual.positional_embedding                 vision_model.embeddings.position_embedding.weight
+    visual.ln_pre, visual.ln_post               vision_model.pre_layrnorm, vision_model.post_layernorm
+    visual.proj, text_projection, transposed    visual_projection.weight, text_projection.weight
+    token_embedding, positional_embedding       text_model.embeddings.{token,position}_embedding
+    ln_final                                    text_model.final_layer_norm
+    [visual.]transformer.resblocks.i            {vision,text}_model.encoder.layers.i
+        attn.in_proj_{weight,bias}, in three        self_attn.{q,k,v}_proj
+        attn.out_proj, ln_1, ln_2                   self_attn.out_proj, layer_norm1, layer_norm2
+        mlp.c_fc, mlp.c_proj                        mlp.fc1, mlp.fc2
+
+`pre_layrnorm` is spelt so in transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_WHOLE = {
+    "logit_scale": "logit_scale",
+    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
+    "visual.class_embedding": "vision_model.embeddings.class_embedding",
+    "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
+    "visual.ln_pre.weight": "vision_model.pre_layrnorm.weight",
+    "visual.ln_pre.bias": "vision_model.pre_layrnorm.bias",
+    "visual.ln_post.weight": "vision_model.post_layernorm.weight",
+    "visual.ln_post.bias": "vision_model.post_layernorm.bias",
+    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+    "positional_embedding": "text_model.embeddings.position_embedding.weight",
+    "ln_final.weight": "text_model.final_layer_norm.weight",
+    "ln_final.bias": "text_model.final_layer_norm.bias",
+}
+_TRANSPOSED = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
+_BLOCK = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.(.+)\.(weight|bias)")
+_IN_BLOCK = {
+    "attn.out_proj": "self_attn.out_proj",
+    "ln_1": "layer_norm1",
+    "ln_2": "layer_norm2",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
+_QKV = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.attn\.in_proj_(weight|bias)")
+
+
+def to_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of an open_clip `CLIP` with two transformers under the names of transformers' `CLIPModel`.
+
+    Raises:
+        ValueError: for a name that such a model does not have: the checkpoint is of another kind.
+    """
+    renamed: dict[str, Tensor] = {}
+    unknown = []
+    for name, tensor in state.items():
+        if name in _WHOLE:
+            renamed[_WHOLE[name]] = tensor
+        elif name in _TRANSPOSED:
+            renamed[_TRANSPOSED[name]] = tensor.T.contiguous()
+        elif match := _QKV.fullmatch(name):
+            layer, kind = _layer(match[1], match[2]), match[3]
+            for letter, part in zip("qkv", tensor.chunk(3), strict=True):
+                renamed[f"{layer}.self_attn.{letter}_proj.{kind}"] = part.contiguous()
+        elif (match := _BLOCK.fullmatch(name)) and match[3] in _IN_BLOCK:
+            renamed[f"{_layer(match[1], match[2])}.{_IN_BLOCK[match[3]]}.{match[4]}"] = tensor
+        else:
+            unknown.append(name)
+    if unknown:
+        raise ValueError(
+            f"{len(unknown)} of {len(state)} weights have no place in a CLIP model with two transformers (first: "
+            f"{sorted(unknown)[0]}): give a checkpoint of open_clip's CLIP, such as one of HPSv2."
+        )
+    return renamed
+
+
+def _layer(visual: str | None, number: str) -> str:
+    return f"{'vision' if visual else 'text'}_model.encoder.layers.{number}"
+
+
+def clip_from_open_clip(state: Mapping[str, Tensor], config: Any, *, owner: str) -> Any:
+    """A frozen `CLIPModel` in float32 and evaluation mode, every weight of which is the checkpoint's, none left over.
+
+    Args:
+        state: weights under open_clip's names.
+        config: a `CLIPConfig` of the architecture: the number of heads cannot be read off the weights.
+        owner: who wants it, for the message.
+
+    Raises:
+        ValueError: for weights that are missing, left over or of another shape.
+    """
+    from transformers import CLIPModel
+
+    with torch.device("meta"):
+        wanted = {name: tuple(tensor.shape) for name, tensor in CLIPModel(config).state_dict().items()}
+    try:
+        renamed = to_transformers(state)
+    except ValueError as error:
+        raise ValueError(f"{owner}: {error}") from error
+    given = {name: tuple(tensor.shape) for name, tensor in renamed.items()}
+    if wrong := sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)):
+        first = wrong[0]
+        raise ValueError(
+            f"{owner}: {len(wrong)} weights do not fit the architecture (first: {first}, wanted {wanted.get(first)}, "
+            f"the checkpoint has {given.get(first)}): give the checkpoint that this reward names."
+        )
+    network = CLIPModel.from_pretrained(None, config=config, state_dict=renamed, dtype=torch.float32)
+    return network.eval().requires_grad_(False)

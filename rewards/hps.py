@@ -1,0 +1,119 @@
+"""HPSv2 and v2.1: CLIP ViT-H/14 trained on people's rankings of pictures (Wu et al. 2023, arXiv 2306.09341).
+
+The score is the plain cosine of picture and prompt, about 0.2 to 0.4. The published weights, of open_clip, run here in
+transformers' CLIPModel (`flowrl.rewards.clip_keys`).
+
+Preprocessing is the published one and not CLIP's: the whole picture, its long side at 224, in the middle of a square
+whose rest is zero before normalisation, that is, black. Ports that cut out CLIP's middle square, or that multiply by
+exp(logit_scale), give other numbers; thresholds do not carry over.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+from torchvision.transforms import functional as vision
+
+from flowrl.rewards import Reward
+from flowrl.rewards.clip_encoder import CLIP_MEAN, CLIP_STD, check_threshold, encoder_of, prompt_reward
+from flowrl.rewards.clip_keys import clip_from_open_clip
+from flowrl.rewards.pretrained import check_file, check_model, fetch_file, load_processor, read_weights, shared_network
+
+Version = Literal["v2", "v2.1"]
+FILES: dict[Version, str] = {"v2": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
+DEFAULT_CHECKPOINT = "xswu/HPSv2"
+DEFAULT_TOKENIZER = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+OWNER = "reward 'hps'"
+
+TEXT_TOWER = {
+    "vocab_size": 49408, "max_position_embeddings": 77, "hidden_size": 1024, "intermediate_size": 4096,
+    "num_hidden_layers": 24, "num_attention_heads": 16, "hidden_act": "gelu", "bos_token_id": 49406,
+    "eos_token_id": 49407, "pad_token_id": 49407,
+}  # fmt: skip
+VISION_TOWER = {
+    "image_size": 224, "patch_size": 14, "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32,
+    "num_attention_heads": 16, "hidden_act": "gelu",
+}  # fmt: skip
+WIDTH = 1024  # of the embeddings
+
+
+def check(
+    *,
+    version: Version = "v2.1",
+    checkpoint: str = DEFAULT_CHECKPOINT,
+    tokenizer: str = DEFAULT_TOKENIZER,
+    revision: str | None = None,
+    threshold: float | None = None,
+) -> None:
+    """Refuses option values that are wrong, without loading the model."""
+    check_threshold(threshold, owner=OWNER)
+    check_file(checkpoint, owner=OWNER, option="checkpoint")
+    check_model(tokenizer, owner=f"{OWNER}, option tokenizer", what="CLIP")
+
+
+def hps(
+    *,
+    device: torch.device,
+    version: Version = "v2.1",
+    checkpoint: str = DEFAULT_CHECKPOINT,
+    tokenizer: str = DEFAULT_TOKENIZER,
+    revision: str | None = None,
+    threshold: float | None = None,
+) -> Reward:
+    """The cosine of picture and prompt, in float32; differentiable, rounding to 8 bits being passed straight through.
+
+    Args:
+        device: where the model runs.
+        version: which weights to take from a folder or the hub; a checkpoint given as a file is taken as it is.
+        checkpoint: a file of weights, a folder or a hub repository that holds it under its published name.
+        tokenizer: a folder or hub id with the tokenizer of CLIP, which the checkpoint comes without.
+        revision: branch, tag or commit of `checkpoint` on the hub.
+        threshold: makes the reward `1[score > threshold]`; DanceGRPO's binary reward takes 0.28 of v2.1.
+
+    Raises:
+        ValueError: if the weights cannot be had, or are not those of this model, none missing and none left over.
+    """
+    from transformers import CLIPTokenizer
+
+    check(version=version, checkpoint=checkpoint, tokenizer=tokenizer, revision=revision, threshold=threshold)
+    path = fetch_file(checkpoint, FILES[version], revision=revision, owner=OWNER, option="checkpoint")
+    network = shared_network((OWNER, str(path.resolve()), str(device)), lambda: _load(path, device))
+    words = load_processor(CLIPTokenizer, tokenizer, owner=OWNER, option="tokenizer", what="CLIP tokenizer")
+    pixels = partial(padded_pixels, size=network.config.vision_config.image_size)
+    encoder = encoder_of(network, words, pixels, device=device, differentiable=True, how="long-side-bicubic-black")
+    return prompt_reward(
+        "hps", encoder, lambda cosine, _: cosine, threshold=threshold, version=f"{checkpoint}:{path.name}:cosine"
+    )
+
+
+def _load(path: Any, device: torch.device) -> Any:
+    from transformers import CLIPConfig
+
+    config = CLIPConfig(text_config=TEXT_TOWER, vision_config=VISION_TOWER, projection_dim=WIDTH)
+    return clip_from_open_clip(read_weights(path, owner=OWNER), config, owner=OWNER).to(device)
+
+
+def fitted_size(height: int, width: int, size: int = 224) -> tuple[int, int]:
+    """Height and width at which the long side is `size`."""
+    scale = size / max(height, width)
+    return round(height * scale), round(width * scale)
+
+
+def padded_pixels(images: Float[Tensor, " b 3 h w"], *, size: int = 224) -> Float[Tensor, " b 3 size size"]:
+    """HPSv2's input: 8-bit pictures, long side to `size` (bicubic, antialiased), black around, then normalised.
+
+    Of an odd number of black rows or columns the last side gets one more. Bicubic overshoot is kept, as published.
+    """
+    # The value is that of the 8-bit picture, the gradient that of the float one.
+    images = images + (images.detach().mul(255.0).round().clamp(0, 255) / 255.0 - images.detach())
+    height, width = fitted_size(images.shape[-2], images.shape[-1], size)
+    images = vision.resize(images, [height, width], vision.InterpolationMode.BICUBIC, antialias=True)
+    top, left = (size - height) // 2, (size - width) // 2
+    images = functional.pad(images, (left, size - width - left, top, size - height - top))
+    pixels: Tensor = vision.normalize(images, list(CLIP_MEAN), list(CLIP_STD))
+    return pixels

@@ -1,0 +1,253 @@
+"""How much a picture resembles reference pictures: `max_j cos(f(x), f(r_j))`, with features f of DINOv2 or CLIP.
+
+DINOv2 (arXiv 2304.07193) sees objects, layout and texture; CLIP sees what a picture is of. References come with the
+samples (`RewardInputs.reference_images`), or from files named in the options. Each is encoded once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
+from flowrl.rewards.pretrained import (
+    check_model,
+    clip_fingerprint,
+    clip_image,
+    fingerprint,
+    load_clip,
+    load_network,
+    load_processor,
+)
+
+Features = Literal["dinov2", "clip"]
+Pooling = Literal["cls", "mean"]
+Embed = Callable[[Sequence[UInt8[np.ndarray, " h w 3"]]], Float[Tensor, " n d"]]
+
+DEFAULT_MODELS: dict[Features, str] = {"dinov2": "facebook/dinov2-base", "clip": DEFAULT_CLIP}
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+BATCH = 32  # reference pictures encoded at once
+REMEMBERED = 4096  # features of references that came with samples
+OWNER = "reward 'similarity'"
+
+
+def check(
+    *,
+    features: Features = "dinov2",
+    model: str | None = None,
+    revision: str | None = None,
+    pooling: Pooling = "cls",
+    references: str | None = None,
+) -> None:
+    """Refuses option values that are wrong, without loading the model."""
+    if features == "clip" and pooling != "cls":
+        raise ValueError(f"{OWNER}: pooling is for features dinov2, CLIP has an embedding of its own: leave it out.")
+    check_model(model or DEFAULT_MODELS[features], owner=OWNER, what={"dinov2": "DINOv2", "clip": "CLIP"}[features])
+    if references is not None:
+        read_references(references)
+
+
+def similarity(
+    *,
+    device: torch.device,
+    features: Features = "dinov2",
+    model: str | None = None,
+    revision: str | None = None,
+    pooling: Pooling = "cls",
+    references: str | None = None,
+) -> Reward:
+    """The largest cosine between a picture's features and those of its references, in [-1, 1], in float32.
+
+    Pictures go through the checkpoint's own processor as 8-bit images, so no gradient flows. A sample without any
+    reference fails with "missing_reference".
+
+    Args:
+        device: where the model runs.
+        features: of DINOv2, or CLIP's projected embedding.
+        model: a local folder or an id on the hub; null takes facebook/dinov2-base or CLIP ViT-L/14.
+        revision: branch, tag or commit on the hub.
+        pooling: of DINOv2, `cls`, the class token after the last normalisation, or `mean`, that of the patch tokens.
+        references: null, for those that come with the samples; a folder, every picture in which is a reference of
+            every prompt; or a JSON file `{prompt: [picture, ...]}`, with paths from the file's own folder.
+
+    Raises:
+        ValueError: if a model or a reference cannot be had.
+    """
+    check(features=features, model=model, revision=revision, pooling=pooling, references=references)
+    name = model or DEFAULT_MODELS[features]
+    if features == "clip":
+        embed, weights = _clip(name, revision, device)
+    else:
+        embed, weights = _dinov2(name, revision, device, pooling)
+    source, known, needs = "given", None, {"images", "reference_images"}
+    memory: dict[str, Tensor] = {}
+    if references is not None:
+        known = read_references(references)
+        source = _remember_files(known, embed, memory)
+        needs = {"images", "prompts"} if known.by_prompt else {"images"}
+
+    @torch.no_grad()
+    def score(inputs: RewardInputs) -> RewardOutput:
+        if known is None:
+            keys = _remember_given(inputs, embed, memory)
+        else:
+            keys = [known.of(prompt) for prompt in inputs.prompts]
+        pictures = embed(list(to_uint8(inputs.images)))
+        values = [
+            float((torch.stack([memory[key] for key in mine]) @ picture).max()) if mine else None
+            for mine, picture in zip(keys, pictures, strict=True)
+        ]
+        return output_of(values, inputs, errors=[None if mine else "missing_reference" for mine in keys])
+
+    return FunctionReward(
+        name="similarity",
+        score=score,
+        needs=frozenset(needs),
+        version=f"similarity:{features}:{name}@{weights}:{pooling}:references-{source}:max-cosine:float32",
+    )
+
+
+# ---- references ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class References:
+    """Picture files: `everyone` of every prompt, or `by_prompt`; one of the two is empty."""
+
+    everyone: tuple[str, ...] = ()
+    by_prompt: dict[str, tuple[str, ...]]
+
+    def of(self, prompt: str) -> Sequence[str]:
+        """The references of a prompt, none if the JSON file does not name it."""
+        return self.everyone or self.by_prompt.get(prompt, ())
+
+    def files(self) -> list[str]:
+        """All of them, each once, in order."""
+        return sorted({*self.everyone, *(file for files in self.by_prompt.values() for file in files)})
+
+
+def read_references(source: str) -> References:
+    """The files that a folder or a JSON file names; opens no picture.
+
+    Raises:
+        ValueError: for a source that is not there, holds none, is no such JSON, or names files that are not there.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = sorted(str(file) for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+        if not files:
+            raise ValueError(
+                f"{OWNER}, option references: the folder {source!r} holds no picture ({' '.join(SUFFIXES)})."
+            )
+        return References(everyone=tuple(files), by_prompt={})
+    if path.suffix != ".json" or not path.is_file():
+        raise ValueError(f"{OWNER}, option references: {source!r} is neither a folder nor a .json file.")
+    try:
+        table: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{OWNER}, option references: {source!r} is no JSON: {error}.") from error
+    if not isinstance(table, dict) or not table:
+        raise ValueError(f"{OWNER}, option references: {source!r} must hold {{prompt: [picture, ...], ...}}.")
+    by_prompt = {}
+    for prompt, names in table.items():
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{OWNER}, option references: {prompt!r} needs a list of picture files, got {names!r}.")
+        files = [str(path.parent / name) for name in names]
+        if gone := [file for file in files if not Path(file).is_file()]:
+            raise ValueError(f"{OWNER}, option references: there is no file {gone[0]!r}, a reference of {prompt!r}.")
+        by_prompt[prompt] = tuple(files)
+    return References(by_prompt=by_prompt)
+
+
+def _remember_files(references: References, embed: Embed, memory: dict[str, Tensor]) -> str:
+    """Encodes all files into the memory; returns a short hash of their contents."""
+    files = references.files()
+    digest = hashlib.sha256()
+    for start in range(0, len(files), BATCH):
+        part = files[start : start + BATCH]
+        memory.update(zip(part, _embedded([_read(file) for file in part], embed), strict=True))
+    for file in files:
+        digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
+    return f"{len(files)}-{digest.hexdigest()[:12]}"
+
+
+def _read(file: str) -> UInt8[np.ndarray, " h w 3"]:
+    try:
+        with Image.open(file) as picture:
+            return np.asarray(picture.convert("RGB"))
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"{OWNER}, option references: {file!r} is no picture: {error}.") from error
+
+
+def _remember_given(inputs: RewardInputs, embed: Embed, memory: dict[str, Tensor]) -> list[Sequence[str]]:
+    """Encodes the samples' references that were not seen before; returns each sample's keys into the memory."""
+    if inputs.reference_images is None:
+        raise ValueError(
+            f"{OWNER} needs reference images, and the samples have none: give them with the prompts, or name files by "
+            f"option references."
+        )
+    pictures: dict[str, UInt8[np.ndarray, " h w 3"]] = {}
+    keys: list[Sequence[str]] = []
+    for images in inputs.reference_images:
+        arrays = [to_uint8(image[None])[0] for image in images]
+        mine = [hashlib.sha256(str(array.shape).encode() + array.tobytes()).hexdigest() for array in arrays]
+        pictures.update(zip(mine, arrays, strict=True))
+        keys.append(mine)
+    if len(memory.keys() | pictures.keys()) > REMEMBERED:
+        memory.clear()
+    new = [key for key in pictures if key not in memory]
+    for start in range(0, len(new), BATCH):
+        part = new[start : start + BATCH]
+        memory.update(zip(part, _embedded([pictures[key] for key in part], embed), strict=True))
+    return keys
+
+
+@torch.no_grad()
+def _embedded(pictures: list[UInt8[np.ndarray, " h w 3"]], embed: Embed) -> list[Tensor]:
+    # Cloned, so that one that is remembered does not keep its whole batch.
+    return [feature.clone() for feature in embed(pictures)]
+
+
+# ---- features --------------------------------------------------------------------------------------------------------
+
+
+def _dinov2(model: str, revision: str | None, device: torch.device, pooling: Pooling) -> tuple[Embed, str]:
+    from transformers import AutoImageProcessor, Dinov2Model
+
+    network = load_network(
+        Dinov2Model, model, device=device, revision=revision, owner=OWNER, option="model", what="DINOv2"
+    )
+    processor = load_processor(AutoImageProcessor, model, revision=revision, owner=OWNER, option="model", what="DINOv2")
+
+    def embed(pictures: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
+        pixels = processor([Image.fromarray(picture) for picture in pictures], return_tensors="pt").to(device)
+        with torch.autocast(device.type, enabled=False):
+            tokens = network(pixel_values=pixels["pixel_values"]).last_hidden_state
+        feature = tokens[:, 0] if pooling == "cls" else tokens[:, 1:].mean(1)
+        unit: Tensor = feature / feature.norm(dim=-1, keepdim=True)
+        return unit
+
+    return embed, fingerprint([network.layernorm.weight, network.embeddings.cls_token])
+
+
+def _clip(model: str, revision: str | None, device: torch.device) -> tuple[Embed, str]:
+    network, processor = load_clip(model, device=device, revision=revision, owner=OWNER, option="model")
+
+    def embed(pictures: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
+        images = [Image.fromarray(picture) for picture in pictures]
+        pixels = processor.image_processor(images, return_tensors="pt").to(device)
+        with torch.autocast(device.type, enabled=False):
+            return clip_image(network, pixels["pixel_values"])
+
+    return embed, clip_fingerprint(network)
