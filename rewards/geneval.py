@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -44,6 +45,8 @@ def geneval(
 ) -> Reward:
     """Does the picture show what its prompt asks for? Prompts must come with their GenEval records.
 
+    An item whose record is missing or cannot be read is invalid, counted as "missing_field".
+
     Args:
         device: where the judge runs.
         credit: the value. `graded`: partial credit, may be negative (what Flow-GRPO trains on); `strict`: 1 if
@@ -85,32 +88,30 @@ def geneval_reward(
 
 
 def _score(inputs: RewardInputs, *, judge: Judge, credit: Credit, clip_min: float | None, quirk: bool) -> RewardOutput:
-    for prompt, metadata in zip(inputs.prompts, inputs.metadata, strict=True):
-        _check_metadata(prompt, metadata)
-    images = to_uint8(inputs.images)
-    found = judge.detect(images)
+    readable = [_has_record(prompt, record) for prompt, record in zip(inputs.prompts, inputs.metadata, strict=True)]
+    places = [i for i, ok in enumerate(readable) if ok]
+    images = to_uint8(inputs.images)[places]
+    found = judge.detect(images) if places else []
     if len(found) != len(images):
         raise ValueError(f"the judge returned detections of {len(found)} pictures for {len(images)}.")
-    parts: dict[str, list[float]] = {"graded": [], "strict": [], "official": []}
-    for image, detections, metadata in zip(images, found, inputs.metadata, strict=True):
-        color_of = _remembered(judge, image)
-        parts["graded"].append(graded(detections, metadata, color_of, reference_position_quirk=quirk))
-        parts["strict"].append(float(strict(detections, metadata, color_of)))
-        parts["official"].append(float(verdict(detections, metadata, color_of).correct))
+    parts = {name: [math.nan] * len(inputs) for name in ("graded", "strict", "official")}
+    for i, image, detections in zip(places, images, found, strict=True):
+        metadata, color_of = inputs.metadata[i], _remembered(judge, image)
+        parts["graded"][i] = graded(detections, metadata, color_of, reference_position_quirk=quirk)
+        parts["strict"][i] = float(strict(detections, metadata, color_of))
+        parts["official"][i] = float(verdict(detections, metadata, color_of).correct)
     values = parts[credit]
-    if clip_min is not None:
-        values = [max(value, clip_min) for value in values]
-    return output_of(values, inputs, parts)
+    if clip_min is not None:  # NaN, a failed item, stays: no comparison with it holds
+        values = [clip_min if value < clip_min else value for value in values]
+    return output_of(values, inputs, parts, [None if ok else "missing_field" for ok in readable])
 
 
-def _check_metadata(prompt: str, metadata: dict[str, Any]) -> None:
-    if missing := [key for key in ("tag", "include") if key not in metadata]:
-        raise ValueError(
-            f"reward 'geneval': prompt {prompt!r} has no {' and no '.join(missing)} in its metadata: prompts must come "
-            f"from a JSONL file with one GenEval record (tag, include, prompt) a line, not from a plain text file."
-        )
-    # A record seldom repeats its prompt's wording in the error, so give it the prompt at hand.
-    parse_record({"prompt": prompt, **metadata})
+def _has_record(prompt: str, metadata: dict[str, Any]) -> bool:
+    try:
+        parse_record({"prompt": prompt, **metadata})
+    except ValueError:
+        return False
+    return True
 
 
 def _remembered(judge: Judge, image: UInt8[np.ndarray, " h w 3"]) -> Callable[[Detection], str]:

@@ -21,11 +21,9 @@ from flowrl.rewards import (
     build_reward,
     to_uint8,
 )
-from flowrl.rewards.compose import (
-    check_output,
-)
 from flowrl.rewards.detectors import JUDGES, FunctionJudge
 from flowrl.rewards.geneval import geneval_reward
+from flowrl.rewards.outputs import check_output
 
 
 def inputs_of(
@@ -233,9 +231,19 @@ def test_geneval_builds_its_judge_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     assert "strict" in reward.version
 
 
-def test_geneval_needs_records() -> None:
-    reward = geneval_reward(fake_judge())
-    with pytest.raises(ValueError, match=r"prompt 'picture 0' has no tag and no include.*JSONL file"):
-        reward(inputs_of(random_images(2)))
-    with pytest.raises(ValueError, match=r"prompt 'a cat'.*tag must be one of"):
-        reward(inputs_of(random_images(1), ["a cat"], [{"tag": "cats", "include": PINK_CAR["include"]}]))
+def test_geneval_items_without_a_readable_record_are_invalid_and_leave_the_others_alone() -> None:
+    """No record, a tag that does not exist, a count that is none: the judge is not asked about them."""
+    inputs = geneval_inputs()
+    records = list(inputs.metadata)
+    records[0] = {}
+    records[2] = {"tag": "cats", "include": PINK_CAR["include"]}
+    records[4] = {"tag": "counting", "include": [{"class": "dog", "count": "two"}]}
+    inputs = inputs_of(inputs.images, inputs.prompts, records)
+    output = check_output(geneval_reward(fake_judge(), clip_min=0.0)(inputs), 6, "geneval")
+    assert output.valid.tolist() == [False, True, False, True, False, True]
+    assert output.values[output.valid].tolist() == [0.5, 0.5, 1.0]
+    assert output.errors == {"missing_field": 3}
+    assert output.parts["official"].isnan().tolist() == (~output.valid).tolist()
+    nothing = geneval_reward(fake_judge())(inputs_of(random_images(2)))
+    assert bool(nothing.values.isnan().all())
+    assert nothing.errors == {"missing_field": 2}

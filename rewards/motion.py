@@ -1,0 +1,114 @@
+"""Smoothness of a video's motion in closed form, and how much moves at all.
+
+Letters: B videos of F frames, d_t the difference of frames t + 1 and t.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+
+
+def check(*, cell: int = 8, min_change: float = 0.005) -> None:
+    """Refuses option values that are wrong."""
+    if cell < 1:
+        raise ValueError(f"reward 'temporal_smoothness': cell must be at least 1 pixel, got {cell}.")
+    check_min_change(min_change, owner="reward 'temporal_smoothness'")
+
+
+def check_min_change(min_change: float, *, owner: str) -> None:
+    """Refuses a bound on `frame_change` that is negative or above 1, the largest change there is."""
+    if not (math.isfinite(min_change) and 0 <= min_change <= 1):
+        raise ValueError(
+            f"{owner}: min_change is a mean change of pixels in [0, 1], such as 0.005, or 0 for no bound, got "
+            f"{min_change}."
+        )
+
+
+def temporal_smoothness(*, device: torch.device, cell: int = 8, min_change: float = 0.005) -> Reward:
+    """How evenly a video moves, in [0, 1], less where hardly anything moves.
+
+        smoothness * min(1, frame_change / min_change)
+
+    See `smoothness` and `frame_change`; both are parts. A frozen video is perfectly smooth, so that without the
+    second factor it would be the best; with it, it gets 0.
+
+    Args:
+        device: unused; the arithmetic runs where the videos are.
+        cell: side in pixels of the cells whose means are compared; 1 compares pixels.
+        min_change: mean change of a pixel from frame to frame below which the value falls to 0; the default is little
+            more than one level of 255. 0 for no bound: a frozen video then gets 1.
+
+    Raises:
+        ValueError: for bad options; when called, if there are no videos, or fewer than 3 frames.
+    """
+    check(cell=cell, min_change=min_change)
+    return FunctionReward(
+        name="temporal_smoothness",
+        score=partial(_score, cell=cell, min_change=min_change),
+        needs=frozenset({"videos"}),
+        version=f"temporal_smoothness:cell-{cell}:min_change-{min_change:g}",
+        differentiable=True,
+    )
+
+
+def smoothness(video: Float[Tensor, " f 3 h w"], *, cell: int) -> Float64[Tensor, ""]:
+    """How little the change itself changes: a scalar in [0, 1].
+
+        1 - sum |d_t+1 - d_t| / sum (|d_t+1| + |d_t|)
+
+    over all cells, channels and t. It is 1 where every cell changes at a constant rate or not at all, 0 where every
+    cell flickers between two levels, and 1 - sqrt(3) / 2 for independent Gaussian frames. Pixels themselves would call
+    a sharp edge that moves evenly as rough as flicker, since each pixel jumps once; the mean of a cell of k pixels
+    changes evenly while the edge crosses it.
+    """
+    pooled = avg_pool2d(video.double(), cell, ceil_mode=True, count_include_pad=False)
+    first = pooled.diff(dim=0)
+    second = first.diff(dim=0)
+    size = first.abs()
+    total = (size[1:] + size[:-1]).sum()
+    roughness = second.abs().sum() / total.clamp(min=torch.finfo(total.dtype).tiny)
+    return 1 - torch.where(total == 0, 0.0, roughness)  # 0 / 0 of a frozen video; NaN pixels stay NaN
+
+
+def frame_change(video: Float[Tensor, " f 3 h w"]) -> Float64[Tensor, ""]:
+    """Mean of |d_t| over all pixels, channels and t: a scalar in [0, 1], 0 for a frozen video."""
+    return video.diff(dim=0).abs().double().mean()
+
+
+def _score(inputs: RewardInputs, *, cell: int, min_change: float) -> RewardOutput:
+    videos = videos_of(inputs, owner="reward 'temporal_smoothness'", at_least=3)
+    # One video at a time: differences in float64 take several times the memory of the video.
+    even = torch.stack([smoothness(video, cell=cell) for video in videos])
+    change = torch.stack([frame_change(video) for video in videos])
+    moving = (change / min_change).clamp(max=1) if min_change else torch.ones_like(change)
+    values = (even * moving).float()
+    valid = values.isfinite()
+    lost = int((~valid).sum())
+    return RewardOutput(
+        values=torch.where(valid, values, torch.nan),
+        valid=valid,
+        parts={"smoothness": even.detach().float(), "frame_change": change.detach().float()},
+        errors={"not_finite": lost} if lost else {},
+    )
+
+
+def videos_of(inputs: RewardInputs, *, owner: str, at_least: int) -> Float[Tensor, " b f 3 h w"]:
+    """The videos to score.
+
+    Raises:
+        ValueError: if pictures were made, or the videos have fewer frames than `at_least`.
+    """
+    if inputs.videos is None:
+        raise ValueError(f"{owner} scores videos, and pictures were made: take a pipeline that makes videos.")
+    frames = inputs.videos.shape[1]
+    if frames < at_least:
+        raise ValueError(f"{owner} needs videos of at least {at_least} frames, got {frames}: make longer ones.")
+    return inputs.videos

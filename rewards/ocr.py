@@ -1,0 +1,281 @@
+"""Text reading: does the picture show the words that its prompt asks for? (Flow-GRPO, arXiv 2505.05470, section 5.1.)
+
+A sign that says "Hello World" is read by RapidOCR (PP-OCR models, Apache-2.0, part of the package) on the processor,
+and what was read is compared with the target by edit distance. Install with `pip install flowrl-toolkit[ocr]`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import math
+import queue
+import re
+import unicodedata
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.frames import framewise
+
+Normalise = Literal["nospace_lower", "nfkc", "none"]
+OnEmptyTarget = Literal["skip", "blank", "prompt"]
+Reader = Callable[[UInt8[np.ndarray, " h w 3"]], str | None]
+
+FIRST_QUOTED = r'"([^"]*)"'
+"""The text between the first pair of straight double quotes."""
+
+_OWNER = "reward 'ocr'"
+
+
+def check(
+    *,
+    target_regex: str = FIRST_QUOTED,
+    target_field: str | None = None,
+    normalise: Normalise = "nospace_lower",
+    substring_ok: bool = True,
+    extra_text_penalty: float = 0.0,
+    on_empty_target: OnEmptyTarget = "skip",
+    min_confidence: float = 0.5,
+    angle_classifier: bool = False,
+    workers: int = 1,
+) -> None:
+    """Refuses option values that are wrong, and a missing extra, without loading the reader."""
+    try:
+        re.compile(target_regex)
+    except re.error as error:
+        raise ValueError(f"{_OWNER}: target_regex {target_regex!r} is no regular expression: {error}.") from error
+    if not (math.isfinite(extra_text_penalty) and extra_text_penalty >= 0):
+        raise ValueError(f"{_OWNER}: extra_text_penalty must be 0 or positive, got {extra_text_penalty}.")
+    if not 0 <= min_confidence < 1:
+        raise ValueError(f"{_OWNER}: min_confidence must be at least 0 and below 1, got {min_confidence}.")
+    if workers < 1:
+        raise ValueError(f"{_OWNER}: workers must be at least 1, got {workers}.")
+    if missing := [name for name in ("rapidocr", "onnxruntime") if importlib.util.find_spec(name) is None]:
+        raise ValueError(f"{_OWNER} needs {' and '.join(missing)}: pip install flowrl-toolkit[ocr].")
+
+
+def ocr(
+    *,
+    device: torch.device,
+    target_regex: str = FIRST_QUOTED,
+    target_field: str | None = None,
+    normalise: Normalise = "nospace_lower",
+    substring_ok: bool = True,
+    extra_text_penalty: float = 0.0,
+    on_empty_target: OnEmptyTarget = "skip",
+    min_confidence: float = 0.5,
+    angle_classifier: bool = False,
+    workers: int = 1,
+) -> Reward:
+    """How much of the target text is there, in [0, 1]; see `text_reward`.
+
+    All pieces of text found, in the reader's order (from the top down), are joined without a separator. Parts: `found`,
+    whether the target occurs in them, and `extra`, how many characters they have beyond the target's.
+
+    Of videos, every 4th frame is read, and the value is the mean over frames above 0, as in Adv-GRPO, which counts no
+    substring (`substring_ok: false`); an entry's `frames:` replaces that rule.
+
+    Args:
+        device: unused; the reader runs on the host.
+        target_regex: what is the target in a prompt: the first match's first group that took part, or the whole match
+            if it has no groups.
+        target_field: take the target from this field of the prompt's metadata instead; an item without it is invalid.
+        normalise: what is done to both texts; see `normalised`.
+        substring_ok: a target that occurs within other text counts as read.
+        extra_text_penalty: cost of a surplus character around a target that occurs; see `text_reward`.
+        on_empty_target: `skip` makes an item without a target invalid; `blank` gives 1 if no text was found and 0 if
+            some was; `prompt` takes the whole prompt as the target.
+        min_confidence: text that the reader is less sure of is left out. Flow-GRPO keeps all: 0.
+        angle_classifier: also read text that is upside down; Flow-GRPO does not.
+        workers: pictures read at the same time, on one processor core each.
+
+    Raises:
+        ValueError: for bad options or a missing extra.
+    """
+    check(
+        target_regex=target_regex, target_field=target_field, normalise=normalise, substring_ok=substring_ok,
+        extra_text_penalty=extra_text_penalty, on_empty_target=on_empty_target, min_confidence=min_confidence,
+        angle_classifier=angle_classifier, workers=workers,
+    )  # fmt: skip
+    target = partial(
+        _target, regex=re.compile(target_regex), field=target_field, normalise=normalise, on_empty=on_empty_target
+    )
+    make_reader = partial(_rapidocr, min_confidence=min_confidence, angle_classifier=angle_classifier)
+    readers: queue.SimpleQueue[Reader] = queue.SimpleQueue()
+    readers.put(make_reader())
+    pictures = FunctionReward(
+        name="ocr",
+        score=partial(
+            _score, target=target, read=partial(_read_all, readers=readers, make=make_reader, workers=workers),
+            normalise=normalise, substring_ok=substring_ok, extra_text_penalty=extra_text_penalty,
+        ),
+        needs=frozenset({"images", "prompts", "metadata"}),
+        version=f"ocr:{target_field or target_regex}:{normalise}:substring-{substring_ok}:"
+        f"extra-{extra_text_penalty:g}:empty-{on_empty_target}:confidence-{min_confidence:g}:"
+        f"angle-{angle_classifier}:rapidocr-{importlib.metadata.version('rapidocr')}:{'+'.join(_model_names())}:"
+        f"onnxruntime-{importlib.metadata.version('onnxruntime')}",
+    )  # fmt: skip
+    videos = framewise(pictures, policy="every", count=4, reducer="positive_mean")
+    return FunctionReward(
+        name="ocr",
+        score=lambda inputs: pictures(inputs) if inputs.videos is None else videos(inputs),
+        needs=pictures.needs,
+        version=pictures.version,
+    )
+
+
+def normalised(text: str, normalise: Normalise) -> str:
+    """`nospace_lower`: lower case without white space; `nfkc`: case-folded after NFKC, so that full-width and
+    composed forms agree, likewise; `none`: as it is.
+    """
+    if normalise == "none":
+        return text
+    text = unicodedata.normalize("NFKC", text).casefold() if normalise == "nfkc" else text.lower()
+    return "".join(text.split())
+
+
+def edit_distance(first: str, second: str) -> int:
+    """Levenshtein distance: fewest insertions, deletions and replacements of a character that make one the other."""
+    row = list(range(len(second) + 1))
+    for i, a in enumerate(first, start=1):
+        diagonal, row[0] = row[0], i
+        for j, b in enumerate(second, start=1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (a != b))
+    return row[-1]
+
+
+def text_reward(read: str, target: str, *, substring_ok: bool = True, extra_text_penalty: float = 0.0) -> float:
+    """`1 - min(d, n) / n` for a target of n characters, both texts normalised.
+
+    d is the edit distance; for a target that occurs in what was read, with `substring_ok`, it is `extra_text_penalty`
+    for each surplus character instead: 0 makes text around the target free, 1 gives the edit distance again.
+
+    Raises:
+        ValueError: if the target is empty.
+    """
+    if not target:
+        raise ValueError("the target is empty, so no share of it can be read: score such items otherwise.")
+    if substring_ok and target in read:
+        distance = extra_text_penalty * (len(read) - len(target))
+    else:
+        distance = edit_distance(read, target)
+    return 1.0 - min(distance, len(target)) / len(target)
+
+
+def _target(
+    prompt: str,
+    metadata: dict[str, Any],
+    *,
+    regex: re.Pattern[str],
+    field: str | None,
+    normalise: Normalise,
+    on_empty: OnEmptyTarget,
+) -> tuple[str, str | None]:
+    """An item's normalised target, and why the item has failed, if it has."""
+    if field is not None:
+        if not isinstance(metadata.get(field), str):
+            return "", "missing_field"
+        text = metadata[field]
+    else:
+        match = regex.search(prompt)
+        groups = match.groups() if match else ()
+        text = (next((g for g in groups if g is not None), "") if groups else match[0]) if match else ""
+    target = normalised(text, normalise)
+    if not target and on_empty == "prompt":
+        target = normalised(prompt, normalise)
+    return target, None if target or on_empty == "blank" else "empty_target"
+
+
+def _score(
+    inputs: RewardInputs,
+    *,
+    target: Callable[[str, dict[str, Any]], tuple[str, str | None]],
+    read: Callable[[UInt8[np.ndarray, " b h w 3"]], list[str | None]],
+    normalise: Normalise,
+    substring_ok: bool,
+    extra_text_penalty: float,
+) -> RewardOutput:
+    wanted = [target(prompt, metadata) for prompt, metadata in zip(inputs.prompts, inputs.metadata, strict=True)]
+    errors = [error for _, error in wanted]
+    values = [math.nan] * len(inputs)
+    parts = {"found": [math.nan] * len(inputs), "extra": [math.nan] * len(inputs)}
+    places = [i for i, error in enumerate(errors) if error is None]
+    for i, text in zip(places, read(to_uint8(inputs.images)[places]), strict=True):
+        if text is None:
+            errors[i] = "reader_error"
+            continue
+        seen, wish = normalised(text, normalise), wanted[i][0]
+        parts["extra"][i] = max(0, len(seen) - len(wish))
+        if wish:
+            parts["found"][i] = float(wish in seen)
+            values[i] = text_reward(seen, wish, substring_ok=substring_ok, extra_text_penalty=extra_text_penalty)
+        else:
+            values[i] = float(not seen)
+    return output_of(values, inputs, parts, errors)
+
+
+def _read_all(
+    images: UInt8[np.ndarray, " b h w 3"],
+    *,
+    readers: queue.SimpleQueue[Reader],
+    make: Callable[[], Reader],
+    workers: int,
+) -> list[str | None]:
+    """What each picture says. A reader keeps state while it reads, so each thread borrows one of its own."""
+
+    def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
+        try:
+            reader = readers.get_nowait()
+        except queue.Empty:
+            reader = make()
+        try:
+            return reader(image)
+        finally:
+            readers.put(reader)
+
+    if workers == 1 or len(images) < 2:
+        return [read(image) for image in images]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(read, images))
+
+
+def _model_names() -> list[str]:
+    """The packaged models, by file name; their versions are in it."""
+    spec = importlib.util.find_spec("rapidocr")
+    assert spec is not None
+    assert spec.origin is not None
+    return sorted(path.stem for path in (Path(spec.origin).parent / "models").glob("*.onnx"))
+
+
+def _rapidocr(*, min_confidence: float, angle_classifier: bool) -> Reader:
+    """One reader on one core; it gives None where the network itself failed on a picture."""
+    from rapidocr import RapidOCR
+    from rapidocr.inference_engine.onnxruntime.main import ONNXRuntimeError
+
+    engine = RapidOCR(
+        params={
+            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+            "Global.log_level": "error",  # it warns of every picture without text
+            "Global.text_score": min_confidence,
+            "Global.use_cls": angle_classifier,
+        }
+    )
+
+    def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
+        try:
+            result: Any = engine(np.ascontiguousarray(image[:, :, ::-1]))  # blue first, as OpenCV has it
+        except ONNXRuntimeError:
+            return None
+        # A result of another type, without texts, says that boxes were found and nothing in them could be read.
+        return "".join(vars(result).get("txts") or ())
+
+    return read
