@@ -1,0 +1,208 @@
+"""One policy for calls that may fail: what is tried again, how long in between, and when to stop.
+
+    result = call_with_retries(send, deadline=120.0, retries=4, seed=counter_seed(seed, item))
+    if isinstance(result, Failed): ...        # result.error is a short word such as "status_503"
+
+`post_json` sends one request and gives a `Failed` with the right fields for whatever goes wrong on the way.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import ipaddress
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import requests
+import urllib3
+
+from flowrl.randomness import counter_seed
+
+T = TypeVar("T")
+
+RETRIED_STATUSES = (408, 425, 429)
+"""Besides all of 5xx; what else a server refuses it will refuse again."""
+FIRST_DELAY, LONGEST_DELAY = 0.5, 8.0
+MAX_REPLY_BYTES = 2**26
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """One failed try, or a call that was given up.
+
+    Attributes:
+        error: a short word: "timeout", "connection", "status_500", "garbage" ...
+        again: whether another try may succeed.
+        retry_after: seconds that the server asked to wait, None where it did not say.
+        message: for a person, such as the beginning of the reply; may be empty.
+    """
+
+    error: str
+    again: bool = True
+    retry_after: float | None = None
+    message: str = ""
+
+
+def call_with_retries(
+    send: Callable[[int, float], T | Failed],
+    *,
+    deadline: float = 120.0,
+    retries: int = 4,
+    seed: int = 0,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T | Failed:
+    """Calls `send` until it succeeds, fails for good, has been retried `retries` times, or the time is up.
+
+    Before retry k = 0, 1, ... it waits `retry_delay(k, seed)`, or as long as the server asked for where that is longer.
+    A wait that would pass the deadline is not begun, so the last failure comes back at once.
+
+    Args:
+        send: given the number of the try (0, 1, ...) and the seconds left, which it must keep to; returns its result,
+            or a `Failed`. A try that samples should take a new seed from the number.
+        deadline: seconds for all tries and waits together.
+        retries: tries after the first.
+        seed: of the waits; give every item its own, lest all that failed together come back together.
+        clock: seconds, for tests.
+        sleep: for tests.
+    """
+    end = clock() + deadline
+    for attempt in range(retries + 1):
+        result = send(attempt, max(end - clock(), 0.001))
+        if not isinstance(result, Failed) or not result.again or attempt == retries:
+            return result
+        delay = max(retry_delay(attempt, seed), result.retry_after or 0.0)
+        if clock() + delay >= end:
+            return result
+        sleep(delay)
+    raise ValueError(f"retries must be 0 or more, got {retries}.")
+
+
+def retry_delay(retry: int, seed: int) -> float:
+    """Seconds before a retry k = 0, 1, ...: min(8, 0.5 * 2^k) * U(0.5, 1.5), with U drawn from the counters."""
+    uniform = counter_seed("retry", seed, retry) / 2**63
+    return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(retry, 30)) * (0.5 + uniform)
+
+
+def open_session(url: str, *, api_key: str | None = None, connections: int = 16) -> requests.Session:
+    """A session for the server of `url`.
+
+    Proxies of the environment are left out for an address on this machine: they would take the request elsewhere.
+    """
+    session = requests.Session()
+    session.trust_env = not is_loopback(url)
+    # Set even without a key: else a .netrc of the machine would put its own Authorization there.
+    session.auth = _KeyAuth(api_key)
+    adapter = requests.adapters.HTTPAdapter(pool_connections=1, pool_maxsize=connections, max_retries=0)
+    session.mount("http://", adapter)
+    session.mount("https://", adapter)
+    return session
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the address is this machine's own: localhost, 127.x.x.x, ::1 or 0.0.0.0."""
+    host = urlsplit(url).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
+
+
+def post_json(
+    session: requests.Session,
+    url: str,
+    body: Any,
+    *,
+    timeout: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Any | Failed:
+    """Posts JSON and returns the reply's JSON, or why there is none. NaN and infinity in a reply are let through.
+
+    Redirects are not followed: they would turn the request into one without a body.
+
+    Args:
+        session: from `open_session`.
+        url: where to.
+        body: what `json.dumps` takes.
+        timeout: seconds for the connection, for each wait for more of the reply, and for the reply as a whole, so that
+            a server that sends a byte now and then cannot stretch it without end.
+        clock: seconds, for tests.
+    """
+    data = json.dumps(body, allow_nan=False).encode()
+    end = clock() + timeout
+    content = b""
+    try:
+        with session.post(
+            url,
+            data=data,
+            headers={"Content-Type": "application/json"},
+            timeout=timeout,
+            stream=True,
+            allow_redirects=False,
+        ) as reply:
+            while piece := reply.raw.read1(2**16, decode_content=True):
+                content += piece
+                if clock() > end:
+                    return Failed(error="timeout")
+                if len(content) > MAX_REPLY_BYTES:
+                    return Failed(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
+    except (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
+        return failed_exception(error)
+    text = content.decode(errors="replace")
+    if not 200 <= reply.status_code < 300:
+        return failed_status(reply.status_code, reply.headers, text)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return Failed(error="garbage", message=text[:200])
+
+
+def failed_status(status: int, headers: Mapping[str, str], text: str = "") -> Failed:
+    """The failure "status_NNN" of a reply with that status; 408, 425, 429 and 5xx are worth another try."""
+    again = status in RETRIED_STATUSES or 500 <= status < 600
+    after = _retry_after(headers.get("Retry-After"))
+    return Failed(error=f"status_{status}", again=again, retry_after=after, message=text[:200])
+
+
+def failed_exception(error: Exception) -> Failed:
+    """The failure "timeout" or "connection" of an exception on the way; a request that cannot be sent is final."""
+    message = f"{type(error).__name__}: {error}"[:200]
+    slow = (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
+    if isinstance(error, slow):
+        return Failed(error="timeout", message=message)
+    # What is wrong with an address, a header or the like stays wrong; requests marks it as a ValueError too.
+    unsendable = isinstance(error, requests.RequestException) and isinstance(error, ValueError)
+    return Failed(error="connection", again=not unsendable, message=message)
+
+
+def _retry_after(header: str | None) -> float | None:
+    """Seconds of a Retry-After header, which holds a number of them or a date; None for anything else."""
+    if not header:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            date = email.utils.parsedate_to_datetime(header)
+        except ValueError:
+            return None
+        seconds = (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+class _KeyAuth(requests.auth.AuthBase):
+    def __init__(self, api_key: str | None) -> None:
+        self.api_key = api_key
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self.api_key:
+            request.headers["Authorization"] = f"Bearer {self.api_key}"
+        return request
