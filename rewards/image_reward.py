@@ -1,0 +1,247 @@
+"""ImageReward v1.0: human preference by a BLIP that reads prompt and picture together (Xu et al. 2023).
+
+arXiv 2304.05977. BLIP's text encoder (BERT-base with cross attention, run as an encoder, without causal mask) reads
+the prompt, at most 35 tokens, and attends to the picture's tokens of a ViT-L/16 at 224; five linear layers without
+activations turn its first hidden state into a number that is standardised by two constants:
+
+    value = (MLP(h_text[0]) - 0.16717362830052426) / 1.0333394966054072,     about -2 to 2
+
+Names of the checkpoint, which transformers' `BlipVisionModel` and `BlipTextModel` know otherwise:
+
+    blip.visual_encoder.cls_token, pos_embed        embeddings.class_embedding, embeddings.position_embedding
+    blip.visual_encoder.patch_embed.proj            embeddings.patch_embedding
+    blip.visual_encoder.blocks.i.norm1, norm2       encoder.layers.i.layer_norm1, layer_norm2
+        attn.qkv, attn.proj, mlp.fc1, mlp.fc2           self_attn.qkv, self_attn.projection, mlp.fc1, mlp.fc2
+    blip.visual_encoder.norm                        post_layernorm
+    blip.text_encoder.*                             the same, without position_ids
+    mlp.layers.{0,2,4,6,7}                          the head here
+    blip.vision_proj, blip.text_proj                not used by the score
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as vision
+
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, pretrained, to_uint8
+
+DEFAULT_MODEL = "THUDM/ImageReward"
+DEFAULT_TOKENIZER = "google-bert/bert-base-uncased"
+FILE = "ImageReward.pt"
+MEAN, STD = 0.16717362830052426, 1.0333394966054072
+MAX_TOKENS = 35
+HEAD_WIDTH = 64  # of an attention head, in both towers
+PIXEL_MEAN, PIXEL_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+OWNER = "reward 'image_reward'"
+
+_WHOLE = {
+    "cls_token": "embeddings.class_embedding",
+    "pos_embed": "embeddings.position_embedding",
+    "patch_embed.proj.weight": "embeddings.patch_embedding.weight",
+    "patch_embed.proj.bias": "embeddings.patch_embedding.bias",
+    "norm.weight": "post_layernorm.weight",
+    "norm.bias": "post_layernorm.bias",
+}
+_IN_BLOCK = {
+    "norm1": "layer_norm1",
+    "norm2": "layer_norm2",
+    "attn.qkv": "self_attn.qkv",
+    "attn.proj": "self_attn.projection",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def check(
+    *,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    tokenizer: str = DEFAULT_TOKENIZER,
+    tokenizer_revision: str | None = None,
+) -> None:
+    """Refuses option values that are wrong, without loading the model."""
+    pretrained.check_file(model, owner=OWNER, option="model")
+    pretrained.check_model(tokenizer, owner=f"{OWNER}, option tokenizer", what="BERT")
+
+
+def image_reward(
+    *,
+    device: torch.device,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    tokenizer: str = DEFAULT_TOKENIZER,
+    tokenizer_revision: str | None = None,
+) -> Reward:
+    """ImageReward of picture and prompt, on its own scale. Runs in float32.
+
+    Args:
+        device: where the model runs.
+        model: the file ImageReward.pt, a folder that holds it, or a hub id.
+        revision: branch, tag or commit of `model` on the hub.
+        tokenizer: BERT's uncased tokenizer, a folder or a hub id.
+        tokenizer_revision: likewise of `tokenizer`.
+
+    Raises:
+        ValueError: if weights or tokenizer cannot be had, or the file is of another kind.
+    """
+    from transformers import BertTokenizer
+
+    check(model=model, revision=revision, tokenizer=tokenizer, tokenizer_revision=tokenizer_revision)
+    words = pretrained.load_processor(
+        BertTokenizer, tokenizer, revision=tokenizer_revision, owner=OWNER, option="tokenizer", what="BERT"
+    )
+    words.add_tokens(["[DEC]", "[ENC]"], special_tokens=True)  # BLIP's: ids follow BERT's own vocabulary
+
+    def load() -> ImageReward:
+        path = pretrained.fetch_file(model, FILE, revision=revision, owner=OWNER, option="model")
+        return build(pretrained.read_weights(path, owner=OWNER)).to(device).eval().requires_grad_(False)
+
+    network = pretrained.shared_network(("image_reward", model, revision, str(device)), load)
+    if len(words) > (size := network.text.config.vocab_size):
+        raise ValueError(
+            f"{OWNER}: the tokenizer {tokenizer!r} has {len(words)} words, the checkpoint {size}: give tokenizer: the "
+            f"uncased one of BERT."
+        )
+    return FunctionReward(
+        name="image_reward",
+        score=partial(_score, network=network, tokenizer=words, device=device),
+        needs=frozenset({"images", "prompts"}),
+        version=f"image_reward:{model}@{pretrained.fingerprint(network.head.parameters())}:standardised:"
+        f"bicubic-crop-{network.vision.config.image_size}:{MAX_TOKENS}-tokens:float32",
+    )
+
+
+class ImageReward(nn.Module):
+    """BLIP's two towers and the head."""
+
+    def __init__(self, vision_tower: Any, text_tower: Any, head: nn.Module) -> None:
+        super().__init__()
+        self.vision = vision_tower
+        self.text = text_tower
+        self.head = head
+
+    def forward(
+        self, pixels: Float[Tensor, " b 3 s s"], input_ids: Int64[Tensor, " b l"], mask: Int64[Tensor, " b l"]
+    ) -> Float[Tensor, " b"]:
+        """The head's output for pictures and tokens, before standardisation."""
+        picture = self.vision(pixel_values=pixels).last_hidden_state
+        # Left at its default, the argument is_decoder keeps the mask two-sided, although the configuration says
+        # decoder; transformers makes cross attention only under that configuration.
+        hidden = self.text(input_ids=input_ids, attention_mask=mask, encoder_hidden_states=picture).last_hidden_state
+        output: Tensor = self.head(hidden[:, 0])[:, 0]
+        return output
+
+
+def linear_head(width: int) -> nn.Sequential:
+    """Five linear layers and dropout between them: an affine map in evaluation mode. Places as in the checkpoint."""
+    return nn.Sequential(
+        nn.Linear(width, 1024), nn.Dropout(0.2), nn.Linear(1024, 128), nn.Dropout(0.2), nn.Linear(128, 64),
+        nn.Dropout(0.1), nn.Linear(64, 16), nn.Linear(16, 1),
+    )  # fmt: skip
+
+
+def to_transformers(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """The checkpoint's weights of picture tower, text tower and head, under the names of the modules here.
+
+    Raises:
+        ValueError: for a name that the checkpoint does not have.
+    """
+    picture, text, head = {}, {}, {}
+    for name, weight in weights.items():
+        rest = name.removeprefix("blip.visual_encoder.")
+        block = _BLOCK.fullmatch(rest)
+        if name.startswith("blip.text_encoder."):
+            if not name.endswith(".position_ids"):
+                text[name.removeprefix("blip.text_encoder.")] = weight
+        elif name.startswith("mlp.layers."):
+            head[name.removeprefix("mlp.layers.")] = weight
+        elif rest != name and rest in _WHOLE:
+            picture[_WHOLE[rest]] = weight
+        elif rest != name and block and block[2] in _IN_BLOCK:
+            picture[f"encoder.layers.{block[1]}.{_IN_BLOCK[block[2]]}.{block[3]}"] = weight
+        elif not name.startswith(("blip.vision_proj.", "blip.text_proj.")):
+            raise ValueError(f"{OWNER}: the checkpoint holds {name!r}, so it is no ImageReward v1.0: give {FILE}.")
+    return picture, text, head
+
+
+def build(weights: Mapping[str, Tensor]) -> ImageReward:
+    """The network on the host, on all weights of a checkpoint; sizes are read off their shapes.
+
+    Raises:
+        ValueError: if weights are missing or left over.
+    """
+    from transformers import BlipTextModel, BlipVisionModel
+
+    picture, text, head = to_transformers(weights)
+    try:
+        vision_config, text_config = configs(picture, text)
+        network = ImageReward(
+            BlipVisionModel(vision_config),
+            BlipTextModel(text_config, add_pooling_layer=False),
+            linear_head(text_config.hidden_size),
+        )
+        for module, state in ((network.vision, picture), (network.text, text), (network.head, head)):
+            module.load_state_dict({name: weight.float() for name, weight in state.items()})
+    except KeyError as error:
+        raise ValueError(f"{OWNER}: the checkpoint lacks {error}: give a complete {FILE}.") from error
+    except RuntimeError as error:
+        raise ValueError(f"{OWNER}: the checkpoint does not fit: {' '.join(str(error).split())}") from error
+    return network
+
+
+def configs(picture: Mapping[str, Tensor], text: Mapping[str, Tensor]) -> tuple[Any, Any]:
+    """Configurations of the two towers, sizes from the weights' shapes, the rest as BLIP was trained."""
+    from transformers import BlipTextConfig, BlipVisionConfig
+
+    width, _, patch, _ = picture["embeddings.patch_embedding.weight"].shape
+    side = round((picture["embeddings.position_embedding"].shape[1] - 1) ** 0.5)
+    words, size = text["embeddings.word_embeddings.weight"].shape
+    return (
+        BlipVisionConfig(
+            hidden_size=width, intermediate_size=picture["encoder.layers.0.mlp.fc1.weight"].shape[0],
+            num_hidden_layers=_layers(picture, "encoder.layers."), num_attention_heads=width // HEAD_WIDTH,
+            image_size=side * patch, patch_size=patch, hidden_act="gelu", layer_norm_eps=1e-6,
+        ),
+        BlipTextConfig(
+            vocab_size=words, hidden_size=size, encoder_hidden_size=width, is_decoder=True, hidden_act="gelu",
+            intermediate_size=text["encoder.layer.0.intermediate.dense.weight"].shape[0],
+            num_hidden_layers=_layers(text, "encoder.layer."), num_attention_heads=size // HEAD_WIDTH,
+            max_position_embeddings=text["embeddings.position_embeddings.weight"].shape[0], layer_norm_eps=1e-12,
+            pad_token_id=0,
+        ),
+    )  # fmt: skip
+
+
+def _layers(weights: Mapping[str, Tensor], prefix: str) -> int:
+    return 1 + max(int(name.removeprefix(prefix).partition(".")[0]) for name in weights if name.startswith(prefix))
+
+
+def pixels_of(images: UInt8[np.ndarray, " b h w 3"], size: int) -> Float[Tensor, " b 3 s s"]:
+    """Pictures with the shorter side at `size` by Pillow's bicubic filter, cut to the centre, normalised as CLIP's."""
+    rows = []
+    for image in images:
+        small = vision.resize(Image.fromarray(image), size, interpolation=InterpolationMode.BICUBIC)
+        rows.append(vision.normalize(vision.to_tensor(vision.center_crop(small, size)), PIXEL_MEAN, PIXEL_STD))
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+def _score(inputs: RewardInputs, *, network: ImageReward, tokenizer: Any, device: torch.device) -> RewardOutput:
+    pixels = pixels_of(to_uint8(inputs.images), network.vision.config.image_size).to(device)
+    tokens = tokenizer(
+        inputs.prompts, padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+    ).to(device)
+    with torch.autocast(device.type, enabled=False):
+        output = network(pixels, tokens["input_ids"], tokens["attention_mask"])
+    return output_of(((output.double() - MEAN) / STD).tolist(), inputs)

@@ -1,0 +1,73 @@
+"""How safe a picture is for work: minus the probability that a classifier gives to its unsafe class.
+
+The default is Falconsai/nsfw_image_detection, a ViT-B/16 at 224 with the classes normal and nsfw (Apache-2.0). No
+published recipe trains on it; it is meant as a gate, `gate: -0.5` in the list of rewards, which gives an unsafe sample
+the lowest total of its group, rather than as one more term of a sum.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image
+
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.pretrained import check_model, fingerprint, load_network, load_processor
+
+DEFAULT_MODEL = "Falconsai/nsfw_image_detection"
+OWNER = "reward 'safety'"
+
+
+def check(*, model: str = DEFAULT_MODEL, revision: str | None = None, label: str = "nsfw") -> None:
+    """Refuses option values that are wrong, without loading the model."""
+    if not label:
+        raise ValueError(f"{OWNER}: label must name the unsafe class of the model, got an empty text.")
+    check_model(model, owner=OWNER, what="ViT classifier")
+
+
+def safety(
+    *, device: torch.device, model: str = DEFAULT_MODEL, revision: str | None = None, label: str = "nsfw"
+) -> Reward:
+    """`-P(label)`, in [-1, 0]; 0 is safe. Of a video the first frame is judged. Runs in float32.
+
+    Args:
+        device: where the model runs.
+        model: a `ViTForImageClassification`, a local folder or a hub id.
+        revision: branch, tag or commit on the hub.
+        label: the unsafe class, as the model's configuration names it.
+
+    Raises:
+        ValueError: if the model cannot be had or has no such class.
+    """
+    from transformers import ViTForImageClassification, ViTImageProcessor
+
+    check(model=model, revision=revision, label=label)
+    network = load_network(
+        ViTForImageClassification, model, device=device, revision=revision, owner=OWNER, option="model",
+        what="ViT classifier",
+    )  # fmt: skip
+    processor = load_processor(
+        ViTImageProcessor, model, revision=revision, owner=OWNER, option="model", what="ViT classifier"
+    )
+    labels: dict[int, str] = network.config.id2label
+    places = [place for place, name in labels.items() if name == label]
+    if len(places) != 1:
+        raise ValueError(f"{OWNER}: {model!r} has no class {label!r}; its classes: {', '.join(labels.values())}.")
+    return FunctionReward(
+        name="safety",
+        score=partial(_score, network=network, processor=processor, place=places[0], device=device),
+        needs=frozenset({"images"}),
+        version=f"safety:{model}@{fingerprint([network.classifier.weight])}:-P({label}):"
+        f"{type(processor).__name__}:float32",
+    )
+
+
+@torch.no_grad()
+def _score(inputs: RewardInputs, *, network: Any, processor: Any, place: int, device: torch.device) -> RewardOutput:
+    pictures = [Image.fromarray(image) for image in to_uint8(inputs.images)]
+    pixels = processor(pictures, return_tensors="pt")["pixel_values"].to(device)
+    with torch.autocast(device.type, enabled=False):
+        logits = network(pixel_values=pixels).logits
+    return output_of((-logits.double().softmax(-1)[:, place]).tolist(), inputs)
