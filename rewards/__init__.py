@@ -41,6 +41,7 @@ REWARDS: dict[str, str] = {
     "jpeg_compressibility": "flowrl.rewards.jpeg:jpeg_compressibility",
     "jpeg_incompressibility": "flowrl.rewards.jpeg:jpeg_incompressibility",
     "level_tokens": "flowrl.rewards.level_tokens:level_tokens",
+    "noisy": "flowrl.rewards.noisy:noisy",
     "ocr": "flowrl.rewards.ocr:ocr",
     "pick_score": "flowrl.rewards.pick_score:pick_score",
     "physics": "flowrl.rewards.physics:physics",
@@ -62,6 +63,10 @@ REWARDS: dict[str, str] = {
 A module may have a function `check` (or `check_<name>`, where it holds several rewards): it takes the options given and
 refuses bad values, and loads no weights.
 """
+
+
+DIFFERENTIABLE = {"aesthetic", "attributes", "clip_score", "hps", "pick_score", "temporal_smoothness"}
+"""Names of the rewards whose values can carry the gradient of the images; some of them with an option only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,7 +112,8 @@ class WeightedSum:
 
         What waits is given a copy of the pictures on the host, so that it holds no memory of the device.
         """
-        away = replace(inputs, images=inputs.images.detach().cpu())
+        videos = None if inputs.videos is None else inputs.videos.detach().cpu()
+        away = replace(inputs, images=inputs.images.detach().cpu(), videos=videos)
         jobs = [executor.submit(term.reward, away) if term.reward.waits else None for term in self.terms]
         here = [None if job else term.reward(inputs) for job, term in zip(jobs, self.terms, strict=True)]
 

@@ -154,7 +154,8 @@ def test_every_single_typo_of_every_key_is_refused_with_the_right_name(monkeypat
         prefix, _, name = dotted.rpartition(".")
         node = data
         for part in prefix.split(".") if prefix else []:
-            node = node[int(part)] if part.isdecimal() else node.setdefault(part, [{"name": "geneval"}] if part == "rewards" else {})
+            empty: Any = [{"name": "geneval"}] if part == "rewards" else {}
+            node = node[int(part)] if part.isdecimal() else node.setdefault(part, empty)
         siblings = {key.rpartition(".")[2] for key in own_keys() if key.rpartition(".")[0] == prefix}
         for slip in sorted(typos(name) - siblings):
             nearest = {s for s in siblings if abs(len(slip) - len(s)) <= 1 and edit_distance(slip, s) == 1}

@@ -15,6 +15,8 @@ from tiny_runs import TinyRuns, differences, lora_tensors, metrics, start, state
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
+from flowrl.recipes import backprop
+from flowrl.rewards import REWARDS
 
 SIZES = (
     "num_iterations=3", "prompts_per_step=3", "micro_batch_size=3", "rollout_batch_size=3", "keep_checkpoints=9",
@@ -100,6 +102,10 @@ def test_two_processes_continue_what_one_began(runs: TinyRuns, one: Path) -> Non
 
 SPLIT = ("prompts_per_step=3", "micro_batch_size=2", "rollout_batch_size=2")  # a group is spread over both processes
 WHOLE = ("micro_batch_size=1", "rollout_batch_size=1")  # a group lies on one process, as branches and trees need it
+PAIRS = ("prompts_per_step=4", "micro_batch_size=2", "rollout_batch_size=2", "recipe=preference")
+ODE = ("sampler.kernel=ode",)
+FORWARD = ("recipe=forward", *ODE)
+GRADIENT = ("recipe=backprop", *ODE, "rewards=[{name: smooth_brightness}]", "rollout_batch_size=null")
 METHODS: dict[str, tuple[str, ...]] = {
     "outcome": SPLIT,
     "dead-groups": (*SPLIT, "FUNCTION=half_fail", "adv_std=global"),
@@ -118,6 +124,20 @@ METHODS: dict[str, tuple[str, ...]] = {
     "tempflow": (*WHOLE, "credit.method=tempflow", "credit.branches=2", "curriculum.max_rounds=2",
                  "FUNCTION=half_fail"),
     "tree": (*WHOLE, "credit.method=tree_grpo", "loss_aggregation=rows"),
+    "branch_grpo": (*WHOLE, "credit.method=branch_grpo", "credit.splits=[0, 1]"),
+    "tp_grpo": (*SPLIT, "credit.method=tp_grpo"),
+    "nft": (*SPLIT, *FORWARD, "objective.name=nft", "kl_coef=0.1"),
+    "awm": (*SPLIT, *FORWARD, "objective.name=awm"),
+    "rft": (*SPLIT, *FORWARD, "objective.name=rft", "FUNCTION=broken_by_value"),
+    "rwr": ("prompts_per_step=4", "micro_batch_size=4", *FORWARD, "objective.name=rwr"),
+    "dgpo": ("prompts_per_step=4", "micro_batch_size=4", *FORWARD, "objective.name=dgpo"),
+    "crd": ("prompts_per_step=4", "micro_batch_size=4", *FORWARD, "objective.name=crd"),
+    "dpo": (*PAIRS, *ODE, "objective.name=dpo"),
+    "d3po": (*PAIRS, "same_latent=true", "objective.name=d3po"),
+    "draft": (*SPLIT, *GRADIENT, "objective.name=draft"),
+    "alignprop": (*SPLIT, *GRADIENT, "objective.name=alignprop"),
+    "drtune": (*SPLIT, *GRADIENT, "objective.name=drtune"),
+    "refl": (*SPLIT, *GRADIENT, "objective.name=refl"),
 }  # fmt: skip
 TRAIN_ALL = """
 import json, sys
@@ -125,8 +145,14 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
+from flowrl.recipes import backprop
+from flowrl.rewards import REWARDS
+
+from flowrl.rewards import DIFFERENTIABLE, REWARDS
 
 PIPELINES["sd3"] = "toy_pipeline"
+REWARDS["smooth_brightness"] = "toy_pipeline:smooth_brightness"
+DIFFERENTIABLE.add("smooth_brightness")
 for arguments in json.loads(open(sys.argv[2]).read()):
     assert main(arguments) == 0, arguments
 """
@@ -148,6 +174,8 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
             runs.append(["train", str(config), out, "num_iterations=3", "optim.lr=0.1", *overrides])
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PIPELINES, "sd3", "toy_pipeline")
+        patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:smooth_brightness")
+        patch.setattr(backprop, "DIFFERENTIABLE", {"smooth_brightness"})
         for arguments in commands["one"]:
             assert main(arguments) == 0
         (folder / "train_all.py").write_text(TRAIN_ALL)

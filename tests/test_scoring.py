@@ -16,7 +16,7 @@ from toy_pipeline import PROMPTS, reward_list, toy_config, write_toy
 from flowrl import parts
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
-from flowrl.recipes import loop as loop_module
+from flowrl.recipes import scoring as scoring_module
 from flowrl.recipes.scoring import too_many_failures
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
 from flowrl.rewards.compose import WeightedSum, weighted_sum
@@ -81,10 +81,10 @@ def test_groups_stay_together_where_a_reward_looks_at_them(toy: Path, changed: A
 def test_groups_over_processes_are_refused_where_a_reward_looks_at_them(toy: Path) -> None:
     config = toy_config(toy, "prompts_per_step=3")
     total = weighted_sum([brightness([], "pairwise")], [1.0])
-    loop_module.check_groups(config, config.resolve_batch(1), total)
+    scoring_module.check_groups(config, config.resolve_batch(1), total)
     with pytest.raises(ValueError, match="6 images a process are no whole groups of 4"):
-        loop_module.check_groups(config, config.resolve_batch(2), total)
-    loop_module.check_groups(config, config.resolve_batch(2), weighted_sum([brightness([])], [1.0]))
+        scoring_module.check_groups(config, config.resolve_batch(2), total)
+    scoring_module.check_groups(config, config.resolve_batch(2), weighted_sum([brightness([])], [1.0]))
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from flowrl.config import TrainConfig, load_config
 from flowrl.pipelines.lora import lora_ready_for_diffusers
 from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.samplers import build_schedule
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -54,6 +55,22 @@ def broken(inputs):
     valid = value <= value.median()
     return RewardOutput(values=torch.where(valid, value, torch.nan), valid=valid)
 """
+
+
+def smooth_brightness(*, device: torch.device) -> Reward:
+    """Brightness that carries gradient, for `REWARDS` and `DIFFERENTIABLE`."""
+
+    def score(inputs: RewardInputs) -> RewardOutput:
+        values = inputs.images.mean((1, 2, 3))
+        return RewardOutput(values=values, valid=torch.ones_like(values, dtype=torch.bool))
+
+    return FunctionReward(
+        name="smooth_brightness", score=score, needs=frozenset(), version="1", differentiable=True
+    )  # fmt: skip
+
+
+def check_smooth_brightness() -> None:
+    """Nothing to check."""
 
 
 class Net(nn.Module):

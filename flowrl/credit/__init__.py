@@ -32,6 +32,7 @@ class Method:
         merged: takes the weighted sum of the rewards as its only channel.
         needs_step_std: takes `step_std`, the kernel's standard deviation at every step.
         needs_dims: takes `per_dim`, the latent dimensions that log-densities are divided by before a softmax.
+        needs_everyone: takes `gather` and `rank`, to look at the rows of all processes.
         back_up: applied to the normalised advantages `(sampled, advantage_M, per_dim=...) -> advantage_M`.
     """
 
@@ -42,12 +43,13 @@ class Method:
     merged: bool = False
     needs_step_std: bool = False
     needs_dims: bool = False
+    needs_everyone: bool = False
     back_up: Callable[..., Tensor] | None = None
 
 
 CREDIT = {
     "outcome": Method(credit=outcome),
-    "tp_grpo": Method(credit=tp_grpo, values=True, merged=True),
+    "tp_grpo": Method(credit=tp_grpo, values=True, merged=True, needs_everyone=True),
     "dense_grpo": Method(credit=dense_grpo, values=True),
     "stepwise": Method(credit=stepwise, values=True, completion=5),
     "vgpo": Method(credit=vgpo, values=True, completion="clean", merged=True),

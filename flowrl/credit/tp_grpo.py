@@ -7,6 +7,8 @@ from step j on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -95,12 +97,14 @@ def tp_grpo(
     balance: bool = True,
     local_flip: bool = False,
     positive_only: bool = False,
+    gather: Callable[[Tensor], Tensor] | None = None,
+    rank: int = 0,
 ) -> Credit:
     """Gain of every step, at turning points replaced by all that came from there on.
 
     `V_T - V_j` at turning points (where it is 0 the gain stays) and `d_j` elsewhere, normalised over the same step
-    under the same prompt. Balancing is over the trajectories given, as released: the batch of one process. The result
-    then depends on how a batch is cut.
+    under the same prompt. Balancing is over the trajectories of all processes; the release balances those of each
+    process by itself, so that its result depends on how a batch is cut.
 
     Args:
         sampled: Trajectories with values on the way; T of the formulas is their number of stochastic steps.
@@ -109,6 +113,8 @@ def tp_grpo(
         balance: See `balanced`.
         local_flip: See `turning_points`.
         positive_only: See `turning_points`.
+        gather: Joins the rows of all processes, in rank order, as many of each; None where there is one process.
+        rank: This process's place among them.
 
     Raises:
         ValueError: there are several channels, or as `values_of`.
@@ -117,7 +123,9 @@ def tp_grpo(
     values = values_of(sampled, reward_KF)[0].double()
     flags = turning_points(values, constrained, local_flip=local_flip, positive_only=positive_only)
     if balance:
-        flags = balanced(flags, values)
+        everyone = gather or torch.Tensor.clone
+        whole = balanced(everyone(flags), everyone(values))
+        flags = whole[rank * len(flags) : (rank + 1) * len(flags)]
     rest = values[:, -1:] - values[:, :-1]
     raw = torch.where(flags & (rest != 0), rest, values[:, 1:] - values[:, :-1])
     return Credit(raw=raw.to(reward_KF.dtype).reshape(1, -1), norm=norm_by_step(sampled))

@@ -42,6 +42,9 @@ def credit_of(
         options["step_std"] = step_stds(kernel, schedule)
     if method.needs_dims:  # a softmax over summed log-densities would pick one child
         options["per_dim"] = sampled.states[0].numel()
+    if method.needs_everyone:
+        options |= {"gather": lambda rows: loop.run.gather(rows.to(loop.run.device)).to(rows.device),
+                    "rank": loop.run.rank}  # fmt: skip
     return method.credit(sampled, reward_KF, **options)
 
 

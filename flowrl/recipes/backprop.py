@@ -31,11 +31,10 @@ from flowrl.parts import sampler_of
 from flowrl.recipes.loop import Batch, Loop
 from flowrl.recipes.scoring import reward_row
 from flowrl.recipes.unread import refuse_unread
-from flowrl.rewards import RewardInputs, RewardOutput
+from flowrl.rewards import DIFFERENTIABLE, RewardInputs, RewardOutput
 from flowrl.run import Run
 from flowrl.trajectory import Schedule
 
-_WITHOUT_GRADIENT = ("clip_score", "geneval", "jpeg_compressibility", "jpeg_incompressibility")  # known before loading
 _OF_RUN = ("seed", "iteration")  # arguments of a path that are no options
 _UNREAD = (
     "clip_range", "adv_std", "adv_baseline", "adv_clip_range", "adv_eps", "adv_correction", "adv_virtual_max",
@@ -160,7 +159,7 @@ def check(config: TrainConfig) -> None:
     PATHS[name](sampler.num_steps, seed=config.seed, iteration=0, **path_options)
     reward_loss(torch.zeros(1), **loss_options)
     for reward in config.rewards:
-        if reward.weight and (reward.file is not None or reward.name in _WITHOUT_GRADIENT):
+        if reward.weight and (reward.name not in DIFFERENTIABLE):
             what = reward.name or f"{reward.file}:{reward.function}"
             raise ValueError(_no_gradient(f"reward {what}"))
     if sampler.kernel != "ode":

@@ -47,6 +47,7 @@ from flowrl.samplers import Kernel, Transition, gaussian_kl, gaussian_log_prob, 
 from flowrl.shaping import aggregation_weights
 from flowrl.trajectory import Credit, Rows, Sampled, Schedule
 
+_OF_RUN = ("step_std", "per_dim", "gather", "rank")  # arguments of credit methods that are no options
 _STATISTICS = ("policy_loss", "ratio_mean", "clip_fraction", "approx_kl", "kl")
 
 
@@ -155,9 +156,7 @@ def check(config: TrainConfig) -> None:
     if config.credit.method not in CREDIT:
         raise ValueError(f"credit.method: {unknown_name('credit method', config.credit.method, CREDIT)}")
     method = CREDIT[config.credit.method]
-    check_options(
-        method.credit, config.credit.options, owner=f"credit {config.credit.method!r}", reserved=("step_std", "per_dim")
-    )
+    check_options(method.credit, config.credit.options, owner=f"credit {config.credit.method!r}", reserved=_OF_RUN)
     check_plan(config, method)
     check_assignment(config, method)
     check_choice(config)
