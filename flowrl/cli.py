@@ -1,4 +1,4 @@
-"""The command line: `flowrl train | compare | sample | report | pretrain | reward`.
+"""The command line: `flowrl train | compare | sample | report | serve | reward | pretrain`.
 
 Heavy libraries are imported inside the commands, so that `--help` and configuration errors answer at once. Errors that
 a user can mend are one paragraph on standard error and exit code 1; an interrupt exits with 130.
@@ -13,7 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-COMMANDS = ("train", "compare", "sample", "report", "pretrain", "reward")
+from flowrl import reward_arguments
+from flowrl.serve import add_arguments as serving_arguments
+
+COMMANDS = ("train", "compare", "sample", "report", "serve", "reward", "pretrain")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,14 +96,31 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, help="file to write (RUN/report.html)")
     report.set_defaults(run=_report)
 
-    pretrain = commands.add_parser("pretrain", help="make the embedded model from scratch (hours on two cores)")
-    pretrain.add_argument("overrides", nargs="*", metavar="key=value", help="settings, for example out=runs/pretrain")
+    pretrain = commands.add_parser("pretrain", help="make the embedded model, or its scorer, from scratch")
+    pretrain.add_argument(
+        "overrides", nargs="*", metavar="[scorer] key=value",
+        help="scorer: the embedded world's differentiable reward; else the generator (hours on two cores)",
+    )  # fmt: skip
     pretrain.set_defaults(run=_pretrain)
 
-    reward = commands.add_parser("reward", help="reward train: make the embedded world's differentiable scorer")
-    reward.add_argument("action", nargs="?", help="train")
-    reward.add_argument("overrides", nargs="*", metavar="key=value", help="settings, for example out=runs/scorer")
-    reward.set_defaults(run=_reward)
+    serve = commands.add_parser("serve", help="serve rewards over HTTP")
+    serving_arguments(serve)
+    serve.set_defaults(run=_serve)
+
+    reward = commands.add_parser("reward", help="score pictures, examine a reward, or train one of your own")
+    actions = reward.add_subparsers(title="what to do", required=True, metavar="score | card | train | realism")
+    score = actions.add_parser("score", help="score a folder of pictures")
+    reward_arguments.add_score(score)
+    score.set_defaults(run=_reward_score)
+    card = actions.add_parser("card", help="how reliable a reward is: retest, JPEG, resize, order, cost")
+    reward_arguments.add_card(card)
+    card.set_defaults(run=_reward_card)
+    train = actions.add_parser("train", help="train a preference head on pairs of pictures")
+    reward_arguments.add_train(train)
+    train.set_defaults(run=_reward_train)
+    realism = actions.add_parser("realism", help="distance of a run's pictures to drawn scenes (embedded world)")
+    realism.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="runs that kept all evaluation pictures")
+    realism.set_defaults(run=_reward_realism)
     return parser
 
 
@@ -143,6 +163,12 @@ def _report(parsed: argparse.Namespace) -> int:
 
 
 def _pretrain(parsed: argparse.Namespace) -> int:
+    if parsed.overrides[:1] == ["scorer"]:
+        from flowrl.recipes.scorer import main as train_scorer
+        from flowrl.recipes.scorer import scorer_config
+
+        print(f"wrote {train_scorer(scorer_config(parsed.overrides[1:]))}")
+        return 0
     from flowrl.recipes.pretrain import main as pretrain
     from flowrl.recipes.pretrain import pretrain_config
 
@@ -150,15 +176,34 @@ def _pretrain(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _reward(parsed: argparse.Namespace) -> int:
-    if parsed.action != "train":
-        given = "nothing" if parsed.action is None else repr(parsed.action)
-        raise ValueError(f"flowrl reward needs what to do, and only train exists (flowrl reward train), got {given}")
-    from flowrl.recipes.scorer import main as train_scorer
-    from flowrl.recipes.scorer import scorer_config
+def _serve(parsed: argparse.Namespace) -> int:
+    from flowrl.serve import serve
 
-    print(f"wrote {train_scorer(scorer_config(parsed.overrides))}")
-    return 0
+    return serve(parsed)
+
+
+def _reward_score(parsed: argparse.Namespace) -> int:
+    from flowrl.reward_score import score
+
+    return score(parsed)
+
+
+def _reward_card(parsed: argparse.Namespace) -> int:
+    from flowrl.reward_card import card
+
+    return card(parsed)
+
+
+def _reward_train(parsed: argparse.Namespace) -> int:
+    from flowrl.recipes.preference_head import train
+
+    return train(parsed)
+
+
+def _reward_realism(parsed: argparse.Namespace) -> int:
+    from flowrl.reward_realism import realism
+
+    return realism(parsed)
 
 
 if __name__ == "__main__":

@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-from flowrl.config import load_config
 from flowrl.evaluate import generate
+from flowrl.evaluation.models import Source, find_source, load_source
 from flowrl.images import grid, save_png
-from flowrl.parts import DTYPES, model_location
-from flowrl.pipelines import Pipeline, family
-from flowrl.pipelines.lora import add_saved_lora
-from flowrl.pipelines.tiny import CONTEXT, GUIDANCE_SCALE, NUM_STEPS
 from flowrl.progress import progress
 from flowrl.prompts import read_prompts
 from flowrl.randomness import counter_normal
 
-EMBEDDED = "asset:tiny-sd3"
+__all__ = ["BATCH", "load_source", "parse_seeds", "resolve_source", "sample"]
+
 BATCH = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """What to sample from, and how its owner samples it."""
-
-    model: str
-    lora: Path | None
-    num_steps: int
-    guidance_scale: float
-    grid: str
-    max_sequence_length: int
-    dtype: str
-    height: int | None = None
-    width: int | None = None
 
 
 def sample(options: argparse.Namespace) -> int:
@@ -94,42 +74,7 @@ def parse_seeds(text: str) -> list[int]:
 
 def resolve_source(options: argparse.Namespace) -> Source:
     """Reads a run's own settings, or takes a model with defaults; options on the command line win."""
-    folder = Path(options.source)
-    if (folder / "config.yaml").is_file():
-        config = load_config(folder / "config.yaml")
-        lora = None if options.base else options.lora or folder / "lora"
-        steps, scale = config.eval.num_steps or config.sampler.num_steps, config.eval.guidance_scale
-        found = Source(
-            model=config.pipeline.model, lora=lora, num_steps=steps, grid=config.eval.grid or config.sampler.grid,
-            guidance_scale=config.sampler.guidance_scale if scale is None else scale,
-            max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
-            height=config.pipeline.height, width=config.pipeline.width,
-        )  # fmt: skip
-    else:
-        embedded = options.source == EMBEDDED
-        found = Source(
-            model=options.source, lora=options.lora, num_steps=NUM_STEPS if embedded else 40, grid="diffusers",
-            guidance_scale=GUIDANCE_SCALE if embedded else 4.5, dtype="float32",
-            max_sequence_length=CONTEXT if embedded else 128,
-        )  # fmt: skip
-    given = {
-        name: value
-        for name in ("num_steps", "guidance_scale", "max_sequence_length")
-        if (value := vars(options)[name]) is not None
-    }
-    for name in ("num_steps", "max_sequence_length"):
-        if given.get(name, 1) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {given[name]}")
-    return replace(found, **given)
-
-
-def load_source(source: Source) -> Pipeline:
-    """The pipeline with its LoRA, on the best device there is."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    pipeline: Pipeline = family("sd3").load(
-        model_location(source.model), dtype=DTYPES[source.dtype], device=device, height=source.height,
-        width=source.width, max_sequence_length=source.max_sequence_length,
+    return find_source(
+        options.source, base=options.base, lora=options.lora, num_steps=options.num_steps,
+        guidance_scale=options.guidance_scale, max_sequence_length=options.max_sequence_length,
     )  # fmt: skip
-    if source.lora is not None:
-        add_saved_lora(pipeline.transformer, source.lora)
-    return pipeline

@@ -2,7 +2,7 @@
 
 `AttributeNet` estimates how many shapes of each kind and colour a picture holds and where they lie. From that,
 `attribute_scores` forms a number in [0, 1] for a GenEval record. Every step is smooth in the pixels, so that reward
-back-propagation can train through it; GenEval's own verdict has no gradient. `flowrl reward train` makes the weights.
+back-propagation can train through it; GenEval's own verdict has no gradient. `flowrl pretrain scorer` makes the weights.
 
 A clause of a record (class k, perhaps colour c, count n, perhaps "relation to clause j") holds with probability
 
@@ -99,7 +99,7 @@ def load_net(path: Path, device: torch.device | str = "cpu") -> AttributeNet:
     except Exception as error:
         raise ValueError(
             f"{path} holds no weights of the attribute scorer ({str(error).splitlines()[0]}): make some with "
-            f"'flowrl reward train'."
+            f"'flowrl pretrain scorer'."
         ) from error
     return net.requires_grad_(False).eval().to(device)
 
@@ -204,7 +204,7 @@ def _world_record(metadata: Mapping[str, Any]) -> Record:
 def check(*, combine: Combine = "mean", weights: str | None = None) -> None:
     """Refuses a file of weights that is not there."""
     if weights is not None and not Path(weights).is_file():
-        raise ValueError(f"reward 'attributes': there is no file {weights}: give one that 'flowrl reward train' wrote.")
+        raise ValueError(f"reward 'attributes': there is no file {weights}: give one that 'flowrl pretrain scorer' wrote.")
 
 
 def attributes(*, device: torch.device, combine: Combine = "mean", weights: str | None = None) -> Reward:
@@ -216,7 +216,7 @@ def attributes(*, device: torch.device, combine: Combine = "mean", weights: str 
     Args:
         device: where the network runs.
         combine: `mean` or `product` of the clauses' probabilities; the other one is logged as a part.
-        weights: a file that `flowrl reward train` wrote; null takes the one that comes with flowrl.
+        weights: a file that `flowrl pretrain scorer` wrote; null takes the one that comes with flowrl.
     """
     path = shipped_weights() if weights is None else Path(weights)
     return FunctionReward(

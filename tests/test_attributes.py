@@ -221,7 +221,7 @@ def test_following_the_gradient_makes_a_wrong_picture_score_right(reward: Reward
 def test_shipped_weights_are_small_and_accurate(net: AttributeNet, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shipped_weights().parent
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
-    assert "flowrl reward train" in (folder / "README.md").read_text(encoding="utf-8")
+    assert "flowrl pretrain scorer" in (folder / "README.md").read_text(encoding="utf-8")
     monkeypatch.setattr(scorer, "_SCENES_A_TASK", 20)
     for corrupted, least in ((False, 0.9), (True, 0.85)):
         figures = accuracy(net, 5, corrupted=corrupted)
@@ -310,39 +310,24 @@ def test_command_trains_writes_and_measures_again(
     monkeypatch.setattr(scorer, "_SCENES_A_TASK", 2)
     out = tmp_path / "scorer"
     sizes = ["num_scenes=8", "steps=2", "batch_size=4", "generated=0"]
-    assert main(["reward", "train", f"out={out}", *sizes]) == 0
+    assert main(["pretrain", "scorer", f"out={out}", *sizes]) == 0
     assert "wrote" in capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir()) == ["README.md", "model.safetensors"]
     text = (out / "README.md").read_text(encoding="utf-8")
-    assert "Made by `flowrl reward train num_scenes=8 steps=2 batch_size=4`." in text
+    assert "Made by `flowrl pretrain scorer num_scenes=8 steps=2 batch_size=4`." in text
     assert "| all twelve counts of a picture |" in text
     assert "verdict" not in text
     with safe_open(out / "model.safetensors", framework="pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}
     (out / "README.md").unlink()
-    assert main(["reward", "train", "measure_only=true", f"out={out}", "generated=0"]) == 0
+    assert main(["pretrain", "scorer", "measure_only=true", f"out={out}", "generated=0"]) == 0
     assert (out / "README.md").read_text(encoding="utf-8") == text
     weights = build_reward("attributes", options={"weights": str(out / "model.safetensors")})
     assert weights.version != build_reward("attributes").version
 
 
 def test_command_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["reward"]) == 1
-    assert "only train exists (flowrl reward train), got nothing" in capsys.readouterr().err
-    assert main(["reward", "trian"]) == 1
-    assert "got 'trian'" in capsys.readouterr().err
-    assert main(["reward", "train", "measure_only=true", f"out={tmp_path}"]) == 1
+    assert main(["pretrain", "scorer", "measure_only=true", f"out={tmp_path}"]) == 1
     assert "there is no file" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="stepz"):
-        scorer_config(["stepz=7"])
-    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-        scorer_config(["steps=0"])
-    assert scorer_config(["steps=7", "lr=1e-4"]) == ScorerConfig(steps=7, lr=1e-4)
-
-
-def test_area_under_the_curve() -> None:
-    assert roc_auc([0.9, 0.8, 0.3], [True, True, False]) == 1.0
-    assert roc_auc([0.1, 0.8, 0.3, 0.3], [True, True, False, False]) == 0.5
-    assert roc_auc([0.5, 0.5], [True, False]) == 0.5
-    assert roc_auc([0.9, 0.2, 0.4, 0.6], [True, False, True, False]) == 0.75
-    assert math.isnan(roc_auc([0.5, 0.6], [True, True]))
+    assert main(["pretrain", "scorer", "stepz=3"]) == 1
+    assert "did you mean 'steps'" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import torch
 from diffusers import DiffusionPipeline
 from tiny_runs import TinyRuns, tiny_runs
 
-from flowrl.cli import main
+from flowrl.cli import COMMANDS, main
 
 CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
@@ -105,7 +105,7 @@ def test_wrong_settings_are_refused_before_a_model_loads(
     ("body", "said"),
     [
         ("raise RuntimeError('no luck')", ["no luck", "rewards_", ":2"]),
-        ("return [float('nan')] * len(prompts)", ["nan", "item 0", "finite"]),
+        ("return [float('nan')] * len(prompts)", ["8 of 8 images", "not_finite 8", "resume="]),
         ("return [1.0]", ["8 numbers", "[1]"]),
         ("return 'good'", ["8 numbers", "str"]),
     ],
@@ -194,4 +194,4 @@ def test_report_wants_a_run(runs: TinyRuns, tmp_path: Path, capsys: pytest.Captu
 
 def test_a_misspelt_command_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean train?" in _error(["trian"], capsys)
-    assert "there are train, compare, sample, report, pretrain, reward" in _error(["xyzzy"], capsys)
+    assert f"there are {', '.join(COMMANDS)}" in _error(["xyzzy"], capsys)

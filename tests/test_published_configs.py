@@ -24,6 +24,7 @@ CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 EVERY = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 REAL = [name for name in EVERY if name.startswith("sd35m_")]
 NEEDS_A_FILE = {"tiny_dpo_offline": "there is no 'pairs'"}
+NEEDS_REFERENCES = {"sd35m_adv_grpo": "references.json"}
 
 
 @cache
@@ -34,7 +35,13 @@ def config_of(name: str) -> TrainConfig:
 @pytest.mark.parametrize("name", EVERY)
 def test_configuration_passes_its_check_without_a_model(name: str) -> None:
     config = config_of(name)
-    validate_reward_specs(reward_specs(config.rewards))
+    if name in NEEDS_REFERENCES:
+        with pytest.raises(ValueError, match=NEEDS_REFERENCES[name]):
+            validate_reward_specs(reward_specs(config.rewards))
+    else:
+        validate_reward_specs(reward_specs(config.rewards))
+    if config.eval.rewards:
+        validate_reward_specs(reward_specs(config.eval.rewards))
     recipe = importlib.import_module(f"flowrl.recipes.{config.recipe}")
     if name in NEEDS_A_FILE:
         with pytest.raises(ConfigError, match=NEEDS_A_FILE[name]):

@@ -1,4 +1,4 @@
-"""Trains the differentiable scorer of the embedded world: `flowrl reward train [key=value ...]`.
+"""Trains the differentiable scorer of the embedded world: `flowrl pretrain scorer [key=value ...]`.
 
 1. Random scenes, flawed ones among them, are drawn and labelled by GenEval's judge (`scorer_data.py`).
 2. The network learns counts and places of every kind of object from these pictures flipped, blurred, softened, noisy
@@ -82,7 +82,7 @@ def scorer_config(overrides: Sequence[str]) -> ScorerConfig:
     for text in overrides:
         apply_override(data, text)
     keys = tuple(dotted_keys(ScorerConfig))
-    source = Source(file="reward train", overrides={}, foreign_keys={}, foreign_values={}, own_keys=keys)
+    source = Source(file="pretrain scorer", overrides={}, foreign_keys={}, foreign_values={}, own_keys=keys)
     config = build(ScorerConfig, data, source)
     assert isinstance(config, ScorerConfig)
     return config
@@ -262,7 +262,7 @@ that reads from a 64 x 64 picture how many objects of each shape and colour it h
 from this for a GenEval record is differentiable in the pixels. It is for pictures of the embedded world only. Stored in
 float16 ({kilobytes:.0f} kB), used in float32. Licence: that of the repository, Apache-2.0.
 
-Made by `flowrl reward train{overrides}`. `flowrl reward train measure_only=true out=FOLDER` measures the weights in a
+Made by `flowrl pretrain scorer{overrides}`. `flowrl pretrain scorer measure_only=true out=FOLDER` measures the weights in a
 folder again and rewrites this file, for instance after the embedded model has changed.
 
 ## Data and training
