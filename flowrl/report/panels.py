@@ -73,6 +73,13 @@ SIGNS = (
         healthy="Below 0.5. Near 1 the prompts are too easy, too hard, or the reward is too coarse.",
         is_healthy=lambda values: _recent(values) < 0.5,
     ),
+    Sign(
+        key="invalid_ratio",
+        title="Failed rewards",
+        meaning="Share of images that a reward could not score: they teach nothing and enter no statistic.",
+        healthy="0. The causes are in metrics.jsonl under reward_errors; beyond max_invalid_ratio the run stops.",
+        is_healthy=lambda values: float(values.max()) == 0,
+    ),
 )
 
 
