@@ -1,0 +1,213 @@
+"""A reward that another program computes: `flowrl serve`, or a reward server of another project.
+
+    {name: remote, options: {url: http://10.0.0.5:8190, reward: hps, token_env: REWARD_TOKEN}}
+
+Pictures are sent as 8-bit PNG, so scorers that work on 8-bit pictures give what they give in this process. Items that
+could not be scored (after retries) are failed items with the reason as error word; those that could keep their values.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from functools import partial
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.remote_client import (
+    Client,
+    Told,
+    ask_health,
+    ask_scores,
+    chunks_of,
+    refuse_misconfigured,
+    wrong,
+)
+from flowrl.rewards.retries import Failed, open_session
+from flowrl.rewards.wire import Item, Score
+from flowrl.rewards.wire_adapters import ADAPTERS
+from flowrl.rewards.wire_pictures import Pixels
+
+Protocol = Literal["flowrl", "flow_factory", "unirl"]
+Kind = Literal["remote", "groupwise", "pairwise"]
+_NEEDS = ("prompts", "images", "metadata")
+
+
+def check(
+    *,
+    url: str,
+    reward: str | None = None,
+    protocol: Protocol = "flowrl",
+    token_env: str | None = None,
+    kind: Kind | None = None,
+    needs: list[str] | None = None,
+    batch_size: int = 16,
+    concurrency: int = 4,
+    timeout: float = 60.0,
+    deadline: float = 120.0,
+    retries: int = 4,
+    wait: bool = True,
+) -> None:
+    """Refuses option values that are wrong, without calling the server."""
+    adapter = ADAPTERS[protocol]
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise wrong(f"url must be the address of a server such as http://127.0.0.1:8190, got {url!r}")
+    if parts.username or parts.password:
+        raise wrong("url must not hold a password: put the token into an environment variable and give token_env")
+    if protocol == "unirl" and not reward:
+        raise wrong("protocol unirl needs reward: the name of one that the server has")
+    if protocol == "flow_factory" and reward:
+        raise wrong(f"protocol flow_factory has one reward a server: leave out reward, got {reward!r}")
+    if token_env is not None and not os.environ.get(token_env, "").strip():
+        raise wrong(f"the environment variable {token_env} is not set: put the token there, or leave out token_env")
+    if kind not in (None, "remote") and adapter.groups == "none":
+        raise wrong(f"protocol {protocol} scores item by item: kind must be remote, got {kind}")
+    if needs is not None:
+        if not isinstance(needs, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in needs):
+            raise wrong(f"needs must be a list of fields, got {needs!r}")
+        if unknown := sorted(set(needs) - adapter.fields):
+            fields = ", ".join(sorted(adapter.fields))
+            raise wrong(f"protocol {protocol} cannot send {unknown[0]}; fields are {fields}")
+    for name, number in (("batch_size", batch_size), ("concurrency", concurrency)):
+        if number < 1:
+            raise wrong(f"{name} must be at least 1, got {number}")
+    if retries < 0:
+        raise wrong(f"retries must be 0 or more, got {retries}")
+    for name, seconds in (("timeout", timeout), ("deadline", deadline)):
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise wrong(f"{name} must be a positive number of seconds, got {seconds}")
+
+
+def remote(
+    *,
+    device: torch.device,
+    url: str,
+    reward: str | None = None,
+    protocol: Protocol = "flowrl",
+    token_env: str | None = None,
+    kind: Kind | None = None,
+    needs: list[str] | None = None,
+    batch_size: int = 16,
+    concurrency: int = 4,
+    timeout: float = 60.0,
+    deadline: float = 120.0,
+    retries: int = 4,
+    wait: bool = True,
+) -> Reward:
+    """The scores of a server.
+
+    Args:
+        device: unused; values come back to the device of the images.
+        url: of the server, without path.
+        reward: which of the server's rewards; null where it has one only.
+        protocol: whose server it is; see `flowrl.rewards.wire_adapters`.
+        token_env: environment variable that holds the token, sent as `Authorization: Bearer`.
+        kind: remote (item by item), groupwise or pairwise (groups are sent whole); null takes what the server says.
+        needs: fields that are sent; null takes what the server says, or prompts, images and metadata.
+        batch_size: items of one request; more where a group has more.
+        concurrency: requests at a time.
+        timeout: seconds of one request.
+        deadline: seconds of one call of the reward: all its items, with retries and waits between them.
+        retries: after a failed connection, 408, 425, 429, 5xx, or a reply that cannot be read.
+        wait: ask the server at the start whether it is ready; false goes ahead without knowing.
+
+    Raises:
+        ValueError: the server is not there, not ready, refuses the token, or has no such reward.
+    """
+    check(
+        url=url, reward=reward, protocol=protocol, token_env=token_env, kind=kind, needs=needs, batch_size=batch_size,
+        concurrency=concurrency, timeout=timeout, deadline=deadline, retries=retries, wait=wait,
+    )  # fmt: skip
+    url, adapter = url.rstrip("/"), ADAPTERS[protocol]
+    token = None if token_env is None else os.environ[token_env].strip()
+    session = open_session(url, api_key=token, connections=concurrency)
+    told = ask_health(session, url, reward, adapter, batch_size, retries, deadline) if wait else Told()
+    sends = frozenset(needs or told.needs or (set(_NEEDS) & adapter.fields))
+    if unknown := sorted(sends - adapter.fields):
+        raise wrong(f"the server's reward needs {', '.join(unknown)}, which cannot be sent: is its version another?")
+    client = Client(
+        session=session, url=url, adapter=adapter, reward=reward or told.name, version=told.version, needs=sends,
+        kind=kind or told.kind, batch_size=batch_size, concurrency=concurrency, timeout=timeout, deadline=deadline,
+        retries=retries,
+    )  # fmt: skip
+    return FunctionReward(
+        name="remote",
+        score=partial(_score, client=client),
+        needs=client.needs,
+        kind=client.kind,
+        waits=True,
+        version=f"remote:{protocol}:{url}:{client.reward or 'default'}:{client.version or 'unknown'}:png-8bit",
+    )
+
+
+def _score(inputs: RewardInputs, *, client: Client) -> RewardOutput:
+    items = items_of(inputs, client.needs)
+    chunks = chunks_of(items, client)
+    end = time.monotonic() + client.deadline
+    pool = ThreadPoolExecutor(client.concurrency, thread_name_prefix="remote")
+    try:
+        jobs = [pool.submit(ask_scores, client, chunk, inputs.iteration, end) for chunk in chunks]
+        wait_for(jobs, timeout=client.deadline)
+        # Looked at once: what arrives later than this must not make half of a request count.
+        done = [job.done() for job in jobs]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    scores: dict[int, Score] = {}
+    for job, chunk, finished in zip(jobs, chunks, done, strict=True):
+        result = job.result() if finished else Failed(error="timeout")
+        if isinstance(result, Failed):
+            refuse_misconfigured(result, client.url)
+            scores |= {item.id: Score(id=item.id, value=None, error=result.error) for item in chunk}
+        else:
+            scores |= {score.id: score for score in result.scores}
+    ordered = [scores[item.id] for item in items]
+    names = sorted({name for score in ordered for name in score.parts})
+    return output_of(
+        [score.value for score in ordered],
+        inputs,
+        {name: [score.parts.get(name, math.nan) for score in ordered] for name in names},
+        [score.error for score in ordered],
+    )
+
+
+def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[Item]:
+    """Samples as items with their places as ids; of metadata, videos and further pictures only what is needed.
+
+    Raises:
+        ValueError: a field that is needed was not given, or pictures are not finite.
+    """
+    optional: dict[str, Any] = {"videos": inputs.videos, "source_images": inputs.source_images}
+    optional |= {"reference_images": inputs.reference_images}
+    for name, value in optional.items():
+        if name in needs and value is None:
+            raise ValueError(
+                f"reward 'remote' needs {name}, and there are none: the reward on the server is for another task; "
+                f"serve one that fits, or set needs."
+            )
+    pictures = to_uint8(inputs.images)
+    videos = None if inputs.videos is None or "videos" not in needs else [to_uint8(video) for video in inputs.videos]
+    sources = _lists(inputs.source_images if "source_images" in needs else None, len(inputs))
+    references = _lists(inputs.reference_images if "reference_images" in needs else None, len(inputs))
+    groups, samples = inputs.group_ids.tolist(), inputs.sample_ids.tolist()
+    return [
+        Item(
+            id=i, prompt=prompt, image=pictures[i], frames=() if videos is None else tuple(videos[i]),
+            fps=None if videos is None else inputs.fps, source_images=sources[i], reference_images=references[i],
+            metadata=inputs.metadata[i] if "metadata" in needs else {}, group_id=groups[i], sample_id=samples[i],
+        )
+        for i, prompt in enumerate(inputs.prompts)
+    ]  # fmt: skip
+
+
+def _lists(pictures: list[list[Tensor]] | None, batch: int) -> list[tuple[Pixels, ...]]:
+    if pictures is None:
+        return [()] * batch
+    return [tuple(to_uint8(picture[None])[0] for picture in of_one) for of_one in pictures]

@@ -1,0 +1,85 @@
+"""Pictures on the wire: encoded files from anybody, checked before anything is unpacked, and 8-bit RGB arrays."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps
+
+Pixels = UInt8[np.ndarray, " h w 3"]
+
+_FORMATS = ("PNG", "JPEG", "WEBP")
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+# What Pillow's readers are known to raise for damaged files.
+_DAMAGED = (
+    OSError, ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error,
+)  # fmt: skip
+
+
+class WireError(ValueError):
+    """A request that is refused: the HTTP status, a short word, and a sentence for the sender."""
+
+    def __init__(self, status: int, word: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.word = word
+
+
+def encode_picture(picture: Pixels) -> str:
+    """Base64 of a picture's PNG; lossless, with zlib's fastest level, since it lives for one request."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, format="PNG", compress_level=1)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def decode_picture(data: bytes, max_pixels: int, where: str = "the picture") -> Pixels:
+    """An encoded picture as 8-bit RGB [H, W, 3], turned as its EXIF orientation says, on white where it is transparent.
+
+    The size is read from the header, and nothing is unpacked of a picture that is too large.
+
+    Raises:
+        WireError: 413 for more pixels than `max_pixels` or Pillow's own guard against decompression bombs allow, 422
+            for damaged files and other formats.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+            width, height = opened.size
+            if width * height > max_pixels:
+                raise _too_large(where, f"{width} x {height} pixels where {max_pixels} are left")
+            if opened.mode not in _MODES:
+                raise bad_request(f"{where} has the pixel format {opened.mode}: send 8 bits a channel")
+            image: Image.Image = ImageOps.exif_transpose(opened)
+            if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+                image = image.convert("RGBA")
+                image = Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image)
+            return np.asarray(image.convert("RGB"))
+    except WireError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(where, str(error)) from error
+    except _DAMAGED as error:
+        raise bad_request(
+            f"{where} is no PNG, JPEG or WebP that can be read ({type(error).__name__}: {short(str(error))})"
+        ) from error
+
+
+def short(value: Any) -> str:
+    """What a stranger gave, in few letters."""
+    text = value if isinstance(value, str) else type(value).__name__ if isinstance(value, (dict, list)) else repr(value)
+    text = text.encode(errors="replace").decode()  # half a surrogate pair could not be sent back
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def bad_request(message: str) -> WireError:
+    """Something is not as the format wants it; `message` without its full stop."""
+    return WireError(422, "bad_request", f"{message}.")
+
+
+def _too_large(where: str, message: str) -> WireError:
+    return WireError(413, "too_many_pixels", f"{where} is too large: {message}.")
