@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flowrl import reward_arguments
+from flowrl.examine import arguments as reward_arguments
 from flowrl.serve import add_arguments as serving_arguments
 
 COMMANDS = ("train", "compare", "sample", "report", "serve", "reward", "pretrain")
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
 
     reward = commands.add_parser("reward", help="score pictures, examine a reward, or train one of your own")
-    actions = reward.add_subparsers(title="what to do", required=True, metavar="score | card | train | realism")
+    actions = reward.add_subparsers(required=True, metavar="score | card | train | rubric | realism")
     score = actions.add_parser("score", help="score a folder of pictures")
     reward_arguments.add_score(score)
     score.set_defaults(run=_reward_score)
@@ -118,6 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     train = actions.add_parser("train", help="train a preference head on pairs of pictures")
     reward_arguments.add_train(train)
     train.set_defaults(run=_reward_train)
+    rubric = actions.add_parser("rubric", help="let a judge find rules that explain pairs of pictures")
+    reward_arguments.add_rubric(rubric)
+    rubric.set_defaults(run=_reward_rubric)
     realism = actions.add_parser("realism", help="distance of a run's pictures to drawn scenes (embedded world)")
     realism.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="runs that kept all evaluation pictures")
     realism.set_defaults(run=_reward_realism)
@@ -183,13 +186,13 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 
 def _reward_score(parsed: argparse.Namespace) -> int:
-    from flowrl.reward_score import score
+    from flowrl.examine.score import score
 
     return score(parsed)
 
 
 def _reward_card(parsed: argparse.Namespace) -> int:
-    from flowrl.reward_card import card
+    from flowrl.examine.card import card
 
     return card(parsed)
 
@@ -200,8 +203,14 @@ def _reward_train(parsed: argparse.Namespace) -> int:
     return train(parsed)
 
 
+def _reward_rubric(parsed: argparse.Namespace) -> int:
+    from flowrl.examine.rubric import rubric
+
+    return rubric(parsed)
+
+
 def _reward_realism(parsed: argparse.Namespace) -> int:
-    from flowrl.reward_realism import realism
+    from flowrl.examine.realism import realism
 
     return realism(parsed)
 

@@ -14,6 +14,7 @@ from PIL import Image
 from scripted_judges import JUDGE, ScriptedJudge, grey, level, script, yes
 from tiny_clip import assert_pointwise, inputs_of
 
+from flowrl.cli import main
 from flowrl.rewards import autorubric, build_reward, check_reward, rubric
 from flowrl.rewards.autorubric import train_rubric
 from flowrl.rewards.chat import Answer, Question
@@ -403,3 +404,17 @@ def test_rubrics_are_used_without_scikit_learn(tmp_path: Path, monkeypatch: pyte
     script(monkeypatch, rubric, by_rule)
     reward = build_reward("rubric", options={"judge": JUDGE, "rules": write(tmp_path / "r.json", RULES)})
     assert bool(reward(inputs_of(grey([51]))).valid.all())
+
+
+def test_the_command_trains_and_says_what_it_found(
+    pairs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(monkeypatch, autorubric, critic)
+    out = tmp_path / "rules.json"
+    arguments = ["reward", "rubric", str(pairs_file), "--out", str(out), "--model", "m", "--rounds", "1"]
+    assert main([*arguments, "--server", "http://127.0.0.1:9/v1"]) == 0
+    printed = capsys.readouterr().out
+    assert load_rubric(out)[0].text in printed
+    assert "rules; accuracy" in printed
+    assert main([*arguments, "--key-env", "KEY"]) == 1
+    assert "there is no --server" in capsys.readouterr().err
