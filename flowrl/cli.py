@@ -80,7 +80,17 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--prompts", type=Path, help="a .txt or .jsonl file of prompts")
     sample.add_argument("--seeds", default="0", help="seeds of the start noise: 0,3,7 or 0-3")
     sample.add_argument("--base", action="store_true", help="of a run: the model before training")
-    sample.add_argument("--lora", type=Path, help="a LoRA folder to add to a model")
+    sample.add_argument("--lora", type=Path, action="append", help="a LoRA folder to add; several with --rlg")
+    sample.add_argument(
+        "--rlg", metavar="SCALES", help="guidance from base to tuned: one number a LoRA, 1 is the tuned"
+    )
+    sample.add_argument("--rlg-from", type=int, metavar="M", help="leave the first M steps to the tuned model alone")
+    sample.add_argument(
+        "--rlg-interval", metavar="LOW,HIGH", help="leave noise levels outside to the tuned model alone"
+    )
+    sample.add_argument(
+        "--base-guidance-scale", type=float, help="classifier-free guidance of the base under --rlg (the tuned one's)"
+    )
     sample.add_argument("--num-steps", type=int, help="denoising steps (a run's own, embedded model 10, else 40)")
     sample.add_argument(
         "--guidance-scale", type=float, help="classifier-free guidance (a run's own, embedded model 3, else 4.5)"

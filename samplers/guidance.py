@@ -2,23 +2,29 @@
 
 A network is `network(x, timestep, cond) -> v`, in whatever dtype it likes. A velocity is `velocity(x, sigma, timestep)
 -> v`: it knows its conditioning, answers in at least float32, and is what a rollout and an update call. Guidance takes
-networks or velocities and returns velocities, so that rollout and update are guided alike.
+networks or velocities and returns velocities, so that rollout and update are guided alike. The stack is classifier-free
+guidance of each network first, then reinforcement learning guidance between two or more of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.samplers.parametrization import working_dtype
+from flowrl.samplers.guidance_rules import Rule, linear_cfg
+from flowrl.samplers.parametrization import Sigma, column, working_dtype
 from flowrl.trajectory import Conditioning
 
 Network = Callable[[Tensor, Tensor, Conditioning], Tensor]
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
+ScaleAt = Callable[[float], float]
+"""A schedule: the scale of reinforcement learning guidance at a sigma."""
+Scale = float | ScaleAt
 
 
 def _evaluate(network: Network, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
@@ -59,24 +65,27 @@ def conditioned(network: Network, cond: Conditioning) -> Velocity:
     return velocity
 
 
-def classifier_free_guidance(network: Network, cond: Conditioning, negative: Conditioning, scale: float) -> Velocity:
+def classifier_free_guidance(
+    network: Network, cond: Conditioning, negative: Conditioning, scale: float, *, rule: Rule = linear_cfg
+) -> Velocity:
     """Classifier-free guidance `v_neg + scale (v_pos - v_neg)` (Ho and Salimans, arXiv 2207.12598, eq. 6).
 
     Negative and positive run in one batched call, negative first, and gradient flows through both. The mixture is taken
-    in float32. Scale 1 is one evaluation of the positive alone, without the negative.
+    in float32. Scale 1 of this rule is one evaluation of the positive alone, without the negative.
 
     Args:
         network: As in `conditioned`; sees a batch of 2b, except at scale 1.
         cond: [b].
         negative: [b], or one sample for all.
         scale: Finite.
+        rule: Another family's way of guiding (`flowrl.samplers.guidance_rules`); its scale means what that says.
 
     Raises:
         ValueError: scale is not finite, or the two conditionings do not fit together.
     """
     if not math.isfinite(scale):
         raise ValueError(f"guidance scale must be finite, got {scale}: 1 means no guidance")
-    if scale == 1:
+    if scale == 1 and rule is linear_cfg:
         return conditioned(network, cond)
     both = Conditioning.cat([negative.expand(len(cond)), cond])
 
@@ -84,6 +93,227 @@ def classifier_free_guidance(network: Network, cond: Conditioning, negative: Con
         _check_length(cond, x)
         doubled = timestep if timestep.ndim == 0 else torch.cat([timestep, timestep])
         without, with_prompt = _evaluate(network, torch.cat([x, x]), doubled, both).chunk(2)
-        return without + scale * (with_prompt - without)
+        return rule(without, with_prompt, scale)
 
     return velocity
+
+
+# ---- reinforcement learning guidance ---------------------------------------------------------------------------------
+
+
+def rlg_outputs(
+    base: Float[Tensor, " b *latent"], rl: Float[Tensor, " b *latent"], scale: Sigma
+) -> Float[Tensor, " b *latent"]:
+    """Reinforcement learning guidance of two network outputs, `base + scale (rl - base)` (arXiv 2508.21016).
+
+    The weights sum to 1, and velocity, noise, v-prediction, clean data and score are affine in each other at one latent
+    and one noise level, so the same function mixes any of them, and each mixture converts into the others. Two outputs
+    of different kinds, or at differently scaled latents, have to be converted to one kind first. The mean of a step is
+    affine in the output too: means mix alike, and the std stays.
+
+    Args:
+        base: Output of the base network, any float dtype.
+        rl: Output of the tuned network at the same latent, time and prompts.
+        scale: A number, a 0-d tensor or [b]. 0 is the base, 1 the tuned model; between them the two are interpolated,
+            beyond 1 extrapolated, and below 0 the model is steered away from what it was rewarded for.
+
+    Returns:
+        The mixture in at least float32; exactly `base` at scale 0 and exactly `rl` at scale 1, if these are numbers.
+
+    Raises:
+        ValueError: shapes differ, or the scale does not fit or is not finite.
+    """
+    _check_scale(scale)
+    if isinstance(scale, (int, float)) and scale in (0, 1):
+        base = rl if scale == 1 else base
+        return base.to(working_dtype(base))
+    return mix_outputs(base, [rl], [scale])
+
+
+def mix_outputs(
+    anchor: Float[Tensor, " b *latent"], others: Sequence[Float[Tensor, " b *latent"]], weights: Sequence[Sigma]
+) -> Float[Tensor, " b *latent"]:
+    """`anchor + sum_k weights_k (others_k - anchor)`, in at least float32; equal outputs stay what they are.
+
+    Raises:
+        ValueError: shapes or numbers of outputs differ.
+    """
+    dtype = working_dtype(anchor)
+    anchor = anchor.to(dtype)
+    mixed = anchor
+    for other, weight in zip(others, weights, strict=True):
+        if other.shape != anchor.shape:
+            raise ValueError(
+                f"outputs that are mixed must have one shape, got {tuple(anchor.shape)} and {tuple(other.shape)}"
+            )
+        mixed = mixed + column(weight, anchor, "scale") * (other.to(dtype) - anchor)
+    return mixed
+
+
+def needed(weights: Sequence[Sigma]) -> tuple[bool, list[int]]:
+    """Which networks a mixture needs: whether the base, and which experts.
+
+    An expert of weight 0 is not needed, nor is the base where the experts' weights sum to 1. The first that is needed
+    is the anchor of `mix_outputs`, the others follow with their weights: with one network left its output is exact.
+    """
+    active = [k for k, weight in enumerate(weights) if isinstance(weight, Tensor) or weight != 0]
+    plain = [weight for k in active if not isinstance(weight := weights[k], Tensor)]
+    return len(plain) < len(active) or math.fsum(plain) != 1, active
+
+
+def rlg(base: Velocity, rl: Velocity, scale: Scale) -> Velocity:
+    """Reinforcement learning guidance, `v_base + scale (v_rl - v_base)` (RLG, arXiv 2508.21016).
+
+    If the tuned model is `p_base exp(R / beta)`, the scores mix to that of `p_base exp(scale R / beta)`: the scale
+    turns the strength of the KL penalty to beta / scale without training. Limits: tuned models are no such exact tilts,
+    and following the mixed score does not sample the product of densities, since mixing and noising do not commute (a
+    base N(0, 1) and a tuned N(0, 1/4) at scale 2 give a std of 0.25, the product would have 0.378).
+
+    Args:
+        base: Velocity of the base model, its guidance included.
+        rl: Velocity of the tuned model, its guidance included; the scale of it may differ.
+        scale: A number, or a function of sigma (`by_step(rl_first(...), sigma_T)`, `rl_outside`, one's own).
+
+    Returns:
+        `velocity(x, sigma, timestep)`. At scale 0 it is `base` and at scale 1 `rl`, bit for bit and without calling the
+        other one. Otherwise 4 network rows a sample and step, 3 if one of the two is not guided, 2 if neither is.
+
+    Raises:
+        ValueError: scale is not finite.
+    """
+    return rlg_experts(base, [rl], [scale])
+
+
+def rlg_experts(base: Velocity, experts: Sequence[Velocity], scales: Sequence[Scale]) -> Velocity:
+    """Guidance by several tuned models, `v_base + sum_k scale_k (v_k - v_base)`; experts of weight 0 are not called.
+
+    Args:
+        base: Velocity of the base model, guided as `rlg` says.
+        experts: Velocities of models tuned from this base, at least one.
+        scales: One for each: a number, or a function of sigma.
+
+    Raises:
+        ValueError: there is no expert, numbers differ, or a scale is not finite.
+    """
+    if not experts or len(experts) != len(scales):
+        raise ValueError(f"reinforcement learning guidance needs a scale an expert, got {len(experts)}, {len(scales)}")
+    for scale in scales:
+        if not callable(scale):
+            _check_scale(scale)
+
+    def velocity(x: Float[Tensor, " b *latent"], sigma: Sigma, *timestep: Tensor) -> Float[Tensor, " b *latent"]:
+        weights = [scale_at(scale, sigma) for scale in scales]
+        with_base, active = needed(weights)
+        called: list[Callable[..., Tensor]] = [experts[k] for k in active]
+        rest = [weights[k] for k in active]
+        if with_base:
+            called.insert(0, base)
+        else:
+            rest = rest[1:]
+        anchor, *others = [network(x, sigma, *timestep) for network in called]
+        return mix_outputs(anchor, others, rest) if others else anchor
+
+    return velocity
+
+
+def guided_rlg(
+    base: Network,
+    rl: Network,
+    cond: Conditioning,
+    negative: Conditioning,
+    scale: Scale,
+    *,
+    base_guidance_scale: float,
+    rl_guidance_scale: float,
+    rule: Rule = linear_cfg,
+) -> Velocity:
+    """Reinforcement learning guidance between two networks, each with classifier-free guidance of its own scale.
+
+        v = (1 - w) [u_b + g_b (c_b - u_b)] + w [u_r + g_r (c_r - u_r)]
+
+    A model tuned with guidance takes `g_r = g_b`: then the order of the two guidances does not matter for a bilinear
+    rule. One tuned without it (DiffusionNFT, AWM) takes `g_r = 1` beside a guided base: 3 rows a step. Each network's
+    guidance is finished before the mixture, as rules that are not linear require.
+
+    Args:
+        base: The base network.
+        rl: The tuned network.
+        cond: [b].
+        negative: [b], or one sample for all.
+        scale: w, as in `rlg`.
+        base_guidance_scale: g_b.
+        rl_guidance_scale: g_r.
+        rule: As in `classifier_free_guidance`.
+    """
+    guided = partial(classifier_free_guidance, cond=cond, negative=negative, rule=rule)
+    return rlg(guided(base, scale=base_guidance_scale), guided(rl, scale=rl_guidance_scale), scale)
+
+
+def network_rows(weights: Sequence[float], *, base_guidance_scale: float, rl_guidance_scale: float) -> int:
+    """Rows that networks evaluate for one sample and step: 1 or, where guided, 2 of each network that is needed."""
+    with_base, active = needed(list(weights))
+    base, expert = (1 if scale == 1 else 2 for scale in (base_guidance_scale, rl_guidance_scale))
+    return base * with_base + expert * len(active)
+
+
+def by_step(scale_of_step: Callable[[int], float], sigma_T: Float[Tensor, " T1"]) -> ScaleAt:
+    """A function of the step, 0 .. T-1, as one of sigma: that of the schedule's step whose sigma is nearest.
+
+    Args:
+        scale_of_step: The scale at a step.
+        sigma_T: The schedule's noise levels, decreasing to 0.
+    """
+    sigmas = sigma_T[:-1].detach().double().cpu()
+    return lambda sigma: scale_of_step(int((sigmas - sigma).abs().argmin()))
+
+
+def rl_first(scale: float, num_steps: int) -> Callable[[int], float]:
+    """The tuned model alone (scale 1) in the first `num_steps` steps, then `scale`: a function of the step.
+
+    The published code calls the number `zero_init_step`.
+
+    Raises:
+        ValueError: num_steps is negative, or scale not finite.
+    """
+    _check_scale(scale)
+    if num_steps < 0:
+        raise ValueError(f"the number of first steps without extrapolation must not be negative, got {num_steps}")
+    return lambda step: 1.0 if step < num_steps else scale
+
+
+def rl_outside(scale: float, low: float, high: float) -> ScaleAt:
+    """`scale` where low <= sigma <= high, and the tuned model alone (scale 1) elsewhere: a function of sigma.
+
+    Raises:
+        ValueError: not 0 <= low <= high <= 1, or scale not finite.
+    """
+    _check_scale(scale)
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"an interval of noise levels needs 0 <= low <= high <= 1, got {low} and {high}")
+    # float32 sigmas may stand a rounding beside the end they are meant to be.
+    return lambda sigma: scale if low - 1e-6 <= sigma <= high + 1e-6 else 1.0
+
+
+def scale_at(scale: Scale, sigma: Sigma) -> float | Float[Tensor, " b"]:
+    """The scale at a noise level: a number, or [b] where the samples' levels differ in it.
+
+    Raises:
+        ValueError: a schedule gives a number that is not finite.
+    """
+    if not callable(scale):
+        return float(scale)
+    levels = sigma.flatten().tolist() if isinstance(sigma, Tensor) else [float(sigma)]
+    known = {level: float(scale(level)) for level in dict.fromkeys(levels)}
+    for value in known.values():
+        _check_scale(value)
+    if len(set(known.values())) == 1:
+        return next(iter(known.values()))
+    return torch.tensor([known[level] for level in levels], dtype=torch.float64)
+
+
+def _check_scale(scale: Sigma) -> None:
+    finite = bool(torch.isfinite(scale).all()) if isinstance(scale, Tensor) else math.isfinite(scale)
+    if not finite:
+        raise ValueError(
+            f"the scale of reinforcement learning guidance must be finite, got {scale}: 1 is the tuned model"
+        )

@@ -1,0 +1,118 @@
+"""Base and tuned networks for reinforcement learning guidance: one set of weights whose LoRA adapters go on and off.
+
+Two calls, each under its adapters, are how the base and the tuned output of one latent are found. One call of both sets
+of rows, with the LoRA masked or left out for the base's, was measured too and is not faster: see `docs/rlg.md`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from flowrl.pipelines.lora import Policy, read_lora
+from flowrl.samplers.guidance import Network
+from flowrl.trajectory import Conditioning
+
+
+def adapter_layers(network: nn.Module) -> list[BaseTunerLayer]:
+    """The layers of a network that carry adapters."""
+    return [module for module in network.modules() if isinstance(module, BaseTunerLayer)]
+
+
+def adapters_of(layers: Sequence[BaseTunerLayer]) -> list[str]:
+    """Names of all adapters that these layers carry, in alphabetical order."""
+    return sorted({name for layer in layers for name in layer._get_available_adapters()})
+
+
+def active_adapters(layers: Sequence[BaseTunerLayer]) -> list[str]:
+    """Names of the adapters that are at work now, in their order."""
+    return list(dict.fromkeys(n for layer in layers if not layer.disable_adapters for n in layer.active_adapters))
+
+
+@contextmanager
+def acting(layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Iterator[None]:
+    """Within, exactly these adapters are at work, each with its own weight; none is the network without adapters.
+
+    Costs microseconds a layer: PEFT's own switches flip requires_grad of every tensor too, which is left as it is here.
+    """
+    before = [(layer._active_adapter, layer._disable_adapters) for layer in layers]
+    try:
+        for layer in layers:
+            layer._disable_adapters = not names
+            if names:
+                layer._active_adapter = list(names)
+        yield
+    finally:
+        for layer, (active, off) in zip(layers, before, strict=True):
+            layer._active_adapter, layer._disable_adapters = active, off
+
+
+def add_adapter(network: nn.Module, folder: Path, name: str) -> None:
+    """Adds the LoRA of a folder under a name, beside those the network has; it is for sampling, not for training.
+
+    Adapters may differ in rank, alpha and layers. Weights are float32, whatever the base's dtype.
+
+    Args:
+        network: The network that the LoRA was trained on.
+        folder: In diffusers' or PEFT's layout (`flowrl.pipelines.lora.read_lora`).
+        name: Of the adapter, without a dot; not yet in use.
+
+    Raises:
+        ValueError: the name is in use, there is no LoRA, or it does not bind to this network.
+    """
+    if "." in name or name in adapters_of(adapter_layers(network)):
+        raise ValueError(f"an adapter's name must be new and without a dot, got {name!r}")
+    tensors, alpha = read_lora(folder)
+    targets = sorted({tensor.split(".lora_")[0] for tensor in tensors})
+    missing = sorted(set(targets) - {layer for layer, _ in network.named_modules()})
+    if missing:
+        raise ValueError(
+            f"the LoRA in {folder} is of another network than {type(network).__name__}: {len(missing)} of its "
+            f"{len(targets)} layers are not there (first: {missing[0]})"
+        )
+    rank = next(tensor.shape[0] for key, tensor in tensors.items() if "lora_A" in key)
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)  # several adapters are meant
+        inject_adapter_in_model(config, network, adapter_name=name)
+    own = {n.replace(f".{name}.", "."): p for n, p in network.named_parameters() if "lora_" in n and f".{name}." in n}
+    _check_shapes(own, tensors, folder)
+    for key, parameter in own.items():
+        parameter.requires_grad_(False)
+        parameter.data = tensors[key].to(parameter.device).float()
+
+
+def _check_shapes(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], folder: Path) -> None:
+    wrong = sorted(own.keys() ^ tensors.keys()) or [k for k in own if own[k].shape != tensors[k].shape]
+    if wrong:
+        raise ValueError(f"the LoRA in {folder} does not fit this network: {len(wrong)} tensors, first {wrong[0]}")
+
+
+def adapter_network(network: Network, layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Network:
+    """A network that runs with exactly these adapters at work."""
+
+    def under(x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+        with acting(layers, names):
+            return network(x, timestep, cond)
+
+    return under
+
+
+def slot_network(network: Network, policy: Policy, slot: str) -> Network:
+    """A network that runs under a weight slot of its policy ("reference", "policy", "ema", ...).
+
+    Raises:
+        ValueError: at the first call, if there is no such slot.
+    """
+
+    def under(x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+        with policy.under(slot):
+            return network(x, timestep, cond)
+
+    return under
