@@ -166,8 +166,8 @@ def score_rows(rows: Sequence[Mapping[str, Any]]) -> list[ScoreRow]:
 def summary(rows: Sequence[Row]) -> Row:
     """Means with 95 % intervals: every reward, and the GenEval score (macro over tasks) where there are verdicts."""
     metrics: Row = {}
-    for name in rows[0]["rewards"]:
-        known = [row for row in rows if row["rewards"][name] is not None]
+    for name in dict.fromkeys(name for row in rows for name in row["rewards"]):  # failed images may lack sub-scores
+        known = [row for row in rows if row["rewards"].get(name) is not None]
         if "/" not in name and len(known) < len(rows):
             metrics[f"eval/reward/{name}_invalid_ratio"] = 1 - len(known) / len(rows)
         if not known:

@@ -121,7 +121,10 @@ class RewardInputs:
 
     def __getitem__(self, index: Tensor | Sequence[int]) -> RewardInputs:
         """Some samples, by their places (int64 [n] or a list)."""
-        place = torch.as_tensor(index, dtype=torch.int64)
+        place = torch.as_tensor(index)
+        if place.dtype == torch.bool:
+            raise ValueError("samples are chosen by their places, not by a mask: give torch.nonzero(mask).flatten().")
+        place = place.to(torch.int64)
         places: list[int] = place.tolist()
 
         def of(values: list[Any] | None) -> Any:

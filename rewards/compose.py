@@ -50,6 +50,8 @@ class WeightedSum:
     Parts are `reward/<key>` and `reward/<key>/<part>`; `keys` are the rewards' names, the second of a name with `_2`.
     Errors are `<key>/<word>`. Weights are not normalised.
 
+    An item whose gate's reward failed is invalid: nobody knows whether the gate lets it through.
+
     Attributes:
         terms: the rewards and their weights.
         merge: `sum`; `geometric`: prod r^(w / sum w); `harmonic`: sum w / sum(w / r), rewards at 1e-6 at least.
@@ -84,6 +86,11 @@ class WeightedSum:
         return max((*gated, *(reward.kind for reward in self.rewards)), key=KINDS.index)
 
     @property
+    def whole_groups(self) -> bool:
+        """Whether all images of a group must come in one call; `kind` does not tell where a member learns as well."""
+        return any(term.gate is not None or term.reward.kind in ("groupwise", "pairwise") for term in self.terms)
+
+    @property
     def waits(self) -> bool:
         return any(reward.waits for reward in self.rewards)
 
@@ -105,7 +112,9 @@ class WeightedSum:
         return tuple(term.weight_at(iteration) for term in self.terms)
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
-        return self._combined(inputs, [term.reward(inputs) for term in self.terms])
+        return self._combined(
+            [term.reward(inputs) for term in self.terms], inputs.group_ids, inputs.iteration, inputs.images.device
+        )
 
     def start(self, inputs: RewardInputs, executor: Executor) -> Callable[[], RewardOutput]:
         """Starts the rewards that wait for another program, runs the others, and returns how to get the result.
@@ -116,15 +125,19 @@ class WeightedSum:
         away = replace(inputs, images=inputs.images.detach().cpu(), videos=videos)
         jobs = [executor.submit(term.reward, away) if term.reward.waits else None for term in self.terms]
         here = [None if job else term.reward(inputs) for job, term in zip(jobs, self.terms, strict=True)]
+        group_ids, iteration, device = inputs.group_ids, inputs.iteration, inputs.images.device  # not the pictures
 
         def result() -> RewardOutput:
             pairs = zip(jobs, here, strict=True)
-            return self._combined(inputs, [done if job is None else job.result() for job, done in pairs])
+            outputs = [done if job is None else job.result() for job, done in pairs]
+            return self._combined(outputs, group_ids, iteration, device)
 
         return result
 
-    def _combined(self, inputs: RewardInputs, outputs: Sequence[RewardOutput | None]) -> RewardOutput:
-        device, batch = inputs.images.device, len(inputs)
+    def _combined(
+        self, outputs: Sequence[RewardOutput | None], group_ids: Tensor, iteration: int, device: torch.device
+    ) -> RewardOutput:
+        batch, gates = len(group_ids), []
         values, known, weights = [], [], []
         parts: dict[str, Tensor] = {}
         errors: dict[str, int] = {}
@@ -134,19 +147,29 @@ class WeightedSum:
             if term.weight:  # a reward that is only watched must not spoil the sum
                 values.append(value)
                 known.append(output.valid.to(device))
-                weights.append(term.weight_at(inputs.iteration))
+                weights.append(term.weight_at(iteration))
+            if term.gate is not None:
+                gates.append(output.valid.to(device))
             parts[f"reward/{term.key}"] = value
             parts |= {f"reward/{term.key}/{part}": numbers.to(device) for part, numbers in output.parts.items()}
             errors |= {f"{term.key}/{word}": count for word, count in output.errors.items()}
         valid_KB = torch.stack(known)
-        valid = valid_KB.all(0) if self.partial == "drop" else valid_KB.any(0)
         weight_K = torch.tensor(weights, dtype=torch.float32, device=device)
+        if not bool(weight_K.any()) and (self.merge != "sum" or self.partial != "drop"):
+            raise ValueError(
+                f"the schedules of {self.name} make every weight 0 in iteration {iteration}, and a mean of nothing has "
+                f"no value: let one reward keep a weight, or sum them with merge sum and partial drop."
+            )
+        # With `renormalise`, a reward whose weight is 0 now cannot make up for the others.
+        valid = valid_KB.all(0) if self.partial == "drop" else (valid_KB & (weight_K != 0)[:, None]).any(0)
+        for open_B in gates:
+            valid = valid & open_B
         total = torch.where(valid, _merged(torch.stack(values), valid_KB, weight_K, self.merge), torch.nan)
         for term in self.terms:
             if term.gate is not None:
                 closed = parts[f"reward/{term.key}"] < term.gate
                 parts[f"reward/{term.key}/gated"] = closed.float()
-                total = gated(total, closed, inputs.group_ids.to(device))
+                total = gated(total, closed, group_ids.to(device))
         return RewardOutput(values=total, valid=valid, parts=parts, errors=errors)
 
 
@@ -207,8 +230,12 @@ def weighted_sum(
         raise ValueError(f"weights must be finite, got {list(weights)}.")
     check_weights(weights)
     assert merge in get_args(Merge)
-    if (merge != "sum" or partial != "drop") and min(weights) < 0:
-        raise ValueError(f"a {merge} mean, or one that makes up for missing rewards, needs weights above 0: {weights}.")
+    factors = [factor for spec in specs for _, factor in spec.schedule]
+    if (merge != "sum" or partial != "drop") and min((*weights, *factors)) < 0:
+        raise ValueError(
+            f"a {merge} mean, or one that makes up for missing rewards, needs weights above 0, got {list(weights)}"
+            f"{f' and schedules with factors down to {min(factors):g}' if factors else ''}."
+        )
     taken = {reward.name for reward in rewards}
     terms: list[Term] = []
     for i, (reward, weight) in enumerate(zip(rewards, weights, strict=True)):

@@ -244,6 +244,16 @@ def _output(scored: Sequence[tuple[list[float], str | None]], inputs: RewardInpu
     return output_of(values, inputs, errors=[error for _, error in scored])
 
 
+def _texts_of(record: Mapping[str, Any], prompt: str) -> Sequence[str]:
+    """What the cells of one item show: the texts of its record, else those read off the prompt."""
+    own = record.get("sub_prompts")
+    if own is None:
+        return sub_prompts(prompt)
+    if not isinstance(own, list) or not all(isinstance(text, str) for text in own):
+        raise ValueError(f"{OWNER}: metadata field sub_prompts must be a list of texts, one a cell, got {own!r}.")
+    return own
+
+
 @torch.no_grad()
 def _score_clip(
     inputs: RewardInputs,
@@ -257,7 +267,7 @@ def _score_clip(
     scored: list[tuple[list[float], str | None]] = []
     for item, prompt in enumerate(inputs.prompts):  # grids of one batch may differ in shape
         found = shape or grid_shape(prompt)
-        texts = inputs.metadata[item].get("sub_prompts") or sub_prompts(prompt)
+        texts = _texts_of(inputs.metadata[item], prompt)
         if found is None or (mode == "clip_text" and len(texts) != found[0] * found[1]):
             scored.append(([], MISSING))
             continue

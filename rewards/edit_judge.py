@@ -267,7 +267,8 @@ def edit_principles(
             planner=Planner(plans, templates[names[0]], limit=max_principles, max_tokens=max_tokens),
             answer={"max_tokens": max_tokens, "temperature": temperature},
         ),
-        judge=judge,
+        # A planner in this process must not run in threads beside the rollout, wherever the judge is.
+        judge=judge if planner is None or "server" in planner else planner,
         needs={"source_images", "metadata"},
         version=f"edit_principles:{verify}:{aggregate}:{listed}:at_most-{max_principles}:max_tokens-{max_tokens}:"
         f"temperature-{temperature:g}:template-{digest_of(templates)}:{chat.version}:planner-{plans.version}",

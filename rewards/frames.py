@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flowrl.options import check_options
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, to_uint8
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.outputs import check_output, joined
 
 Policy = Literal["first", "uniform", "every", "all"]
 Reducer = Literal["mean", "min", "top_frac", "positive_mean"]
@@ -197,16 +197,7 @@ def _score(
         given = replace(stills[[item for item in items for _ in places]], images=frames)
         output = check_output(reward(given), len(given), reward.name)
         pieces.append(_reduced(output, len(items), reducer=reducer, fraction=fraction))
-    errors: dict[str, int] = {}
-    for piece in pieces:
-        for word, number in piece.errors.items():
-            errors[word] = errors.get(word, 0) + number
-    return RewardOutput(
-        values=torch.cat([piece.values for piece in pieces]),
-        valid=torch.cat([piece.valid for piece in pieces]),
-        parts={name: torch.cat([piece.parts[name] for piece in pieces]) for name in pieces[0].parts},
-        errors=errors,
-    )
+    return joined(pieces)
 
 
 def _reduced(output: RewardOutput, videos: int, *, reducer: Reducer, fraction: float | None) -> RewardOutput:

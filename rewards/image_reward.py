@@ -34,6 +34,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as vision
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, pretrained, to_uint8
+from flowrl.rewards.clip_encoder import CLIP_MEAN, CLIP_STD
 
 DEFAULT_MODEL = "THUDM/ImageReward"
 DEFAULT_TOKENIZER = "google-bert/bert-base-uncased"
@@ -41,7 +42,6 @@ FILE = "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 MAX_TOKENS = 35
 HEAD_WIDTH = 64  # of an attention head, in both towers
-PIXEL_MEAN, PIXEL_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 OWNER = "reward 'image_reward'"
 
 _WHOLE = {
@@ -232,7 +232,7 @@ def pixels_of(images: UInt8[np.ndarray, " b h w 3"], size: int) -> Float[Tensor,
     rows = []
     for image in images:
         small = vision.resize(Image.fromarray(image), size, interpolation=InterpolationMode.BICUBIC)
-        rows.append(vision.normalize(vision.to_tensor(vision.center_crop(small, size)), PIXEL_MEAN, PIXEL_STD))
+        rows.append(vision.normalize(vision.to_tensor(vision.center_crop(small, size)), CLIP_MEAN, CLIP_STD))
     return torch.stack(rows)
 
 

@@ -27,6 +27,7 @@ from torchvision.transforms import functional as vision
 from flowrl.benchmarks.geneval import COLORS, Detection
 from flowrl.rewards import pretrained
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
+from flowrl.rewards.clip_encoder import CLIP_MEAN, CLIP_STD
 from flowrl.rewards.detectors import Judge
 
 DEFAULT_DETECTOR = "facebook/mask2former-swin-small-coco-instance"
@@ -43,7 +44,6 @@ CLASSES = tuple(
 
 SHORT_SIDE, LONG_SIDE, MULTIPLE, PADDING = 800, 1333, 32, 128
 PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 MAX_DETECTIONS = 100
 BACKGROUND = 153  # grey, #999
 BATCH = 8  # pictures that the detector sees at once

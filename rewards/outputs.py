@@ -1,7 +1,9 @@
-"""What every reward's output must satisfy before it may enter a statistic."""
+"""What every reward's output must satisfy before it may enter a statistic, and outputs of pieces as one."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -45,3 +47,24 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
     lost = int((output.valid & ~valid).sum())
     errors = output.errors | ({"not_finite": output.errors.get("not_finite", 0) + lost} if lost else {})
     return replace(output, values=torch.where(valid, output.values, torch.nan), valid=valid, errors=errors)
+
+
+def joined(outputs: Sequence[RewardOutput]) -> RewardOutput:
+    """The outputs of one reward for the pieces of a batch, as that of the batch.
+
+    A sub-score that some pieces lack is NaN there: a server that could not be reached names none.
+    """
+    errors: Counter[str] = Counter()
+    for output in outputs:
+        errors.update(output.errors)
+    names = dict.fromkeys(name for output in outputs for name in output.parts)
+    parts = {
+        name: torch.cat([o.parts[name] if name in o.parts else torch.full_like(o.values, torch.nan) for o in outputs])
+        for name in names
+    }
+    return RewardOutput(
+        values=torch.cat([output.values for output in outputs]),
+        valid=torch.cat([output.valid for output in outputs]),
+        parts=parts,
+        errors=dict(errors),
+    )

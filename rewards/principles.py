@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -92,15 +93,21 @@ class Planner:
     """Turns instructions into principles, each pair of instruction and source picture once.
 
     All samples of a group thus are held to the same principles, and a batch costs one question a prompt. Failed
-    decompositions are not kept. Greedy answers, so that processes that ask separately agree.
+    decompositions are not kept. Greedy answers, so that processes that ask separately agree. Safe to use from several
+    threads: one asks while the others wait for its plans.
     """
 
     def __init__(self, chat: Chat, words: Template, *, limit: int, max_tokens: int) -> None:
         self.chat, self.words, self.limit, self.max_tokens = chat, words, limit, max_tokens
         self.plans: dict[str, Plan] = {}
+        self._lock = threading.Lock()
 
     def plan(self, instructions: Sequence[str], sources: Sequence[Picture]) -> list[Plan | str]:
         """The principles of each edit, or the short word that says why there are none."""
+        with self._lock:
+            return self._plan(instructions, sources)
+
+    def _plan(self, instructions: Sequence[str], sources: Sequence[Picture]) -> list[Plan | str]:
         keys = [_key(*edit) for edit in zip(instructions, sources, strict=True)]
         new = {
             key: (instruction, source)

@@ -6,22 +6,20 @@ references look like or has learned these by heart. Which pictures are taken is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from PIL import Image
 
 from flowrl.prompts import spread
 from flowrl.randomness import Part, counter_choice, counter_integers, counter_seed
 from flowrl.rewards.discriminators import OWNER, Picture
+from flowrl.rewards.picture_files import picture_files, read_picture
 from flowrl.world.scenes import draw_scene, random_scene
 
 WORLD = "world"
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 class References(Protocol):
@@ -91,7 +89,7 @@ class FileReferences:
                     f"{OWNER}: {self.source} has no reference for the prompt {prompt!r}: add some, or give a folder, "
                     f"whose pictures serve every prompt."
                 )
-            pictures.append(read_picture(files[counter_integers(0, len(files), "reference", *key, i)]))
+            pictures.append(read_picture(files[counter_integers(0, len(files), "reference", *key, i)], owner=OWNER))
         return pictures
 
     def held_out(
@@ -99,7 +97,7 @@ class FileReferences:
     ) -> tuple[list[str], list[Picture]]:
         """As `References`; the same files whatever the prompts, as many as there are prompts."""
         rows = [self.reserved[place] for place in spread(len(self.reserved), len(prompts))]
-        return [prompt or "" for prompt, _ in rows], [read_picture(path) for _, path in rows]
+        return [prompt or "" for prompt, _ in rows], [read_picture(path, owner=OWNER) for _, path in rows]
 
 
 def drawn_scene(record: Mapping[str, Any], *key: Part) -> Picture:
@@ -118,67 +116,19 @@ def drawn_scene(record: Mapping[str, Any], *key: Part) -> Picture:
     return draw_scene(random_scene(record, rng))
 
 
-def read_picture(path: Path) -> Picture:
-    """A file as uint8 [H, W, 3].
-
-    Raises:
-        ValueError: it is no picture.
-    """
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except OSError as error:
-        raise ValueError(f"{OWNER}: the reference {path} cannot be read as a picture: remove or replace it.") from error
-
-
-def reference_files(source: str) -> dict[str | None, list[Path]]:
-    """Files of a folder, under None, or of a JSON file {prompt: file or files}, whose paths are relative to itself.
-
-    Raises:
-        ValueError: nothing there, no pictures, a JSON file of another form, or a listed file that is missing.
-    """
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-        if not files:
-            raise ValueError(f"{OWNER}: the folder {source} holds no pictures ({', '.join(SUFFIXES)}): fill it.")
-        return {None: files}
-    if path.suffix != ".json" or not path.is_file():
-        raise ValueError(
-            f"{OWNER}: references must be a folder of pictures, a .json file that maps prompts to files, or "
-            f"{WORLD!r}, got {source!r}, which is none of them."
-        )
-    try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{OWNER}: {source} is no JSON ({error}): write {{prompt: [files]}}.") from error
-    found: dict[str | None, list[Path]] = {}
-    for prompt, names in listed.items() if isinstance(listed, dict) else ():
-        names = [names] if isinstance(names, str) else names
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{OWNER}: {source} must give each prompt a file or a list of files, got {names!r}.")
-        found[prompt] = [path.parent / Path(name).expanduser() for name in names]
-    if not found:
-        raise ValueError(f"{OWNER}: {source} lists no references: write {{prompt: [files]}}.")
-    missing = [file for files in found.values() for file in files if not file.is_file()]
-    if missing:
-        raise ValueError(f"{OWNER}: {source} lists {len(missing)} files that are not there (first: {missing[0]}).")
-    return found
-
-
 def open_references(source: str, *, held_out: float, seed: int) -> References:
     """The references behind an option: `world`, a folder, or a JSON file.
 
     Of the files of each prompt the share `held_out` is kept from learning, rounded, and never all of them.
 
     Raises:
-        ValueError: as `reference_files`, or too few files to hold any out.
+        ValueError: as `picture_files`, or too few files to hold any out.
     """
     if source == WORLD:
         return WorldReferences(seed=seed)
     learned: dict[str | None, tuple[Path, ...]] = {}
     reserved: list[tuple[str | None, Path]] = []
-    for prompt, files in reference_files(source).items():
+    for prompt, files in picture_files(source, owner=OWNER, other=f", or {WORLD!r}").items():
         order = counter_choice(len(files), len(files), seed, "held out", prompt or "")
         kept = min(round(held_out * len(files)), len(files) - 1)
         reserved += [(prompt, files[i]) for i in order[:kept]]

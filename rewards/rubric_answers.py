@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float64
-from PIL import Image, ImageOps
 
 from flowrl.progress import Advance, progress
 from flowrl.rewards.asking import UNPARSED
 from flowrl.rewards.chat import Chat, Picture, Question
 from flowrl.rewards.judge_templates import Template
+from flowrl.rewards.picture_files import read_picture
 from flowrl.rewards.rubric import rule_probability, rule_question
 
 QUESTIONS_AT_ONCE = 256  # between two lines of the cache: what a broken-off run asks again at most
@@ -75,11 +75,8 @@ def _pair(line: str, where: str, folder: Path) -> PreferencePair:
 
 
 def load_picture(path: Path) -> Picture:
-    """A picture file as 8-bit RGB [H, W, 3], turned as its EXIF orientation says, on white where it is transparent."""
-    with Image.open(path) as opened:
-        image = ImageOps.exif_transpose(opened).convert("RGBA")
-    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-    return np.array(Image.alpha_composite(white, image).convert("RGB"))
+    """A picture of a pair, see `read_picture`."""
+    return read_picture(path, owner="preference pairs")
 
 
 def parse_rules(text: str) -> list[str]:

@@ -7,20 +7,19 @@ samples (`RewardInputs.reference_images`), or from files named in the options. E
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
+from flowrl.rewards.picture_files import picture_files, read_picture
 from flowrl.rewards.pretrained import (
     check_model,
     clip_fingerprint,
@@ -36,7 +35,6 @@ Pooling = Literal["cls", "mean"]
 Embed = Callable[[Sequence[UInt8[np.ndarray, " h w 3"]]], Float[Tensor, " n d"]]
 
 DEFAULT_MODELS: dict[Features, str] = {"dinov2": "facebook/dinov2-base", "clip": DEFAULT_CLIP}
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 BATCH = 32  # reference pictures encoded at once
 REMEMBERED = 4096  # features of references that came with samples
 OWNER = "reward 'similarity'"
@@ -55,7 +53,7 @@ def check(
         raise ValueError(f"{OWNER}: pooling is for features dinov2, CLIP has an embedding of its own: leave it out.")
     check_model(model or DEFAULT_MODELS[features], owner=OWNER, what={"dinov2": "DINOv2", "clip": "CLIP"}[features])
     if references is not None:
-        read_references(references)
+        picture_files(references, owner=OWNER)
 
 
 def similarity(
@@ -78,8 +76,8 @@ def similarity(
         model: a local folder or an id on the hub; null takes facebook/dinov2-base or CLIP ViT-L/14.
         revision: branch, tag or commit on the hub.
         pooling: of DINOv2, `cls`, the class token after the last normalisation, or `mean`, that of the patch tokens.
-        references: null, for those that come with the samples; a folder, every picture in which is a reference of
-            every prompt; or a JSON file `{prompt: [picture, ...]}`, with paths from the file's own folder.
+        references: null, for those that come with the samples; a folder, every picture in it and in its folders a
+            reference of every prompt; or a JSON file `{prompt: picture or pictures}`, with paths from its own folder.
 
     Raises:
         ValueError: if a model or a reference cannot be had.
@@ -93,16 +91,16 @@ def similarity(
     source, known, needs = "given", None, {"images", "reference_images"}
     memory: dict[str, Tensor] = {}
     if references is not None:
-        known = read_references(references)
+        known = picture_files(references, owner=OWNER)
         source = _remember_files(known, embed, memory)
-        needs = {"images", "prompts"} if known.by_prompt else {"images"}
+        needs = {"images"} if None in known else {"images", "prompts"}
 
     @torch.no_grad()
     def score(inputs: RewardInputs) -> RewardOutput:
         if known is None:
             keys = _remember_given(inputs, embed, memory)
         else:
-            keys = [known.of(prompt) for prompt in inputs.prompts]
+            keys = [[str(path) for path in known.get(None, known.get(prompt, ()))] for prompt in inputs.prompts]
         pictures = embed(list(to_uint8(inputs.images)))
         values = [
             float((torch.stack([memory[key] for key in mine]) @ picture).max()) if mine else None
@@ -121,73 +119,17 @@ def similarity(
 # ---- references ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class References:
-    """Picture files: `everyone` of every prompt, or `by_prompt`; one of the two is empty."""
-
-    everyone: tuple[str, ...] = ()
-    by_prompt: dict[str, tuple[str, ...]]
-
-    def of(self, prompt: str) -> Sequence[str]:
-        """The references of a prompt, none if the JSON file does not name it."""
-        return self.everyone or self.by_prompt.get(prompt, ())
-
-    def files(self) -> list[str]:
-        """All of them, each once, in order."""
-        return sorted({*self.everyone, *(file for files in self.by_prompt.values() for file in files)})
-
-
-def read_references(source: str) -> References:
-    """The files that a folder or a JSON file names; opens no picture.
-
-    Raises:
-        ValueError: for a source that is not there, holds none, is no such JSON, or names files that are not there.
-    """
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = sorted(str(file) for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
-        if not files:
-            raise ValueError(
-                f"{OWNER}, option references: the folder {source!r} holds no picture ({' '.join(SUFFIXES)})."
-            )
-        return References(everyone=tuple(files), by_prompt={})
-    if path.suffix != ".json" or not path.is_file():
-        raise ValueError(f"{OWNER}, option references: {source!r} is neither a folder nor a .json file.")
-    try:
-        table: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{OWNER}, option references: {source!r} is no JSON: {error}.") from error
-    if not isinstance(table, dict) or not table:
-        raise ValueError(f"{OWNER}, option references: {source!r} must hold {{prompt: [picture, ...], ...}}.")
-    by_prompt = {}
-    for prompt, names in table.items():
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{OWNER}, option references: {prompt!r} needs a list of picture files, got {names!r}.")
-        files = [str(path.parent / name) for name in names]
-        if gone := [file for file in files if not Path(file).is_file()]:
-            raise ValueError(f"{OWNER}, option references: there is no file {gone[0]!r}, a reference of {prompt!r}.")
-        by_prompt[prompt] = tuple(files)
-    return References(by_prompt=by_prompt)
-
-
-def _remember_files(references: References, embed: Embed, memory: dict[str, Tensor]) -> str:
+def _remember_files(files: Mapping[str | None, Sequence[Path]], embed: Embed, memory: dict[str, Tensor]) -> str:
     """Encodes all files into the memory; returns a short hash of their contents."""
-    files = references.files()
+    paths = sorted({path for listed in files.values() for path in listed})
     digest = hashlib.sha256()
-    for start in range(0, len(files), BATCH):
-        part = files[start : start + BATCH]
-        memory.update(zip(part, _embedded([_read(file) for file in part], embed), strict=True))
-    for file in files:
-        digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
-    return f"{len(files)}-{digest.hexdigest()[:12]}"
-
-
-def _read(file: str) -> UInt8[np.ndarray, " h w 3"]:
-    try:
-        with Image.open(file) as picture:
-            return np.asarray(picture.convert("RGB"))
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{OWNER}, option references: {file!r} is no picture: {error}.") from error
+    for start in range(0, len(paths), BATCH):
+        part = paths[start : start + BATCH]
+        features = _embedded([read_picture(path, owner=OWNER) for path in part], embed)
+        memory.update(zip(map(str, part), features, strict=True))
+    for path in paths:
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return f"{len(paths)}-{digest.hexdigest()[:12]}"
 
 
 def _remember_given(inputs: RewardInputs, embed: Embed, memory: dict[str, Tensor]) -> list[Sequence[str]]:

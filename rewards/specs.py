@@ -74,11 +74,20 @@ def parse_reward_spec(spec: Mapping[str, Any]) -> RewardSpec:
         raise ValueError(f"the weight of {label} must be a finite number, got {weight!r}.")
     if gate is not None and not _is_number(gate):
         raise ValueError(f"the gate of {label} must be a finite number or null, got {gate!r}.")
+    if schedule and weight == 0:
+        raise ValueError(
+            f"the schedule of {label} multiplies its weight, which is 0: give it a weight, or no schedule."
+        )
+    bounds = _bounds(clip, label)
+    if gate is not None and not bounds[0] < gate <= bounds[1]:
+        raise ValueError(
+            f"{label}: with clip {clip!r} no value, or every one, lies below the gate {gate:g}: move one of them."
+        )
     if not isinstance(options, Mapping):
         raise ValueError(f"the options of {label} must be a mapping, got {options!r}.")
     return RewardSpec(
         name=name, file=file, function=function, weight=float(weight), schedule=_schedule(schedule, label),
-        clip=_bounds(clip, label), gate=None if gate is None else float(gate), frames=frames, options=dict(options),
+        clip=bounds, gate=None if gate is None else float(gate), frames=frames, options=dict(options),
     )  # fmt: skip
 
 
@@ -88,16 +97,17 @@ def _is_number(value: Any) -> bool:
 
 def _schedule(points: Any, label: str) -> tuple[tuple[int, float], ...]:
     try:
-        read = tuple((int(iteration), float(factor)) for iteration, factor in points)
+        given = [(iteration, factor) for iteration, factor in points]
     except (TypeError, ValueError):
-        read = ((-1, math.nan),)
-    iterations = [iteration for iteration, _ in read]
-    if iterations != sorted(set(iterations)) or any(i < 0 or not math.isfinite(f) for i, f in read):
+        given = [(-1, 0.0)]
+    iterations = [iteration for iteration, _ in given]
+    whole = all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in iterations)
+    if not (whole and iterations == sorted(set(iterations)) and all(_is_number(factor) for _, factor in given)):
         raise ValueError(
             f"the schedule of {label} is a list of [iteration, factor] with rising iterations, such as "
             f"[[0, 0], [50, 1]], got {points!r}."
         )
-    return read
+    return tuple((iteration, float(factor)) for iteration, factor in given)
 
 
 def _bounds(clip: Any, label: str) -> tuple[float, float]:

@@ -37,7 +37,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 def _score(inputs: RewardInputs, *, failing: bool) -> RewardOutput:
     values = 100 * inputs.images.mean((1, 2, 3))
     valid = inputs.sample_ids % 4 != 1 if failing else torch.ones(len(inputs), dtype=torch.bool)
-    return RewardOutput(values=torch.where(valid, values, torch.nan), valid=valid, parts={"plain": values})
+    lost = int((~valid).sum())
+    return RewardOutput(
+        values=torch.where(valid, values, torch.nan), valid=valid, parts={"plain": values},
+        errors={"dropped": lost} if lost else {},
+    )  # fmt: skip
 
 
 def glow(*, device: torch.device, failing: bool = False) -> Reward:
@@ -55,6 +59,7 @@ def dull(*, device: torch.device) -> Reward:
 def _known_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("glow", "dull"):
         monkeypatch.setitem(rewards.REWARDS, name, f"{__name__}:{name}")
+    monkeypatch.setattr("flowrl.recipes.backprop.DIFFERENTIABLE", rewards.DIFFERENTIABLE | {"glow", "dull"})
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +179,20 @@ def test_images_whose_reward_failed_are_left_out(runs: TinyRuns, gradients: list
     rows = [metrics(runs.train(f"failing-{size}", *METHOD, failing, f"micro_batch_size={size}"))
             for size in (8, 1)]  # fmt: skip
     assert [row["invalid_ratio"] for row in rows[0]] == [0.25, 0.25]
+    assert [row["reward_errors/glow/dropped"] for row in rows[0] + rows[1]] == [2] * 4
     assert rows[0][0]["loss"] == pytest.approx(-rows[0][0]["reward"], rel=1e-6)
     assert rows[1][0]["loss"] == pytest.approx(rows[0][0]["loss"], rel=1e-6)
     first, other = flat(gradients[0]), flat(gradients[2])
     assert bool(first.isfinite().all())
     torch.testing.assert_close(other, first, rtol=0, atol=1e-5 * float(first.abs().max()))
+
+
+def test_a_run_that_stops_after_its_update_saves_no_state_from_before_it(runs: TinyRuns) -> None:
+    failing = ("rewards=[{name: glow, options: {failing: true}}]", "max_invalid_ratio=0.04", "checkpoint_every=9")
+    with pytest.raises(AssertionError):  # it ends with an error in its second iteration, whose update is made by then
+        runs.train("stopped", *METHOD, *failing)
+    assert len(metrics(runs.folder / "stopped")) == 1
+    assert list((runs.folder / "stopped" / "checkpoints").glob("*")) == []
 
 
 def test_a_reward_of_weight_zero_is_logged_whatever_it_is(runs: TinyRuns) -> None:

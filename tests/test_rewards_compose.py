@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import math
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +27,8 @@ from flowrl.rewards import (
     load_target,
     output_of,
 )
-from flowrl.rewards.compose import build_weighted_sum, gated, weighted_sum
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.compose import Term, WeightedSum, build_weighted_sum, gated, weighted_sum
+from flowrl.rewards.outputs import check_output, joined
 from flowrl.rewards.specs import parse_reward_spec, validate_reward_specs
 
 
@@ -203,7 +205,7 @@ def test_validation_loads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("transformers.PreTrainedModel.from_pretrained", must_not_load)
     validate_reward_specs(
-        [{"name": "clip_score", "options": {"model": "someone/clip", "divisor": 30}}, {"name": "geneval"}]
+        [{"name": "clip_score", "options": {"model": "someone/clip", "scale": "logits_30"}}, {"name": "geneval"}]
     )
 
 
@@ -262,6 +264,79 @@ def test_a_gated_image_gets_the_lowest_total_of_its_group() -> None:
     torch.testing.assert_close(result, expected, equal_nan=True)
 
 
+def gate_on(reward: Reward, gate: float, *, other: Reward) -> WeightedSum:
+    terms = (Term(reward=other, key="a", weight=1.0), Term(reward=reward, key="b", weight=0.0, gate=gate))
+    return WeightedSum(terms=terms)
+
+
+def test_an_image_whose_gate_failed_is_invalid() -> None:
+    total = gate_on(fixed("b", [1.0, 0.0, 1.0, 1.0], invalid=(2,)), 0.5, other=fixed("a", [5.0, 9.0, 7.0, 8.0]))
+    output = total(inputs_of(random_images(4)))
+    assert output.valid.tolist() == [True, True, False, True]
+    assert output.values.isnan().tolist() == [False, False, True, False]
+    assert output.values[[0, 1, 3]].tolist() == [5.0, 5.0, 8.0]
+
+
+def test_whole_groups_are_needed_beside_a_reward_that_learns_too() -> None:
+    learns, plain = fixed("learns", [1.0], kind="adversarial"), fixed("plain", [1.0])
+    pairs = fixed("pairs", [1.0], kind="pairwise")
+    assert not weighted_sum([learns, plain], [1, 1]).whole_groups
+    assert weighted_sum([learns, pairs], [1, 1]).whole_groups
+    assert gate_on(plain, 0.5, other=learns).whole_groups
+
+
+def scheduled(key: str, values: list[float], schedule: tuple[tuple[int, float], ...], **more: Any) -> Term:
+    return Term(reward=fixed(key, values, **more), key=key, weight=1.0, schedule=schedule)
+
+
+def test_rewards_without_weight_now_make_up_for_nothing() -> None:
+    terms = (scheduled("a", [1.0, 2.0], ((0, 0), (1, 1))), scheduled("b", [4.0, 4.0], (), invalid=(1,)))
+    total, inputs = WeightedSum(terms=terms, partial="renormalise"), inputs_of(random_images(2))
+    assert total(inputs).valid.tolist() == [True, False]
+    assert total(inputs).values[0].item() == 4.0
+    assert total(replace(inputs, iteration=1)).values.tolist() == [5.0, 4.0]
+
+
+def test_means_of_no_weight_are_an_error() -> None:
+    total = WeightedSum(terms=(scheduled("a", [1.0], ((3, 0), (9, 1))),), merge="geometric")
+    with pytest.raises(ValueError, match="make every weight 0 in iteration 3"):
+        total(replace(inputs_of(random_images(1)), iteration=3))
+    spec = parse_reward_spec({"name": "geneval", "schedule": [[0, 1], [9, -1]]})
+    with pytest.raises(ValueError, match="schedules with factors down to -1"):
+        weighted_sum([fixed("a", [1.0])], [1.0], specs=[spec], merge="harmonic")
+
+
+def test_pieces_that_lack_a_sub_score_have_none_there() -> None:
+    first, second = fixed("a", [1.0, 2.0])(inputs_of(random_images(2))), broken(errors={"timeout": 2})
+    whole = joined([second, first, second])
+    assert whole.values.tolist() == [0.0, 0.0, 1.0, 2.0, 0.0, 0.0]
+    assert whole.parts["half"][2:4].tolist() == [0.5, 1.0]
+    assert whole.parts["half"].isnan().tolist() == [True, True, False, False, True, True]
+    assert whole.errors == {"timeout": 4}
+
+
+def test_samples_are_not_chosen_by_a_mask_which_would_be_an_error() -> None:
+    inputs = inputs_of(random_images(3))
+    assert inputs[[2, 0]].sample_ids.tolist() == [2, 0]
+    with pytest.raises(ValueError, match="by their places, not by a mask"):
+        inputs[torch.tensor([True, False, True])]
+
+
+def test_what_is_on_its_way_holds_no_pictures_of_the_device() -> None:
+    slow = FunctionReward(
+        name="slow", score=lambda inputs: output_of([1.0] * len(inputs), inputs), needs=frozenset(), version="1",
+        waits=True,
+    )  # fmt: skip
+    images = random_images(2).requires_grad_()  # a copy for the thread is another tensor
+    gone = weakref.ref(images)
+    with ThreadPoolExecutor(1) as executor:
+        get = weighted_sum([slow], [1.0]).start(inputs_of(images), executor)
+    del images
+    gc.collect()
+    assert gone() is None
+    assert get().values.tolist() == [1.0, 1.0]
+
+
 def test_waiting_rewards_change_no_number() -> None:
     slow = FunctionReward(
         name="slow", score=lambda inputs: output_of(inputs.images.mean((1, 2, 3)).tolist(), inputs),
@@ -281,7 +356,12 @@ def test_waiting_rewards_change_no_number() -> None:
         ({"schedule": 3}, "rising iterations"),
         ({"clip": [1, 0]}, "lowest < highest"),
         ({"clip": 1}, "null for open"),
+        ({"schedule": [[0.5, 1]]}, "rising iterations"),
+        ({"schedule": [[5, True]]}, "rising iterations"),
+        ({"schedule": [[5, 1]], "weight": 0}, "multiplies its weight, which is 0"),
         ({"gate": "low"}, "gate of reward"),
+        ({"gate": 0.5, "clip": [0.5, None]}, "or every one, lies below the gate 0.5"),
+        ({"gate": 2, "clip": [None, 1]}, "or every one, lies below the gate 2"),
         ({"options": 1}, "must be a mapping"),
     ],
 )

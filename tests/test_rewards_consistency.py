@@ -122,3 +122,6 @@ def test_consistency_of_cells_by_clip(tmp_path: Path) -> None:
     inputs.metadata[2]["sub_prompts"] = ["red", "blue"]
     assert by_text(inputs).valid.all()
     assert_pointwise(by_image, inputs)
+    inputs.metadata[2]["sub_prompts"] = "no"  # two letters are no two texts
+    with pytest.raises(ValueError, match="sub_prompts must be a list of texts, one a cell, got 'no'"):
+        by_text(inputs)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from flowrl.rewards import (
 from flowrl.rewards.asking import check_weights, number_list
 from flowrl.rewards.chat import Answer, Question
 from flowrl.rewards.judge_templates import FIELDS, Template, load_templates
-from flowrl.rewards.principles import Principle, aggregate_principles, parse_principles
+from flowrl.rewards.principles import Planner, Principle, aggregate_principles, parse_principles
 
 OWN = ("edit_principles", "edit_score", "grid_consistency", "rubric", "unified_reward")
 ONES = dict.fromkeys(("alignment", "coherence", "style"), 1.0)
@@ -413,6 +415,32 @@ def test_edit_principles_failures_are_counted(monkeypatch: pytest.MonkeyPatch) -
 def test_options_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_reward(name, options)
+
+
+def test_a_planner_in_this_process_keeps_a_reward_out_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, edit_judge, lambda question: Answer())
+    monkeypatch.setattr(edit_judge, "check_chat", lambda judge, *, owner: None)
+    local = {"model": "somewhere/here"}
+    waits = [
+        build_reward("edit_principles", options={"judge": judge, "planner": planner}).waits
+        for judge in (JUDGE, local)
+        for planner in (None, JUDGE, local)
+    ]
+    assert waits == [True, True, False, False, False, False]
+
+
+def test_threads_share_one_plan_of_an_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(question: Question) -> Answer:
+        time.sleep(0.05)
+        return Answer(text="KEEP: the sky is unchanged")
+
+    judge = ScriptedJudge(slow)
+    words = load_templates(("principle_list",), None, owner="x")["principle_list"]
+    planner, picture = Planner(judge, words, limit=3, max_tokens=9), np.zeros((2, 2, 3), dtype=np.uint8)
+    with ThreadPoolExecutor(4) as executor:
+        plans = list(executor.map(lambda _: planner.plan(["make it red"], [picture])[0], range(4)))
+    assert len(judge.asked) == 1
+    assert plans == [(Principle(kind="keep", text="the sky is unchanged"),)] * 4
 
 
 def test_weights_refused_or_filled_up() -> None:

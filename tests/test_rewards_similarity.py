@@ -16,6 +16,7 @@ from tiny_clip import assert_pointwise, inputs_of, random_images, write_tiny_cli
 from torch import Tensor
 
 from flowrl.rewards import RewardInputs, build_reward, check_reward, similarity, to_uint8
+from flowrl.rewards.picture_files import picture_files, read_picture
 from flowrl.rewards.pretrained import load_network
 
 
@@ -178,14 +179,27 @@ def test_a_json_file_names_references_by_prompt(dino: Path, tmp_path: Path) -> N
     assert reward.needs == {"images", "prompts"}
 
 
+def test_reference_files_lie_as_they_are_looked_at(tmp_path: Path) -> None:
+    Image.new("RGBA", (3, 2), (9, 9, 9, 0)).save(tmp_path / "clear.png")
+    assert read_picture(tmp_path / "clear.png", owner="x").tolist() == [[[255, 255, 255]] * 3] * 2
+    turned = Image.Exif()
+    turned[0x0112] = 6  # orientation: a quarter turn
+    Image.new("RGB", (3, 2), (9, 9, 9)).save(tmp_path / "turned.jpg", exif=turned)
+    assert read_picture(tmp_path / "turned.jpg", owner="x").shape == (3, 2, 3)
+    (tmp_path / "deeper").mkdir()
+    Image.new("RGB", (3, 2)).save(tmp_path / "deeper" / "black.png")
+    listed = [path.name for path in picture_files(str(tmp_path), owner="x")[None]]
+    assert listed == ["clear.png", "black.png", "turned.jpg"]
+
+
 def test_similarity_errors(dino: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     files: dict[str, tuple[Any, str]] = {
-        "list.json": (["a.png"], "must hold"),
-        "none.json": ({"a dog": []}, "'a dog' needs a list of picture files"),
-        "text.json": ({"a dog": "a.png"}, "'a dog' needs a list of picture files, got 'a.png'"),
-        "gone.json": ({"a dog": ["gone.png"]}, r"there is no file '.*gone\.png', a reference of 'a dog'"),
+        "list.json": (["a.png"], "lists no references"),
+        "none.json": ({"a dog": []}, r"must give each prompt a file or a list of files, got \[\] for 'a dog'"),
+        "number.json": ({"a dog": 3}, "must give each prompt a file or a list of files, got 3 for 'a dog'"),
+        "gone.json": ({"a dog": ["gone.png"]}, r"lists 1 files that are not there \(first: .*gone\.png"),
     }
     for name, (content, message) in files.items():
         (tmp_path / name).write_text(json.dumps(content))
@@ -194,8 +208,8 @@ def test_similarity_errors(dino: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"references": str(tmp_path / "broken.json")}, "is no JSON"),
-        ({"references": str(empty)}, "holds no picture"),
-        ({"references": "./nowhere"}, "neither a folder nor a .json file"),
+        ({"references": str(empty)}, "holds no pictures"),
+        ({"references": "./nowhere"}, "which is none of them"),
         ({"features": "clip", "pooling": "mean"}, "pooling is for features dinov2"),
         ({"features": "dino"}, "option features must be 'dinov2' or 'clip'"),
         ({"model": "./nowhere"}, r"there is no folder '\./nowhere': give a folder with a DINOv2 model"),
@@ -204,7 +218,7 @@ def test_similarity_errors(dino: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             check_reward("similarity", options)
     (empty / "torn.png").write_bytes(b"not a picture")
-    with pytest.raises(ValueError, match=r"'.*torn\.png' is no picture"):
+    with pytest.raises(ValueError, match=r"torn\.png cannot be read as a picture"):
         build_reward("similarity", options={"model": str(dino), "references": str(empty)})
     reward = build_reward("similarity", options={"model": str(dino)})
     with pytest.raises(ValueError, match="needs reference images, and the samples have none"):

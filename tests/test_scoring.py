@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,14 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Change], None]]:
+def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
     """Puts something else in the place of a run's rewards."""
     load = parts.load_rewards
 
     def change(how: Change) -> None:
         monkeypatch.setattr(parts, "load_rewards", lambda config, run: how(load(config, run)))
 
-    yield change
+    return change
 
 
 def train(toy: Path, name: str, *overrides: str) -> Path:
@@ -137,6 +137,19 @@ def test_a_run_without_any_valid_reward_stops_with_the_words_of_the_rewards(
     assert "far/timeout 8" in message
 
 
+def test_sub_scores_that_some_pieces_lack_are_those_of_the_others(toy: Path, changed: Any) -> None:
+    def named(inputs: RewardInputs) -> RewardOutput:
+        values = inputs.images.mean((1, 2, 3))
+        told = {"detail": torch.full_like(values, 3.0)} if int(inputs.sample_ids[0]) else {}
+        return RewardOutput(values=values, valid=torch.ones(len(inputs), dtype=torch.bool), parts=told)
+
+    reward = FunctionReward(name="far", score=named, needs=frozenset(), version="1")
+    changed(lambda total: weighted_sum([reward], [1.0]))
+    evaluated = (f"prompts.eval={toy.parent / 'prompts.txt'}", "eval_every=1", "eval.batch_size=1")
+    rows = metrics(train(toy, "named", "rollout_batch_size=2", "micro_batch_size=2", *evaluated))
+    assert [row["reward/far/detail"] for row in rows if "reward" in row] == [3.0]
+
+
 def test_reasons_of_failed_images_are_logged(toy: Path, changed: Any) -> None:
     def half(inputs: RewardInputs) -> RewardOutput:
         valid = inputs.sample_ids % 2 == 0
@@ -162,6 +175,15 @@ def test_rewards_that_are_only_measured_never_train(toy: Path) -> None:
     assert "reward/redness" not in trained[1][0]
     (before, _) = (row for row in metrics(more) if "eval/kl" in row)
     assert {"eval/reward/brightness", "eval/reward/redness", "eval/reward/redness_low"} < set(before)
+
+
+def test_what_an_evaluation_would_ignore_is_refused(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluated = (f"prompts.eval={toy.parent / 'prompts.txt'}", "eval_every=1")
+    for key, value in (("weight", "2"), ("clip", "[0, 1]"), ("gate", "0.1"), ("schedule", "[[0, 1]]")):
+        rewards = reward_list(toy.parent, "redness").replace("rewards=", "eval.rewards=")
+        rewards = rewards.replace("}]", f", {key}: {value}" + "}]")
+        assert main(["train", str(toy), f"out={toy.parent / 'refused'}", *evaluated, rewards]) != 0
+        assert f"{key} is set for eval.rewards redness" in " ".join(capsys.readouterr().err.split())
 
 
 def test_rewards_that_compare_images_are_not_evaluated(toy: Path, changed: Any) -> None:

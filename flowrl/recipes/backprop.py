@@ -32,6 +32,7 @@ from flowrl.recipes.loop import Batch, Loop
 from flowrl.recipes.scoring import reward_row
 from flowrl.recipes.unread import refuse_unread
 from flowrl.rewards import DIFFERENTIABLE, RewardInputs, RewardOutput
+from flowrl.rewards.outputs import joined
 from flowrl.run import Run
 from flowrl.trajectory import Schedule
 
@@ -106,10 +107,12 @@ def score(loop: Loop, batch: Batch, index: range, images: Tensor) -> RewardOutpu
     group = batch.group[index.start : index.stop]
     prompts = [batch.prompts[int(row)] for row in batch.local(group)]
     loop.counters["images"] += len(images) * loop.run.world
-    return loop.reward(RewardInputs(
+    output = loop.reward(RewardInputs(
         prompts=[prompt.text for prompt in prompts], images=images, metadata=[prompt.metadata for prompt in prompts],
         group_ids=group, sample_ids=torch.tensor(batch.own[index.start : index.stop]), iteration=batch.iteration,
     ))  # fmt: skip
+    loop.errors.update(output.errors)
+    return output
 
 
 def reward_loss(
@@ -133,14 +136,10 @@ def detached(output: RewardOutput) -> RewardOutput:
 
 def image_row(loop: Loop, outputs: list[RewardOutput], iteration: int) -> dict[str, Any]:
     """The log's means over the images of all processes; stops a run whose reward says nothing."""
-    run = loop.run
-    values = run.gather(torch.cat([output.values for output in outputs]).to(run.device))
-    valid = run.gather(torch.cat([output.valid for output in outputs]).to(run.device))
+    run, output = loop.run, joined(outputs)
+    values, valid = run.gather(output.values.to(run.device)), run.gather(output.valid.to(run.device))
     loop.check_rewards(torch.where(valid, values, torch.nan), iteration)
-    parts = {name: torch.cat([output.parts[name] for output in outputs]) for name in outputs[0].parts}
-    return reward_row(
-        loop, torch.cat([output.values for output in outputs]), torch.cat([output.valid for output in outputs]), parts
-    )
+    return reward_row(loop, output.values, output.valid, output.parts)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

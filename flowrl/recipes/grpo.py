@@ -42,6 +42,7 @@ from flowrl.recipes.paths import check_plan, sample_paths, sampler_at, shared_so
 from flowrl.recipes.prompt_choice import check_choice, choose_prompts, enough, remember
 from flowrl.recipes.scoring import Scoring, reward_row
 from flowrl.rewards import RewardOutput
+from flowrl.rewards.outputs import joined
 from flowrl.run import Run
 from flowrl.samplers import Kernel, Transition, gaussian_kl, gaussian_log_prob, published_kl
 from flowrl.shaping import aggregation_weights
@@ -75,10 +76,8 @@ def main(config: TrainConfig, run: Run) -> bool:
                 output = scoring.result()
             rounds.append((batch, sampled, output, all_ends(loop, batch, sampled, output)))
         batch, sampled = Batch.cat([r[0] for r in rounds]), Sampled.cat([r[1] for r in rounds])
-        output = RewardOutput(
-            values=torch.cat([r[2].values for r in rounds]), valid=torch.cat([r[2].valid for r in rounds]),
-            parts={name: torch.cat([r[2].parts[name] for r in rounds]) for name in rounds[0][2].parts},
-        )  # fmt: skip
+        output, ends = joined([r[2] for r in rounds]), Ends.cat([r[3] for r in rounds])
+        loop.check_rewards(ends.reward, iteration)
 
         if not loop.trains_policy(iteration):  # only a reward that is trained along learns
             nothing = torch.zeros(len(sampled))
@@ -86,8 +85,6 @@ def main(config: TrainConfig, run: Run) -> bool:
             continue
 
         # 2. Credit and group-relative advantages, over the images of all processes.
-        ends = Ends.cat([r[3] for r in rounds])
-        loop.check_rewards(ends.reward, iteration)
         credit = credit_of(loop, method, sampled, output, kernel, schedule)
         advantage_M, live_M, dead = advantages(loop, method, batch, sampled, credit, output, ends)
         rows = rows_of(sampled, credit, advantage_M, live_M & best_samples(loop, sampled, ends), config.clip_bounds)

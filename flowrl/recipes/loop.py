@@ -219,7 +219,8 @@ class Loop:
             iteration: for the message.
 
         Raises:
-            ValueError: with the reasons; a checkpoint from before this iteration is written first.
+            ValueError: with the reasons; a checkpoint from before this iteration is written first, unless the policy
+                has been updated since.
         """
         values = reward_B[~reward_B.isnan()]
         history: list[tuple[int, int]] = [*self.counters["failed"], (len(reward_B) - len(values), len(reward_B))]
@@ -243,8 +244,10 @@ class Loop:
 
     def _stop(self, reason: str) -> None:
         """Keeps what was learned before this iteration, then ends the run with a reason."""
-        if self.iteration > self.first:
-            self.counters, self.memory = self._before
+        before, memory = self._before
+        # A recipe that updates while it samples has moved the policy: what is left of before is the last checkpoint.
+        if self.iteration > self.first and self.counters["updates"] == before["updates"]:
+            self.counters, self.memory = before, memory
             self.save(self.iteration)
         raise ValueError(reason)
 

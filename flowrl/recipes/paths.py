@@ -91,9 +91,10 @@ def sample_paths(
 
 
 def _scored(scoring: Scoring, sampled: Sampled) -> Sampled:
-    """Asks for the rewards of all finished latents at once."""
-    first = scoring.batch.own.start
-    scoring.add(sampled.finished, sampled.finished_group, range(first, first + len(sampled.finished)))
+    """Asks for the rewards of all finished latents at once; they may be more than the images, on every process alike."""
+    own, count = scoring.batch.own, len(sampled.finished)
+    first = own.start // len(own) * count
+    scoring.add(sampled.finished, sampled.finished_group, range(first, first + count))
     return sampled
 
 

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from flowrl.config import Geometry, TrainConfig
+from flowrl.config_rewards import RewardConfig
 from flowrl.rewards import RewardInputs, RewardOutput, to_uint8
 from flowrl.rewards.compose import WeightedSum
+from flowrl.rewards.outputs import joined
 
 if TYPE_CHECKING:
     from flowrl.recipes.loop import Batch, Loop
@@ -37,7 +39,7 @@ class Scoring:
 
     def __init__(self, loop: Loop, batch: Batch) -> None:
         self.loop, self.batch = loop, batch
-        self.whole_groups = loop.reward.kind not in ("pointwise", "remote", "adversarial")
+        self.whole_groups = loop.reward.whole_groups
         self.waiting: list[tuple[Tensor, Tensor, list[int]]] = []  # images of groups that are not complete
         self.pending: list[Callable[[], RewardOutput]] = []
         self.done: list[RewardOutput] = []
@@ -54,13 +56,10 @@ class Scoring:
         if not self.whole_groups:
             self._start(sum(len(part[2]) for part in self.waiting))
             return
-        count, size = 0, self.loop.config.group_size
         together = torch.cat([part[1] for part in self.waiting])
-        while bool((together[count : count + size] == together[count : count + 1]).all()) and count < len(together):
-            if len(together) - count < size:
-                break
-            count += size
-        self._start(count)
+        others = torch.nonzero(together != together[-1]).flatten()
+        begun = len(together) - (int(others[-1]) + 1 if len(others) else 0)  # images of the group that came last
+        self._start(len(together) - (begun if begun % self.loop.config.group_size else 0))
 
     def _start(self, count: int) -> None:
         """Decodes and scores the first `count` images of those that wait."""
@@ -86,7 +85,7 @@ class Scoring:
             sample_ids=torch.tensor(numbers),
             iteration=batch.iteration,
         )
-        if loop.reward.kind == "adversarial":
+        if loop.trained_rewards:
             loop.seen.append(replace(inputs, images=inputs.images.detach().cpu()))
         if loop.reward.waits:
             if len(self.pending) - len(self.done) >= _PENDING:
@@ -100,17 +99,9 @@ class Scoring:
         """All rewards in the order in which the images were added; waits for those on their way."""
         self._start(sum(len(part[2]) for part in self.waiting))
         self.done += [get() for get in self.pending[len(self.done) :]]
-        names = self.done[0].parts
-        errors: Counter[str] = Counter()
-        for output in self.done:
-            errors.update(output.errors)
-        self.loop.errors.update(errors)
-        return RewardOutput(
-            values=torch.cat([output.values for output in self.done]),
-            valid=torch.cat([output.valid for output in self.done]),
-            parts={name: torch.cat([output.parts[name] for output in self.done]) for name in names},
-            errors=dict(errors),
-        )
+        output = joined(self.done)
+        self.loop.errors.update(output.errors)
+        return output
 
 
 def reward_row(loop: Loop, values: Tensor, valid: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -119,17 +110,27 @@ def reward_row(loop: Loop, values: Tensor, valid: Tensor, parts: Mapping[str, Te
     Images that failed take no part; their share is `invalid_ratio`, and `reward/<key>/invalid_ratio` for each reward.
     """
     run = loop.run
-    values, valid = run.gather(values.to(run.device)), run.gather(valid.to(run.device))
+    mine = values.to(run.device)
+    values, valid = run.gather(mine), run.gather(valid.to(run.device))
     known = values[valid].double()
     row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
-    for name, part in parts.items():
-        part = run.gather(part.to(run.device))
+    for name in _everywhere(loop, parts):
+        part = run.gather(parts[name].to(run.device) if name in parts else torch.full_like(mine, torch.nan))
         numbers = part[~part.isnan()].double()
         if len(numbers):
             row[name] = float(numbers.mean())
         if name.count("/") == 1 and len(numbers) < len(part):
             row[f"{name}/invalid_ratio"] = 1 - len(numbers) / len(part)
     return row | {"invalid_ratio": float((~valid).double().mean())}
+
+
+def _everywhere(loop: Loop, parts: Mapping[str, Tensor]) -> list[str]:
+    """The names of all processes' parts: where a server could not be reached, a process lacks some."""
+    if loop.run.world == 1:
+        return list(parts)
+    from accelerate.utils import gather_object
+
+    return list(dict.fromkeys(gather_object(list(parts))))
 
 
 def trained_channels(loop: Loop, output: RewardOutput) -> tuple[list[Tensor], list[float]]:
@@ -147,11 +148,20 @@ def make_executor() -> ThreadPoolExecutor:
 
 
 def check_rewards(config: TrainConfig) -> None:
-    """Refuses settings of rewards that the way of aggregating them does not read.
+    """Refuses settings of rewards that nothing reads: what the way of aggregating them does not, and those of sums
+    for rewards that are only measured.
 
     Raises:
         ValueError: names the setting and what to change.
     """
+    for reward in config.eval.rewards:
+        default = RewardConfig(name="unused")
+        for key in ("weight", "schedule", "clip", "gate"):
+            if getattr(reward, key) != getattr(default, key):
+                raise ValueError(
+                    f"{key} is set for eval.rewards {reward.name or reward.function}, but an evaluation reports each "
+                    f"reward as it is and adds up none: remove it"
+                )
     how = config.reward_aggregation
     if how in MERGED:
         return
@@ -173,7 +183,7 @@ def check_groups(config: TrainConfig, geometry: Geometry, reward: WeightedSum) -
     Raises:
         ValueError: with the numbers.
     """
-    if reward.kind not in ("pointwise", "remote", "adversarial") and geometry.images_per_process % config.group_size:
+    if reward.whole_groups and geometry.images_per_process % config.group_size:
         raise ValueError(
             f"reward {reward.name} compares the images of a group, but {geometry.images_per_process} images a process "
             f"are no whole groups of {config.group_size}: make prompts_per_step a multiple of the number of processes"
