@@ -91,7 +91,7 @@ def sample_paths(
 
 
 def _scored(scoring: Scoring, sampled: Sampled) -> Sampled:
-    """Asks for the rewards of all finished latents at once; they may be more than the images, on every process alike."""
+    """Asks for the rewards of all finished latents at once, which may be more than the images."""
     own, count = scoring.batch.own, len(sampled.finished)
     first = own.start // len(own) * count
     scoring.add(sampled.finished, sampled.finished_group, range(first, first + count))

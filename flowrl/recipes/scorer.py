@@ -262,8 +262,8 @@ that reads from a 64 x 64 picture how many objects of each shape and colour it h
 from this for a GenEval record is differentiable in the pixels. It is for pictures of the embedded world only. Stored in
 float16 ({kilobytes:.0f} kB), used in float32. Licence: that of the repository, Apache-2.0.
 
-Made by `flowrl pretrain scorer{overrides}`. `flowrl pretrain scorer measure_only=true out=FOLDER` measures the weights in a
-folder again and rewrites this file, for instance after the embedded model has changed.
+Made by `flowrl pretrain scorer{overrides}`. `flowrl pretrain scorer measure_only=true out=FOLDER` measures the weights
+in a folder again and rewrites this file, for instance after the embedded model has changed.
 
 ## Data and training
 
