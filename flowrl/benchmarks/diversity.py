@@ -1,0 +1,85 @@
+"""How different the pictures of a prompt are: the mean distance of their features over all pairs.
+
+A policy that has learned to please a reward often draws one picture again and again; its mean reward does not say so.
+The features are those of any encoder; numbers of different encoders do not compare.
+
+Letters: N pictures, D features, P prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from flowrl.statistics import Interval, bootstrap_mean
+
+Distance = Literal["cosine", "euclidean"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diversity:
+    """`interval` is the mean over prompts, prompts resampled; `by_prompt` their own; `alone` had one picture only."""
+
+    interval: Interval
+    by_prompt: dict[Hashable, float]
+    alone: int
+
+
+def diversity(
+    features: Float[np.ndarray, " n d"],
+    prompts: Sequence[Hashable],
+    *,
+    distance: Distance = "cosine",
+    level: float = 0.95,
+    num_resamples: int = 2000,
+    seed: int = 0,
+) -> Diversity:
+    """The mean over prompts of the mean distance of all pairs of a prompt's pictures.
+
+    Prompts weigh the same, however many pictures they have.
+
+    Args:
+        features: [N, D].
+        prompts: [N] what tells the prompts apart.
+        distance: `cosine`, 1 - cos in [0, 2], or `euclidean`.
+        level: of the interval.
+        num_resamples: draws of the prompts.
+        seed: same seed, same interval.
+
+    Raises:
+        ValueError: shapes that do not match, features that are not finite (or zero, for the cosine), or no prompt with
+            two pictures.
+    """
+    vectors = np.asarray(features, dtype=np.float64)
+    if vectors.ndim != 2 or len(vectors) != len(prompts) or not np.isfinite(vectors).all():
+        raise ValueError(
+            f"features must be finite and of shape [{len(prompts)}, D], one row a prompt's picture, got "
+            f"{list(vectors.shape)}."
+        )
+    if distance == "cosine":
+        length = np.linalg.norm(vectors, axis=1, keepdims=True)
+        if (length == 0).any():
+            raise ValueError("a feature vector is zero and has no direction: use distance euclidean.")
+        vectors = vectors / length
+    elif distance != "euclidean":
+        raise ValueError(f"the distance must be cosine or euclidean, got {distance!r}.")
+    members: dict[Hashable, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        members.setdefault(prompt, []).append(place)
+    found = {prompt: mean_distance(vectors[rows], distance) for prompt, rows in members.items() if len(rows) > 1}
+    if not found:
+        raise ValueError("no prompt has two pictures, so there is no distance to measure: draw two or more of each.")
+    interval = bootstrap_mean(list(found.values()), level=level, num_resamples=num_resamples, seed=seed)
+    return Diversity(interval=interval, by_prompt=found, alone=len(members) - len(found))
+
+
+def mean_distance(vectors: Float[np.ndarray, " n d"], distance: Distance) -> float:
+    """The mean over pairs; vectors of the cosine distance have length 1."""
+    first, second = np.triu_indices(len(vectors), k=1)
+    if distance == "cosine":
+        return float((1.0 - (vectors[first] * vectors[second]).sum(axis=1)).mean())
+    return float(np.linalg.norm(vectors[first] - vectors[second], axis=1).mean())

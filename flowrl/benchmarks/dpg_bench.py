@@ -1,0 +1,167 @@
+"""DPG-Bench: dense prompts and, for each, yes-no questions that depend on each other.
+
+Hu et al. 2024, ELLA (arXiv 2403.05135); repository TencentQQGYLab/ELLA, whose `dpg_bench/dpg_bench.csv` the user brings
+(its licence is not known). A picture file holds four samples of a prompt as a 2 x 2 grid and is named by the item's id.
+The published judge is mPLUG-large; the answers of any other are a metric of another name.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+YES = "yes"
+"""An answer counts only if it is exactly this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A yes-no question; `parents` are the ids of those that must be yes for it to count, `category` is "L1 - L2"."""
+
+    id: int
+    text: str
+    parents: tuple[int, ...]
+    category: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """A prompt and its questions, in the file's order, which matters."""
+
+    id: str
+    prompt: str
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """`score` is the mean over items, in [0, 100]; `categories` those of L1 and `details` of "L1 - L2", the same."""
+
+    score: float
+    categories: dict[str, float]
+    details: dict[str, float]
+    skipped: int
+
+
+def read_items(path: Path, *, skip_first: bool = True) -> list[Item]:
+    """Reads the published CSV.
+
+    Args:
+        path: columns item_id, text, proposition_id, dependency, tuple and question_natural_language.
+        skip_first: the published loader leaves out the file's first row, and with it the first question of the first
+            item. True does so too, for the published numbers; False keeps it.
+
+    Raises:
+        ValueError: no such file, columns, or a row that cannot be read; an item whose questions do not stand together.
+    """
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: take dpg_bench/dpg_bench.csv from TencentQQGYLab/ELLA.")
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.DictReader(stream)
+        rows = list(reader)
+        columns = set(reader.fieldnames or ())
+    asked = next((name for name in ("question_natural_language", "question") if name in columns), "")
+    if missing := sorted({"item_id", "text", "proposition_id", "dependency", "tuple"} - columns) or not asked:
+        raise ValueError(f"{path}: lacks {missing if isinstance(missing, list) else 'question_natural_language'}.")
+    found: dict[str, tuple[str, list[Question]]] = {}
+    last = ""
+    for number, row in enumerate(rows, start=2):
+        if skip_first and number == 2:
+            continue
+        name = row["item_id"]
+        if name in found and name != last:
+            raise ValueError(f"{path}, row {number}: questions of item {name!r} do not stand together: sort the file.")
+        found.setdefault(name, (row["text"], []))[1].append(_question(row, asked, f"{path}, row {number}"))
+        last = name
+    return [Item(id=name, prompt=text, questions=tuple(questions)) for name, (text, questions) in found.items()]
+
+
+def _question(row: Mapping[str, str], asked: str, where: str) -> Question:
+    try:
+        parents = tuple(parent for parent in map(int, row["dependency"].split(",")) if parent)
+        number = int(row["proposition_id"])
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{where}: proposition_id and dependency must be whole numbers ({error}).") from error
+    return Question(id=number, text=row[asked], parents=parents, category=row["tuple"].partition("(")[0].strip())
+
+
+def boxes(size: tuple[int, int], count: int = 4) -> list[tuple[int, int, int, int]]:
+    """The first `count` samples of a 2 x 2 grid (width, height) as (left, top, right, bottom), row by row.
+
+    Raises:
+        ValueError: sides that are odd, or a count that is not 1 to 4.
+    """
+    width, height = size
+    if width % 2 or height % 2 or not 1 <= count <= 4:
+        raise ValueError(f"a picture of DPG-Bench is a grid of 2 x 2 samples, of which 1 to 4 are used, got {width} x "
+                         f"{height} pixels and {count}.")  # fmt: skip
+    w, h = width // 2, height // 2
+    return [(x, y, x + w, y + h) for y in (0, h) for x in (0, w)][:count]
+
+
+def after_dependencies(answers: Mapping[int, float], questions: Sequence[Question]) -> dict[int, float]:
+    """Answers (1 or 0 by id) where a question with a parent at 0 becomes 0, in one pass in the questions' order.
+
+    What was set to 0 counts for the questions that follow, and not for those before: the file lists parents first.
+    A parent that is not among the answers (the published loader loses one) is left out of account.
+    """
+    found = dict(answers)
+    for question in questions:
+        if any(found.get(parent) == 0 for parent in question.parents):
+            found[question.id] = 0.0
+    return found
+
+
+def item_score(crops: Sequence[Mapping[int, float]], questions: Sequence[Question]) -> float:
+    """The mean over samples of the mean over questions, after dependencies."""
+    shares = [math.fsum(after_dependencies(answers, questions).values()) / len(answers) for answers in crops]
+    return math.fsum(shares) / len(shares)
+
+
+def aggregate(items: Sequence[Item], answers: Mapping[str, Sequence[Mapping[int, float]] | None]) -> Scores:
+    """Sums up the answers of all items.
+
+    As in the published script categories take the answers of an item's last sample, before dependencies.
+
+    Args:
+        items: the prompts.
+        answers: by item id, for each sample 1 or 0 by question id; None where one could not be read: it is skipped.
+
+    Raises:
+        ValueError: an item without an entry, answers to other questions, or every item skipped.
+    """
+    scores: list[float] = []
+    details: dict[str, list[float]] = {}
+    skipped = 0
+    for item in items:
+        if item.id not in answers:
+            raise ValueError(f"item {item.id!r} has no answers: judge every item, or leave it out of the items.")
+        crops = answers[item.id]
+        if crops is None:
+            skipped += 1
+            continue
+        wanted = {question.id for question in item.questions}
+        if not crops or any(set(crop) != wanted for crop in crops):
+            raise ValueError(f"item {item.id!r}: every sample needs an answer to each of its {len(wanted)} questions.")
+        scores.append(item_score(crops, item.questions))
+        for question in item.questions:
+            details.setdefault(question.category, []).append(crops[-1][question.id])
+    if not scores:
+        raise ValueError(f"none of the {len(items)} items was judged, so there is no score.")
+    broad: dict[str, list[float]] = {}
+    for category, values in details.items():
+        broad.setdefault(category.partition("-")[0].strip(), []).extend(values)
+    return Scores(
+        score=100 * _mean(scores),
+        categories={name: 100 * _mean(values) for name, values in sorted(broad.items())},
+        details={name: 100 * _mean(values) for name, values in sorted(details.items())},
+        skipped=skipped,
+    )
+
+
+def _mean(values: Sequence[Any]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,141 @@
+"""Benchmarks that are a list of prompts and a panel of scorers: the mean of each scorer over all pictures.
+
+DrawBench with preference scorers, the PickScore test of Flow-GRPO, its OCR test and HPDv2's prompts are of this kind.
+None of the prompt lists is shipped: their licences are unknown or forbid it.
+
+A scorer's number is comparable only on one scale and with one version of the scorer; `Panel.scale` says what papers
+print.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flowrl.statistics import Interval, bootstrap_mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Panel:
+    """A benchmark: what it is called, its scorers, where its prompts are, and what to know of published numbers.
+
+    Attributes:
+        title: for people.
+        rewards: names in `flowrl.rewards.REWARDS`, those that papers report and that run in this process.
+        options: of those rewards, where the benchmark asks for other than their defaults.
+        samples: pictures of each prompt.
+        prompts: number of prompts of the published list.
+        where: how to get the list.
+        scale: how published numbers are written.
+    """
+
+    title: str
+    rewards: tuple[str, ...]
+    samples: int
+    prompts: int
+    where: str
+    scale: str
+
+
+PANELS: dict[str, Panel] = {
+    "drawbench": Panel(
+        title="DrawBench",
+        rewards=("pick_score", "clip_score", "hps", "image_reward", "aesthetic"),
+        samples=5,
+        prompts=200,
+        where="dataset/drawbench/test.txt in the code of DiffusionNFT, TurningPoint-GRPO or Adv-GRPO, each prompt five "
+        "times",
+        scale="PickScore is printed raw (18 to 26), divided by 26 or by 100; HPS as a cosine (0.2 to 0.4) or times "
+        "100; CLIPScore depends on the backbone; UnifiedReward differs between papers on the same model.",
+    ),
+    "pick_score_test": Panel(
+        title="PickScore test prompts",
+        rewards=("pick_score",),
+        samples=1,
+        prompts=2048,
+        where="dataset/pickscore/test.txt in the code of Flow-GRPO; dataset/pickscore_sfw is a safer one of 1024",
+        scale="raw (18 to 26) in Flow-GRPO; as a training reward it is divided by 26.",
+    ),
+    "ocr": Panel(
+        title="OCR accuracy",
+        rewards=("ocr",),
+        samples=1,
+        prompts=1018,
+        where="dataset/ocr/test.txt in the code of Flow-GRPO",
+        scale="the mean of 1 - normalised edit distance, called accuracy; published ones were read by PaddleOCR 2.9.1, "
+        "and another reader moves them.",
+    ),
+    "hpdv2": Panel(
+        title="HPDv2 prompts",
+        rewards=("hps", "pick_score", "image_reward", "clip_score"),
+        samples=1,
+        prompts=400,
+        where="the 400 test prompts in the code of MixGRPO; the full benchmark has 3200 in four styles",
+        scale="HPS v2.1 is a cosine (0.25 to 0.39); the leaderboard of HPS v2 prints it times 100.",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScorerMean:
+    """A scorer's mean over the pictures that it could score, and how many it could not."""
+
+    interval: Interval
+    scored: int
+    failed: int
+
+
+def panel_means(
+    values: Mapping[str, ArrayLike], prompts: Sequence[Hashable], *, level: float = 0.95, seed: int = 0
+) -> dict[str, ScorerMean]:
+    """The mean of each scorer over all pictures, with prompts resampled for its interval.
+
+    Args:
+        values: [N] by scorer, NaN where it failed: such a picture is in no mean, and is counted.
+        prompts: [N] what tells the prompts apart.
+        level: of the intervals.
+        seed: same seed, same intervals.
+
+    Raises:
+        ValueError: another number of values than of prompts.
+    """
+    found = {}
+    for name, given in values.items():
+        value_N = np.asarray(given, dtype=np.float64)
+        if value_N.shape != (len(prompts),):
+            raise ValueError(f"{name}: {list(value_N.shape)} values for {len(prompts)} pictures: give one for each.")
+        known = np.flatnonzero(np.isfinite(value_N)).tolist()
+        interval = Interval(mean=math.nan, low=math.nan, high=math.nan)
+        if known:
+            interval = bootstrap_mean(value_N[known], [prompts[i] for i in known], level=level, seed=seed)
+        found[name] = ScorerMean(interval=interval, scored=len(known), failed=len(prompts) - len(known))
+    return found
+
+
+def panel_differences(
+    before: Mapping[str, ArrayLike], after: Mapping[str, ArrayLike], prompts: Sequence[Hashable], *, seed: int = 0
+) -> dict[str, Interval]:
+    """After minus before for each scorer that both have, over the pictures (the same prompts and samples) of both.
+
+    A picture that failed on one side is left out of both. NaN where nothing is left.
+
+    Args:
+        before: [N] by scorer.
+        after: the same of the other model.
+        prompts: [N], of both.
+        seed: same seed, same intervals.
+    """
+    shared = [name for name in after if name in before]
+    change = {
+        name: np.asarray(after[name], dtype=np.float64) - np.asarray(before[name], dtype=np.float64) for name in shared
+    }
+    return {name: mean.interval for name, mean in panel_means(change, prompts, seed=seed).items()}
+
+
+def distinct(prompts: Sequence[str]) -> list[str]:
+    """Prompts without repetitions, in order: circulating lists hold each several times, once for each picture."""
+    return list(dict.fromkeys(prompts))

@@ -1,0 +1,154 @@
+"""Folders of pictures in GenEval's layout: NNNNN/metadata.jsonl holds a prompt's record, NNNNN/samples its pictures.
+
+Read are folders of this toolkit and those of the original scripts, with sample names of any number of digits. What is
+incomplete is refused: a score over the pictures that happen to be there is another number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+DRAWN = "drawn.json"
+"""What drew the pictures, with which settings; this toolkit's own folders have it."""
+
+_NUMBER, _SAMPLE = re.compile(r"\d+"), re.compile(r"(\d+)\.png")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """One picture: `file` is its path within the folder, `index` its prompt's number, `record` its prompt's record."""
+
+    file: str
+    path: Path
+    index: int
+    sample: int
+    record: dict[str, Any]
+
+    @property
+    def prompt(self) -> str:
+        return str(self.record["prompt"])
+
+    @property
+    def stamp(self) -> str:
+        """File, length and time of change: a key under which what was said of this very picture can be kept."""
+        status = self.path.stat()
+        return f"{self.file}:{status.st_size}:{status.st_mtime_ns}"
+
+    def pixels(self) -> UInt8[np.ndarray, " h w 3"]:
+        """The picture as RGB.
+
+        Raises:
+            ValueError: it cannot be read to its end.
+        """
+        try:
+            with Image.open(self.path) as image:
+                return np.asarray(image.convert("RGB"))
+        except (OSError, SyntaxError) as error:  # Pillow reports some broken PNG files as SyntaxError
+            raise ValueError(
+                f"{self.path} is no whole picture ({error}): draw it again, or fetch the folder once more."
+            ) from error
+
+
+def is_folder_of_pictures(folder: Path) -> bool:
+    """Whether a folder has this layout, complete or not."""
+    return folder.is_dir() and any((path / "metadata.jsonl").is_file() for path in _numbered(folder))
+
+
+def read_folder(folder: Path) -> list[Picture]:
+    """All pictures in the order of prompts and samples.
+
+    Raises:
+        ValueError: there is no such folder, it has another layout, or pictures are missing.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}: give one that holds NNNNN/metadata.jsonl and NNNNN/samples.")
+    places = _numbered(folder)
+    if not places:
+        raise ValueError(
+            f"{folder} has no sub-folder with a number for a name: GenEval's layout is NNNNN/metadata.jsonl with "
+            f"NNNNN/samples/<digits>.png, a sub-folder for each prompt."
+        )
+    pictures = [picture for place in places for picture in _of_prompt(folder, place)]
+    _check_complete(folder, places, pictures)
+    return pictures
+
+
+def _numbered(folder: Path) -> list[Path]:
+    found = [path for path in folder.iterdir() if _NUMBER.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: (int(path.name), path.name))
+
+
+def _of_prompt(folder: Path, place: Path) -> list[Picture]:
+    record = read_record(place / "metadata.jsonl")
+    samples = place / "samples"
+    listed = samples.iterdir() if samples.is_dir() else ()
+    names = [match for path in listed if (match := _SAMPLE.fullmatch(path.name))]
+    by_number = {int(match[1]): match[0] for match in names}
+    if len(by_number) < len(names):
+        raise ValueError(f"{samples} holds two pictures of one number (such as 0000.png and 00000.png): keep one.")
+    return [
+        Picture(file=f"{place.name}/samples/{by_number[number]}", path=samples / by_number[number],
+                index=int(place.name), sample=sample, record=record)
+        for sample, number in enumerate(sorted(by_number))
+    ]  # fmt: skip
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The one record of a metadata file.
+
+    Raises:
+        ValueError: no file, or it holds something else.
+    """
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        record = json.loads(lines[0]) if len(lines) == 1 else None
+    except (OSError, ValueError):
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise ValueError(f"{path} must hold one JSON object with a prompt: the folder is half-written or another kind.")
+    return record
+
+
+def _check_complete(folder: Path, places: Sequence[Path], pictures: Sequence[Picture]) -> None:
+    counts = {int(place.name): 0 for place in places}
+    if len(counts) < len(places):
+        raise ValueError(f"{folder} has two sub-folders of one number (such as 0001 and 00001): keep one.")
+    for picture in pictures:
+        counts[picture.index] += 1
+    num_prompts, samples = len(counts), max(counts.values())
+    drawn = read_drawn(folder)
+    if drawn is not None:
+        num_prompts, samples = drawn["num_prompts"], drawn["samples"]
+    short = next((index for index, count in counts.items() if count != samples or count == 0), None)
+    if short is not None or len(counts) != num_prompts:
+        where = f"prompt {short:05d} has {counts[short]} pictures" if short is not None else f"{len(counts)} are there"
+        more = "Finish it with the command that drew it" if drawn is not None else "Draw what is missing"
+        raise ValueError(
+            f"{folder} is half-written: {num_prompts} prompts with {max(samples, 1)} pictures each are expected, "
+            f"{where}. {more}, or take the prompts in question out of the folder."
+        )
+
+
+def read_drawn(folder: Path) -> dict[str, Any] | None:
+    """What this toolkit noted when it drew a folder; None where another program did.
+
+    Raises:
+        ValueError: the note cannot be read.
+    """
+    path = folder / DRAWN
+    if not path.is_file():
+        return None
+    try:
+        drawn: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return drawn
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}): delete the folder and draw it again.") from error

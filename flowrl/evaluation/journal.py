@@ -1,0 +1,63 @@
+"""A journal of answers: a JSON object a line, written as they come, read again by the next sitting."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+Row = dict[str, Any]
+
+
+class Journal:
+    """What was said of pictures, by key; a context that closes its file.
+
+    Every identity (judge, thresholds, templates: all that an answer depends on beside its key) has a file of its own,
+    so that answers of two judges never mix and neither is lost. A last line that a killed process left unfinished is
+    dropped.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        """Opens `folder/journal-<hash of identity>.jsonl`.
+
+        Raises:
+            ValueError: a line before the last cannot be read.
+        """
+        text = json.dumps(dict(identity), sort_keys=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"journal-{hashlib.sha256(text.encode()).hexdigest()[:10]}.jsonl"
+        self.rows: dict[str, Row] = {}
+        if self.path.is_file():
+            self._read()
+        else:
+            self.path.write_text(json.dumps({"identity": dict(identity)}) + "\n", encoding="utf-8")
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def _read(self) -> None:
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with self.path.open("rb+") as file:
+                file.truncate(len(whole))
+        for number, line in enumerate(whole.decode().split("\n")[1:-1], start=2):
+            try:
+                entry = json.loads(line)
+                self.rows[entry["key"]] = entry["row"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{self.path}, line {number} cannot be read: delete the file, the answers are asked for again."
+                ) from error
+
+    def add(self, key: str, row: Row) -> None:
+        """Keeps an answer; it is on disk before the next one is asked for."""
+        self.rows[key] = row
+        self._file.write(json.dumps({"key": key, "row": row}) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
