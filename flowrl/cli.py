@@ -1,4 +1,4 @@
-"""The command line: `flowrl train | compare | sample | report | serve | reward | pretrain`.
+"""The command line: `flowrl train | compare | sample | eval | sweep | report | serve | reward | pretrain`.
 
 Heavy libraries are imported inside the commands, so that `--help` and configuration errors answer at once. Errors that
 a user can mend are one paragraph on standard error and exit code 1; an interrupt exits with 130.
@@ -13,10 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flowrl.evaluation.arguments import add_eval
 from flowrl.examine import arguments as reward_arguments
 from flowrl.serve import add_arguments as serving_arguments
+from flowrl.sweep.arguments import add_sweep
 
-COMMANDS = ("train", "compare", "sample", "report", "serve", "reward", "pretrain")
+COMMANDS = ("train", "compare", "sample", "eval", "sweep", "report", "serve", "reward", "pretrain")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,6 +103,14 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--out", type=Path, default=Path("samples"), help="folder of the PNG files and the grid")
     sample.set_defaults(run=_sample)
 
+    evaluation = commands.add_parser("eval", help="measure models on a benchmark, with intervals, and compare them")
+    add_eval(evaluation)
+    evaluation.set_defaults(run=_eval)
+
+    sweep = commands.add_parser("sweep", help="guidance scales and search: quality against diversity and cost")
+    add_sweep(sweep)
+    sweep.set_defaults(run=_sweep)
+
     report = commands.add_parser("report", help="write a run's report.html")
     report.add_argument("folder", type=Path, help="run folder")
     report.add_argument("--out", type=Path, help="file to write (RUN/report.html)")
@@ -166,6 +176,18 @@ def _sample(parsed: argparse.Namespace) -> int:
     from flowrl.sample import sample
 
     return sample(parsed)
+
+
+def _eval(parsed: argparse.Namespace) -> int:
+    from flowrl.evaluation.command import evaluate
+
+    return evaluate(parsed)
+
+
+def _sweep(parsed: argparse.Namespace) -> int:
+    from flowrl.sweep.run import sweep
+
+    return sweep(parsed)
 
 
 def _report(parsed: argparse.Namespace) -> int:

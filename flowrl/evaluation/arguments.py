@@ -36,5 +36,6 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--option", action="append", default=[], metavar="KEY=VALUE", help="of benchmark or judge; may be repeated"
     )
+    parser.add_argument("--dry-run", action="store_true", help="unigenbench: say what judging would take, and end")
     parser.add_argument("--train-prompts", metavar="FILE", help="search these for the benchmark's (a run's own)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write (evaluations/BENCHMARK-MODEL)")

@@ -82,6 +82,7 @@ def settings_of(parsed: argparse.Namespace) -> list[Settings]:
     labels = _labels(parsed, models)
     out = parsed.out or Path("evaluations") / f"{parsed.benchmark}-{labels[0]}"
     plans = []
+    options = _options([*parsed.option, *(["dry_run=true"] if parsed.dry_run else [])])
     for model, label in zip(models, labels, strict=True):
         place = out if len(models) == 1 else out / label
         source = None if model is None else _source(parsed, model, lora=parsed.lora)
@@ -91,7 +92,7 @@ def settings_of(parsed: argparse.Namespace) -> list[Settings]:
             Settings(
                 benchmark=parsed.benchmark, subject=subject, base=base, out=place, prompts=parsed.prompts,
                 num_prompts=parsed.num_prompts, samples=_samples(parsed), seed=parsed.seed,
-                batch_size=_batch_size(parsed, subject, base), judge=parsed.judge, options=_options(parsed.option),
+                batch_size=_batch_size(parsed, subject, base), judge=parsed.judge, options=options,
                 train_prompts=_train_prompts(parsed, source),
             )
         )  # fmt: skip
