@@ -2,7 +2,8 @@
 
 `AttributeNet` estimates how many shapes of each kind and colour a picture holds and where they lie. From that,
 `attribute_scores` forms a number in [0, 1] for a GenEval record. Every step is smooth in the pixels, so that reward
-back-propagation can train through it; GenEval's own verdict has no gradient. `flowrl pretrain scorer` makes the weights.
+back-propagation can train through it; GenEval's own verdict has no gradient. The weights are made by `flowrl pretrain
+scorer`.
 
 A clause of a record (class k, perhaps colour c, count n, perhaps "relation to clause j") holds with probability
 
@@ -204,7 +205,9 @@ def _world_record(metadata: Mapping[str, Any]) -> Record:
 def check(*, combine: Combine = "mean", weights: str | None = None) -> None:
     """Refuses a file of weights that is not there."""
     if weights is not None and not Path(weights).is_file():
-        raise ValueError(f"reward 'attributes': there is no file {weights}: give one that 'flowrl pretrain scorer' wrote.")
+        raise ValueError(
+            f"reward 'attributes': there is no file {weights}: give one that 'flowrl pretrain scorer' wrote."
+        )
 
 
 def attributes(*, device: torch.device, combine: Combine = "mean", weights: str | None = None) -> Reward:

@@ -25,22 +25,13 @@ from torch.nn import functional
 from torchvision.transforms import functional as vision
 
 from flowrl.benchmarks.geneval import COLORS, Detection
+from flowrl.benchmarks.geneval_prompts import CLASSES
 from flowrl.rewards import pretrained
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
 from flowrl.rewards.clip_encoder import CLIP_MEAN, CLIP_STD
 from flowrl.rewards.detectors import Judge
 
 DEFAULT_DETECTOR = "facebook/mask2former-swin-small-coco-instance"
-
-CLASSES = tuple(
-    "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"
-    "bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,backpack,umbrella,handbag,tie,suitcase,frisbee,"
-    "skis,snowboard,sports ball,kite,baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,wine glass,"
-    "cup,fork,knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,hot dog,pizza,donut,cake,chair,couch,"
-    "potted plant,bed,dining table,toilet,tv,laptop,computer mouse,tv remote,computer keyboard,cell phone,microwave,"
-    "oven,toaster,sink,refrigerator,book,clock,vase,scissors,teddy bear,hair drier,toothbrush".split(",")
-)
-"""COCO's 80 classes by index, under GenEval's names: COCO says mouse, remote and keyboard for numbers 64 to 66."""
 
 SHORT_SIDE, LONG_SIDE, MULTIPLE, PADDING = 800, 1333, 32, 128
 PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)

@@ -13,9 +13,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from flowrl.cli import main
-from flowrl.config import ConfigError
 from flowrl.recipes import scorer
-from flowrl.recipes.scorer import ScorerConfig, accuracy, roc_auc, scorer_config, train
+from flowrl.recipes.scorer import ScorerConfig, accuracy, roc_auc, train
 from flowrl.recipes.scorer_data import corrupt, labels_of, signed_distance, training_scene
 from flowrl.rewards import Reward, RewardInputs, build_reward, check_reward
 from flowrl.rewards.attributes import (
@@ -331,3 +330,11 @@ def test_command_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert "there is no file" in capsys.readouterr().err
     assert main(["pretrain", "scorer", "stepz=3"]) == 1
     assert "did you mean 'steps'" in capsys.readouterr().err
+
+
+def test_area_under_the_curve() -> None:
+    assert roc_auc([0.9, 0.8, 0.3], [True, True, False]) == 1.0
+    assert roc_auc([0.1, 0.8, 0.3, 0.3], [True, True, False, False]) == 0.5
+    assert roc_auc([0.5, 0.5], [True, False]) == 0.5
+    assert roc_auc([0.9, 0.2, 0.4, 0.6], [True, False, True, False]) == 0.75
+    assert math.isnan(roc_auc([0.5, 0.6], [True, True]))

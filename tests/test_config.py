@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml

@@ -15,9 +15,10 @@ from tiny_clip import write_tiny_clip
 from torch.nn.functional import interpolate
 
 from flowrl.benchmarks.geneval import COLORS, Detection
+from flowrl.benchmarks.geneval_prompts import CLASSES
 from flowrl.rewards import RewardInputs, build_reward, check_reward, mask2former
 from flowrl.rewards.detectors import build_judge, check_judge
-from flowrl.rewards.mask2former import CLASSES, Mask2FormerJudge, fitted_size, post_process, preprocess
+from flowrl.rewards.mask2former import Mask2FormerJudge, fitted_size, post_process, preprocess
 
 CPU = torch.device("cpu")
 DOG = CLASSES.index("dog")

@@ -18,6 +18,7 @@ from PIL import Image
 from tiny_clip import assert_pointwise, clip_inputs, inputs_of, random_images, write_tiny_clip
 
 from flowrl.config import ConfigError
+from flowrl.examine.arguments import add_train
 from flowrl.pairs import Pair
 from flowrl.recipes.preference_head import (
     HeadConfig,
@@ -31,7 +32,6 @@ from flowrl.recipes.preference_head import (
     train_head,
 )
 from flowrl.recipes.preference_head_data import Split, pair_features, split_pairs
-from flowrl.examine.arguments import add_train
 from flowrl.rewards import build_reward, check_reward
 from flowrl.rewards.preference_features import Features, build_features
 from flowrl.rewards.preference_head import Head, head_scores, load_head, read_config

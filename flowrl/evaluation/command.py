@@ -100,11 +100,19 @@ def settings_of(parsed: argparse.Namespace) -> list[Settings]:
 
 
 def _labels(parsed: argparse.Namespace, models: Sequence[str | None]) -> list[str]:
-    labels = [parsed.images.resolve().name if model is None else label_of(model, parsed.lora) for model in models]
+    labels = [_folder_label(parsed.images) if model is None else label_of(model, parsed.lora) for model in models]
     twice = [label for label, count in Counter(labels).items() if count > 1]
     if twice:
         raise ValueError(f"two MODELs have the name {twice[0]!r}: evaluate them with commands of their own, or rename.")
     return labels
+
+
+def _folder_label(folder: Path) -> str:
+    """The name of a folder of pictures; of one that this command drew, OUT/model/images, that of OUT."""
+    parts = folder.resolve().parts
+    if len(parts) > 3 and parts[-1] == "images" and parts[-2] in ("model", "base"):
+        return parts[-3]
+    return parts[-1]
 
 
 def _source(parsed: argparse.Namespace, model: str, *, lora: Path | None, base: bool = False) -> Source:
@@ -121,7 +129,9 @@ def _base(parsed: argparse.Namespace, model: str | None, label: str, out: Path) 
     folder = out / "base"
     if parsed.compare != BASE:
         if is_folder_of_pictures(Path(parsed.compare)):
-            return Subject(label=_other(Path(parsed.compare).name, label), folder=folder, images=Path(parsed.compare))
+            return Subject(
+                label=_other(_folder_label(Path(parsed.compare)), label), folder=folder, images=Path(parsed.compare)
+            )
         source = _source(parsed, parsed.compare, lora=None)
         return Subject(label=_other(label_of(parsed.compare), label), folder=folder, source=source)
     own = None if model is None else _source(parsed, model, lora=parsed.lora)

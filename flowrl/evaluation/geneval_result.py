@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowrl.benchmarks.geneval import TASKS
-from flowrl.evaluation import Result, Settings, Table
-from flowrl.evaluation.folders import Picture
+from flowrl.evaluation import Result, Settings, Subject, Table
+from flowrl.evaluation.folders import Picture, read_drawn
 from flowrl.evaluation.statistics import (
     Comparison,
     Overlap,
@@ -197,8 +197,8 @@ def _notes(settings: Settings, judge: str, *, is_published: bool, shared: Overla
         notes.append(NOT_REFERENCE)
     if not is_published:
         notes.append("Not the benchmark's 553 prompts with 4 pictures each: compare only with the same prompts.")
-    if settings.base is not None and (settings.subject.images is not None or settings.base.images is not None):
-        notes.append("Pictures that were given share no known start noise: pairs share their prompts only.")
+    if settings.base is not None and not _share_noise(settings.subject, settings.base):
+        notes.append("The pictures share no known start noise: pairs share their prompts only.")
     if shared:
         found = {"word for word": shared.exact, "with the objects swapped": shared.swapped}
         how = ", ".join(f"{len(texts)} {words}" for words, texts in found.items() if texts)
@@ -208,6 +208,13 @@ def _notes(settings: Settings, judge: str, *, is_published: bool, shared: Overla
             f"of unseen prompts alone."
         )
     return notes
+
+
+def _share_noise(*subjects: Subject) -> bool:
+    """Whether the notes of both folders name one seed; pictures of other programs have none."""
+    drawn = [read_drawn(subject.images or subject.folder / "images") for subject in subjects]
+    seeds = {None if note is None else note.get("seed") for note in drawn}
+    return len(seeds) == 1 and None not in seeds
 
 
 def _overlap(settings: Settings, rows: Sequence[Row]) -> Overlap | None:
