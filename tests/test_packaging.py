@@ -119,7 +119,12 @@ def test_requirements_are_names_and_versions_that_satisfy_the_lower_bounds() -> 
         assert match, f"requirements.lock: '{line}' is not NAME==VERSION with at most a marker"
         pinned[match[1]] = match[2]
     project = settings()["project"]
-    for wanted in project["dependencies"] + project["optional-dependencies"]["dev"]:
+    extras = project["optional-dependencies"]
+    (own, *dev) = extras["dev"]  # the project's own extras that tests need, then packages
+    match = re.fullmatch(r"flowrl-toolkit\[([a-z,-]+)\]", own)
+    assert match
+    packages = [wanted for extra in match[1].split(",") for wanted in extras[extra]]
+    for wanted in project["dependencies"] + dev + packages:
         name, _, bound = wanted.partition(">=")
         have = [int(part) for part in pinned[name].split(".")]
         assert have >= [int(part) for part in bound.split(".")], f"{name}: pinned {pinned[name]}, needs {bound}"
