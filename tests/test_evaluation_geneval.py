@@ -220,7 +220,7 @@ def test_kinds_of_failure() -> None:
     assert {reason: kinds(reason) for reason in reasons} == reasons
 
 
-def test_a_comparison_pairs_prompts_and_samples(tmp_path: Path) -> None:
+def test_a_comparison_pairs_prompts_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", picture=mixed)
     result = run(settings(ours, tmp_path / "out", theirs))
     change = result.differences["overall (macro)"]
@@ -235,7 +235,9 @@ def test_a_comparison_pairs_prompts_and_samples(tmp_path: Path) -> None:
         "overall, macro", "overall, micro", "pass@2", "graded reward", "strict reward"
     ]  # fmt: skip
     assert "share no known start noise" in " ".join(result.notes)
-    assert "Better than base: +0." in result.headline
+    assert "from 1 prompt in one of the tasks: too few to say which is better" in result.headline
+    monkeypatch.setattr("flowrl.evaluation.geneval_result.FEW_PROMPTS", 1)
+    assert "Better than base: +0." in run(settings(ours, tmp_path / "out", theirs)).headline
 
 
 def test_rows_of_one_text_are_numbered_wherever_they_lie(tmp_path: Path) -> None:

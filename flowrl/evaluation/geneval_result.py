@@ -38,6 +38,7 @@ REASONS: dict[str, str] = {
 """Kind of failure -> the lines of a reason that are of this kind (GenEval's wording)."""
 
 EXAMPLES = 6
+FEW_PROMPTS = 5  # of a task; with fewer no model is called better
 NOT_REFERENCE = (
     "The judge follows GenEval's rules with the detector of transformers, whose weights are not those of the "
     "benchmark's own: compare numbers of this judge with each other, not with published ones."
@@ -131,6 +132,12 @@ def _headline(names: Sequence[str], rows: Sequence[Row], summary: Summary, chang
     difference = f"{signed(change.macro.mean)} (95 % {bounds(change.macro, sign=True)})"
     if not change.macro.excludes(0.0):
         return f"{said} No difference to {names[1]} is established: {difference}."
+    fewest = min(len({row["prompt"] for row in rows if row["task"] == task}) for task in summary.tasks)
+    if fewest < FEW_PROMPTS:  # prompts that happen to agree give an interval without width
+        return (
+            f"{said} Difference to {names[1]}: {difference}, from {plural(fewest, 'prompt')} in one of the tasks: too "
+            f"few to say which is better; take {FEW_PROMPTS} or more of each."
+        )
     return f"{said} {'Better' if change.macro.mean > 0 else 'Worse'} than {names[1]}: {difference}."
 
 
