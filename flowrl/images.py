@@ -6,8 +6,6 @@ Pixels are float in [0, 1], channels first, as the pipelines decode them; they a
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +13,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+
+from flowrl.files import replacing
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -34,16 +34,8 @@ def save_png(image: Tensor | np.ndarray | Image.Image, path: str | Path) -> Path
     """
     picture = image if isinstance(image, Image.Image) else Image.fromarray(to_pixels(image))
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            picture.save(stream, format="PNG")
-        os.chmod(temporary, 0o644)  # mkstemp keeps a file to its owner; a picture is for whoever may read the folder
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as stream:
+        picture.save(stream, format="PNG")
     return path
 
 

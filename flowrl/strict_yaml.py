@@ -14,9 +14,11 @@ import types
 import typing
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+
+Setting = TypeVar("Setting")
 
 
 class ConfigError(ValueError):
@@ -175,6 +177,26 @@ def apply_override(data: dict[str, Any], argument: str) -> str:
             node[slot] = {} if child is None else child.copy() if isinstance(child, (dict, list)) else child
             node = node[slot]
     return dotted
+
+
+def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str) -> Setting:
+    """Make the settings of a command without a file from `key=value` texts, as strictly as a configuration.
+
+    Args:
+        cls: a dataclass.
+        overrides: the texts.
+        command: what messages call their place.
+
+    Raises:
+        ConfigError: as `build`.
+    """
+    data: dict[str, Any] = {}
+    for text in overrides:
+        apply_override(data, text)
+    keys = tuple(dotted_keys(cls))
+    source = Source(file=command, overrides={}, foreign_keys={}, foreign_values={}, own_keys=keys)
+    made: Setting = build(cls, data, source)
+    return made
 
 
 def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str = "") -> Any:

@@ -23,7 +23,7 @@ from flowrl.rewards import Reward, RewardInputs, RewardOutput, output_of, to_uin
 from flowrl.rewards.asking import MISSING, UNPARSED, ask_items, draw_seed, judged_reward, picture_of
 from flowrl.rewards.chat import Answer, Chat, Picture, Question, build_chat, check_chat
 from flowrl.rewards.frames import frame_places
-from flowrl.rewards.judge_templates import USER, Template
+from flowrl.rewards.judge_templates import Template, parse_template
 from flowrl.rewards.judging import answer_forms, answer_mass, parse_word, soft_tifa
 from flowrl.rewards.judging import yes_no as yes_no_score
 
@@ -303,8 +303,7 @@ def _template(template: str | None, *, inverted: bool, questions: bool) -> Templ
     path = path if template is None else Path(template).expanduser()
     if not path.is_file():
         raise ValueError(f"{OWNER}: there is no template {str(path)!r}: give a text file, or leave template out.")
-    system, mark, user = path.read_text(encoding="utf-8").partition(f"{USER}\n")
-    words = Template(user=user.strip(), system=system.strip() or None) if mark else Template(user=system.strip())
+    words = parse_template(path.read_text(encoding="utf-8"))
     if not words.user:
         raise ValueError(f"{OWNER}: the template {str(path)!r} is empty.")
     if questions and "{question}" not in words.user:

@@ -90,6 +90,12 @@ def _fill(text: str, fields: dict[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: fields.get(match[1], match[0]), text)
 
 
+def parse_template(text: str) -> Template:
+    """A template's text cut into its turns."""
+    system, mark, user = text.partition(f"{USER}\n")
+    return Template(user=user.strip(), system=system.strip() or None) if mark else Template(user=text.strip())
+
+
 def load_templates(names: Sequence[str], template: str | None, *, owner: str) -> dict[str, Template]:
     """The templates of a reward by name: the shipped ones, or those that take their place.
 
@@ -127,12 +133,11 @@ def _load(name: str, template: str | None, *, alone: bool, owner: str) -> Templa
     if not path.is_file():
         raise ValueError(f"{owner}: there is no template {str(path)!r}: give a text file, or leave template out.")
     text = path.read_text(encoding="utf-8").strip()
-    system, mark, user = text.partition(f"{USER}\n")
-    user, before = (user.strip(), system.strip()) if mark else (text, "")
-    if not user:
+    parsed = parse_template(text)
+    if not parsed.user:
         raise ValueError(f"{owner}: the template {str(path)!r} is empty.")
     missing = sorted(field for field in FIELDS[name] if f"{{{field}}}" not in text)
     if missing:
         wanted = ", ".join(f"{{{field}}}" for field in missing)
         raise ValueError(f"{owner}: the template {str(path)!r} must hold {wanted}, so that the judge is told.")
-    return Template(user=user, system=before or None)
+    return parsed

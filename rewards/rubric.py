@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +19,7 @@ from typing import Any
 
 import torch
 
+from flowrl.files import replacing
 from flowrl.rewards import Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.asking import BLANK, UNPARSED, ask_items, first_error, judged_reward, picture_of
 from flowrl.rewards.chat import Answer, Chat, Picture, Question, build_chat, check_chat
@@ -84,18 +83,10 @@ def _rule(rule: Any, number: int, path: str | Path) -> Rule:
 def save_rubric(path: str | Path, rules: Sequence[Rule], info: Mapping[str, Any] | None = None) -> Path:
     """Writes a rubric, and under "info" what is known about it. The file appears whole or not at all."""
     path = Path(path).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"text": rule.text, "weight": rule.weight, "answer": rule.answer} for rule in rules]
     text = json.dumps({"schema": SCHEMA, "rules": rows, "info": dict(info or {})}, indent=2, ensure_ascii=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp keeps a file to its owner
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as stream:
+        stream.write(text.encode("utf-8"))
     return path
 
 

@@ -23,6 +23,7 @@ LAYERS: dict[str, int] = {
     "flowrl.strict_yaml": 0,
     "flowrl.vocabulary": 0,
     "flowrl.options": 0,
+    "flowrl.files": 0,
     "flowrl.trajectory": 0,
     "flowrl.randomness": 0,
     "flowrl.progress": 0,

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from flowrl.compare.figures import forest, key, reward_chart, scatter, score_chart, shots
 from flowrl.compare.results import Results
 from flowrl.compare.table import Table, heading, metric_name, tables, verdict
+from flowrl.report.document import document
 from flowrl.report.markup import esc, plural, section, table
-from flowrl.report.page import POLICY
-from flowrl.report.style import CSS
 
 EXTRA_CSS = """
 .shots td,.shots th{padding:6px;text-align:left;white-space:normal;font-size:.85rem}.shots th{max-width:9rem}
@@ -54,15 +53,8 @@ def render(results: Results, *, command: str, provenance: Sequence[str], title: 
                 "seed of each method after training."),
         section("settings", "Settings and commands", _settings(command, provenance)),
     ])  # fmt: skip
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f'<meta name="color-scheme" content="light dark"><title>{esc(title)}</title>'
-        f"<style>{CSS}{EXTRA_CSS}</style></head>"
-        f"<body><header><h1>{esc(title)}</h1><p>{_counts(results)}</p></header><main>{body}</main>"
-        "<footer><p>Written by <code>flowrl compare</code> from the files of the runs.</p></footer></body></html>\n"
-    )
+    footer = "Written by <code>flowrl compare</code> from the files of the runs."
+    return document(title, body, lead=_counts(results), footer=footer, css=EXTRA_CSS)
 
 
 def _counts(results: Results) -> str:

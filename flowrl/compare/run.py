@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import IO, Any, Protocol
 from flowrl.compare.plan import JOURNAL, Question, base_key, overrides_of, run_name, settings_of
 from flowrl.compare.progress import Display, spent_share
 from flowrl.launch import find_config
+from flowrl.run import write_atomically
 
 _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 
@@ -157,10 +157,7 @@ class Comparison:
         return 1 if failed else 0
 
     def _write(self) -> None:
-        path = self.folder / JOURNAL
-        temporary = path.with_name(f".{JOURNAL}.writing")
-        temporary.write_text(json.dumps(self.journal, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_atomically(self.folder / JOURNAL, json.dumps(self.journal, indent=1) + "\n")
 
     @contextmanager
     def _watching_interrupts(self) -> Iterator[None]:

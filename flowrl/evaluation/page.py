@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from flowrl.evaluation import Result, Table
 from flowrl.report.bars import dot_chart
+from flowrl.report.document import document
 from flowrl.report.markup import bounds, esc, section, signed, table
-from flowrl.report.page import POLICY
 from flowrl.report.plots import legend, nice_ticks, responsive, svg, tick_text
-from flowrl.report.style import CSS
 from flowrl.statistics import Interval
 
 ROW = 28  # pixels a line of the forest takes
@@ -48,14 +47,7 @@ def render(
         *result.sections,
         section("settings", "Command and settings", _settings(command, result.facts)),
     ])  # fmt: skip
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f'<meta name="color-scheme" content="light dark"><title>{esc(title)}</title>'
-        f"<style>{CSS}{EXTRA_CSS}</style></head><body><header><h1>{esc(title)}</h1></header><main>{body}</main>"
-        "<footer><p>Written by <code>flowrl eval</code>.</p></footer></body></html>\n"
-    )
+    return document(title, body, footer="Written by <code>flowrl eval</code>.", css=EXTRA_CSS)
 
 
 def _chart(result: Result, names: Sequence[str]) -> str:

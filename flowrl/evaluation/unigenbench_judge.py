@@ -29,7 +29,7 @@ from flowrl.progress import progress
 from flowrl.randomness import counter_seed
 from flowrl.rewards.asking import BLANK, UNPARSED
 from flowrl.rewards.chat import Answer, Chat, Question
-from flowrl.rewards.judge_templates import USER, Template
+from flowrl.rewards.judge_templates import Template, parse_template
 
 FIELDS = ("prompt", "testpoints", "definitions", "descriptions")
 
@@ -102,8 +102,7 @@ def _template(path: Path) -> Template:
         raise ValueError(f"--option template={path}: cannot be read as UTF-8 text ({error}).") from error
     if missing := [f"{{{field}}}" for field in FIELDS if f"{{{field}}}" not in text]:
         raise ValueError(f"--option template={path}: must hold {', '.join(missing)}, so that the judge is told.")
-    before, mark, user = text.partition(f"{USER}\n")
-    return Template(user=user.strip(), system=before.strip() or None) if mark else Template(user=text)
+    return parse_template(text)
 
 
 def _definitions(path: Path, language: Language) -> dict[str, str]:

@@ -11,11 +11,10 @@ from flowrl.examine.card_text import Grade, Verdict, calls, lines, overall, verd
 from flowrl.examine.measure import Card
 from flowrl.perturbations import PERTURBATIONS
 from flowrl.prompts import spread
+from flowrl.report.document import document
 from flowrl.report.markup import DASH, bounds, duration, esc, number, plural, section, table
-from flowrl.report.page import POLICY
 from flowrl.report.pictures import embed
 from flowrl.report.plots import Frame, nice_ticks, responsive, svg, tick_text
-from flowrl.report.style import CSS
 from flowrl.statistics import Interval
 
 EXTRA_CSS = """
@@ -59,15 +58,8 @@ def render(card: Card) -> str:
     ])  # fmt: skip
     title = f"Reward card: {card.name}"
     facts = [plural(card.pictures, "picture"), plural(card.prompts, "prompt"), f"kind {card.kind}"]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f'<meta name="color-scheme" content="light dark"><title>{esc(title)}</title>'
-        f"<style>{CSS}{EXTRA_CSS}</style></head>"
-        f"<body><header><h1>{esc(title)}</h1><p>{esc(' · '.join(facts))}</p></header><main>{body}</main>"
-        "<footer><p>Written by <code>flowrl reward card</code>.</p></footer></body></html>\n"
-    )
+    footer = "Written by <code>flowrl reward card</code>."
+    return document(title, body, lead=esc(" · ".join(facts)), footer=footer, css=EXTRA_CSS)
 
 
 def _tiles(card: Card) -> str:

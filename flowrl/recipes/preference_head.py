@@ -47,7 +47,7 @@ from flowrl.rewards.preference_head import (
     head_tensors,
 )
 from flowrl.statistics import Interval, bootstrap_mean
-from flowrl.strict_yaml import Source, apply_override, build, dotted_keys
+from flowrl.strict_yaml import build_settings
 
 FINEST, COARSEST = 1e-3, 1e3  # range of the temperature
 
@@ -114,14 +114,7 @@ class Fitted:
 
 def head_config(overrides: Sequence[str]) -> HeadConfig:
     """Settings from `key=value` texts; unknown keys and wrong types are refused as in a training run."""
-    data: dict[str, Any] = {}
-    for text in overrides:
-        apply_override(data, text)
-    keys = tuple(dotted_keys(HeadConfig))
-    source = Source(file="reward train", overrides={}, foreign_keys={}, foreign_values={}, own_keys=keys)
-    config = build(HeadConfig, data, source)
-    assert isinstance(config, HeadConfig)
-    return config
+    return build_settings(HeadConfig, overrides, command="reward train")
 
 
 def train(parsed: argparse.Namespace) -> int:

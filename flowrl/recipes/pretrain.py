@@ -36,7 +36,7 @@ from flowrl.progress import progress
 from flowrl.prompts import Prompt, eval_items
 from flowrl.randomness import counter_seed, sample_normals
 from flowrl.statistics import ScoreRow, stratified_score, task_scores
-from flowrl.strict_yaml import Source, apply_override, build, dotted_keys
+from flowrl.strict_yaml import build_settings
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.prompts import Record, combinations, eval_records
 from flowrl.world.scenes import draw_scene, random_scene
@@ -83,22 +83,7 @@ class PretrainConfig:
 
 def pretrain_config(overrides: Sequence[str]) -> PretrainConfig:
     """Settings from `key=value` texts; unknown keys and wrong types are refused as in a training run."""
-    data: dict[str, Any] = {}
-    for text in overrides:
-        apply_override(data, text)
-    config = build(
-        PretrainConfig,
-        data,
-        Source(
-            file="pretrain",
-            overrides={},
-            foreign_keys={},
-            foreign_values={},
-            own_keys=tuple(dotted_keys(PretrainConfig)),
-        ),
-    )
-    assert isinstance(config, PretrainConfig)
-    return config
+    return build_settings(PretrainConfig, overrides, command="pretrain")
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int = 100) -> float:

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +33,7 @@ from flowrl.randomness import counter_seed, sample_normals
 from flowrl.recipes.scorer_data import corrupt, labels_of, training_scene
 from flowrl.rewards.attributes import GRID, MAX_COUNT, PAIRS, AttributeNet, attribute_scores, load_net
 from flowrl.run import write_atomically
-from flowrl.strict_yaml import Source, apply_override, build, dotted_keys
+from flowrl.strict_yaml import build_settings
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.prompts import RELATIONS, Record, combinations, position, split
 from flowrl.world.scenes import SHAPES, Shape, draw_scene, random_scene
@@ -78,14 +77,7 @@ class ScorerConfig:
 
 def scorer_config(overrides: Sequence[str]) -> ScorerConfig:
     """Settings from `key=value` texts; unknown keys and wrong types are refused as in a training run."""
-    data: dict[str, Any] = {}
-    for text in overrides:
-        apply_override(data, text)
-    keys = tuple(dotted_keys(ScorerConfig))
-    source = Source(file="pretrain scorer", overrides={}, foreign_keys={}, foreign_values={}, own_keys=keys)
-    config = build(ScorerConfig, data, source)
-    assert isinstance(config, ScorerConfig)
-    return config
+    return build_settings(ScorerConfig, overrides, command="pretrain scorer")
 
 
 def draw_pool(config: ScorerConfig) -> tuple[Tensor, Tensor, Tensor]:

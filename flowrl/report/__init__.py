@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
+from flowrl.files import replacing
 from flowrl.report.data import read_run
 from flowrl.report.page import render
 
@@ -26,14 +25,6 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """
     run = read_run(Path(run_folder))
     out = Path(run_folder) / "report.html" if out is None else Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(render(run))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, out)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(out) as stream:
+        stream.write(render(run).encode("utf-8"))
     return out

@@ -6,15 +6,12 @@ import json
 import shlex
 
 from flowrl.report.data import RunData
+from flowrl.report.document import document
 from flowrl.report.markup import esc, plural, section, table
 from flowrl.report.outcome import held_out
 from flowrl.report.panels import health, time_by_stage
 from flowrl.report.pictures import pictures
 from flowrl.report.results import curves, summary, tasks, tiles
-from flowrl.report.style import CSS
-
-# The page may load nothing, from nowhere: what it shows is inside it.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def render(run: RunData) -> str:
@@ -35,14 +32,8 @@ def render(run: RunData) -> str:
             provenance(run),
         ]
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f'<meta name="color-scheme" content="light dark"><title>{esc(run.name)}</title><style>{CSS}</style></head>'
-        f"<body><header><h1>{esc(run.name)}</h1><p>{status(run)}</p></header><main>{body}</main>"
-        "<footer><p>Written by <code>flowrl report</code> from the files of the run.</p></footer></body></html>\n"
-    )
+    footer = "Written by <code>flowrl report</code> from the files of the run."
+    return document(run.name, body, lead=status(run), footer=footer)
 
 
 def status(run: RunData) -> str:

@@ -109,7 +109,7 @@ def line_chart(
 ) -> str:  # fmt: skip
     """A chart of lines with bands; hovering a point names its value, and its x as `x_name`."""
     frame = _frame(series, width, height)
-    parts = [_axes(frame, x_label, y_label)]
+    parts = [axes(frame, x_label, y_label)]
     for line in series:
         parts += [_band(frame, line), _raw(frame, line)]
     parts += [_line(frame, line, x_name) for line in series]
@@ -158,7 +158,8 @@ def _frame(series: Sequence[Series], width: int, height: int) -> Frame:
     )
 
 
-def _axes(frame: Frame, x_label: str, y_label: str) -> str:
+def axes(frame: Frame, x_label: str, y_label: str, *, x_text: Callable[[float], str] = tick_text) -> str:
+    """Grid lines, ticks and labels; `x_text` writes the ticks of x."""
     right, bottom = frame.width - frame.right, frame.height - frame.bottom
     parts = []
     for tick in frame.y_ticks:
@@ -168,7 +169,7 @@ def _axes(frame: Frame, x_label: str, y_label: str) -> str:
     for tick in frame.x_ticks:
         x = frame.x(tick)
         parts.append(f'<path class="axis" d="M{x:.1f} {bottom}v4"/>')
-        parts.append(f'<text class="tick mid" x="{x:.1f}" y="{bottom + 17}">{tick_text(tick)}</text>')
+        parts.append(f'<text class="tick mid" x="{x:.1f}" y="{bottom + 17}">{x_text(tick)}</text>')
     parts.append(f'<path class="axis" d="M{frame.left} {bottom}H{right}"/>')
     middle = (frame.top + bottom) / 2
     parts.append(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flowrl.report.markup import bounds, esc, number
 from flowrl.report.pictures import embed
-from flowrl.report.plots import Frame, legend, nice_ticks, responsive, svg, tick_text
+from flowrl.report.plots import Frame, axes, legend, nice_ticks, responsive, svg, tick_text
 from flowrl.statistics import Interval
 from flowrl.sweep.results import Outcome, Results
 from flowrl.sweep.settings import Setting
@@ -89,7 +89,7 @@ def chart(points: Sequence[Point], *, x_label: str, y_label: str, cost: bool = F
 
 def _chart(points: Sequence[Point], width: int, x_label: str, y_label: str, cost: bool) -> str:
     frame = _frame(points, width, cost)
-    parts = [_axes(frame, x_label, y_label, cost)]
+    parts = [axes(frame, x_label, y_label, x_text=_cost_text if cost else tick_text)]
     for series in dict.fromkeys(point.series for point in points if point.kind == ("best_of" if cost else "rlg")):
         parts.append(_joined(frame, [point for point in points if point.series == series]))
     parts += [_whiskers(frame, point) for point in points]
@@ -122,24 +122,9 @@ def _cost_ticks(points: Sequence[Point]) -> tuple[float, ...]:
     return tuple(ticks)
 
 
-def _axes(frame: Frame, x_label: str, y_label: str, cost: bool) -> str:
-    right, bottom = frame.width - frame.right, frame.height - frame.bottom
-    parts = []
-    for tick in frame.y_ticks:
-        y = frame.y(tick)
-        parts.append(f'<path class="grid" d="M{frame.left} {y:.1f}H{right}"/>')
-        parts.append(f'<text class="tick end" x="{frame.left - 7}" y="{y + 4:.1f}">{tick_text(tick)}</text>')
-    for tick in frame.x_ticks:
-        words = tick_text(float(f"{10**tick:.3g}")) if cost else tick_text(tick)
-        parts.append(f'<path class="axis" d="M{frame.x(tick):.1f} {bottom}v4"/>')
-        parts.append(f'<text class="tick mid" x="{frame.x(tick):.1f}" y="{bottom + 17}">{words}</text>')
-    parts.append(f'<path class="axis" d="M{frame.left} {bottom}H{right}"/>')
-    middle = (frame.top + bottom) / 2
-    parts.append(
-        f'<text class="label mid" x="{(frame.left + right) / 2:.1f}" y="{frame.height - 5}">{esc(x_label)}</text>'
-    )
-    parts.append(f'<text class="label mid" transform="translate(12 {middle:.1f}) rotate(-90)">{esc(y_label)}</text>')
-    return "".join(parts)
+def _cost_text(tick: float) -> str:
+    """A tick of the logarithmic axis of costs."""
+    return tick_text(float(f"{10**tick:.3g}"))
 
 
 def _joined(frame: Frame, points: Sequence[Point]) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from flowrl.compare.measure import PIXELS as PIXEL_GRID
 from flowrl.drift import KL_TEXT
+from flowrl.report.document import document
 from flowrl.report.markup import DASH, MINUS, esc, number, section, table
-from flowrl.report.page import POLICY
-from flowrl.report.style import CSS
 from flowrl.statistics import Interval
 from flowrl.sweep.draw import FEATURES_TEXT
 from flowrl.sweep.figures import StripRows, against_cost, against_diversity, against_scale, key, strip
@@ -42,16 +41,9 @@ def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], comma
         _quality(results), _scales(results), _pictures(rows), _cost(results), _searched(rows), _tables(results),
         _measured(results, facts, command),
     ])  # fmt: skip
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f'<meta name="color-scheme" content="light dark"><title>{esc(title)}</title>'
-        f"<style>{CSS}{EXTRA_CSS}</style></head>"
-        f"<body><header><h1>{esc(title)}</h1><p>{esc(facts['images'])} · {esc(facts['sampling'])}</p></header>"
-        f"<main>{body}</main>"
-        "<footer><p>Written by <code>flowrl sweep</code> from the journals of its folder.</p></footer></body></html>\n"
-    )
+    lead = f"{esc(facts['images'])} · {esc(facts['sampling'])}"
+    footer = "Written by <code>flowrl sweep</code> from the journals of its folder."
+    return document(title, body, lead=lead, footer=footer, css=EXTRA_CSS)
 
 
 def _reading(results: Results) -> str:

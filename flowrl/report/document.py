@@ -1,0 +1,30 @@
+"""The frame of every page: one self-contained HTML document."""
+
+from __future__ import annotations
+
+from flowrl.report.markup import esc
+from flowrl.report.style import CSS
+
+# The page may load nothing, from nowhere: what it shows is inside it.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def document(title: str, body: str, *, footer: str, lead: str = "", css: str = "") -> str:
+    """A whole page.
+
+    Args:
+        title: text, of the window and above the page.
+        body: HTML of the main part.
+        footer: HTML of the last line.
+        lead: HTML below the title.
+        css: rules beside those of all pages.
+    """
+    below = f"<p>{lead}</p>" if lead else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta name="color-scheme" content="light dark"><title>{esc(title)}</title><style>{CSS}{css}</style></head>'
+        f"<body><header><h1>{esc(title)}</h1>{below}</header><main>{body}</main>"
+        f"<footer><p>{footer}</p></footer></body></html>\n"
+    )
