@@ -29,7 +29,7 @@ from flowrl.randomness import counter_integers
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import ode
 from flowrl.samplers.parametrization import clean_from_velocity, working_dtype
-from flowrl.trajectory import Schedule
+from flowrl.trajectory import Schedule, start_state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ def backprop_sample(
         raise ValueError(f"last_step must lie in 0 .. {schedule.num_steps - 1}, got {last_step}")
     if not train_steps or any(not 0 <= step <= last for step in train_steps):
         raise ValueError(f"train_steps must be steps in 0 .. {last}, at least one, got {sorted(train_steps)}")
-    x = x.to(working_dtype(x))
+    x = start_state(x, schedule).to(working_dtype(x))
     for step in range(last + 1):
         sigma, trained = schedule.sigma[step], step in train_steps
         source = x if trained and not stop_input else x.detach()

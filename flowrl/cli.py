@@ -1,4 +1,4 @@
-"""The command line: `flowrl train | compare | sample | eval | sweep | report | serve | reward | pretrain`.
+"""The command line: `flowrl train | plan | compare | sample | eval | sweep | report | serve | reward | pretrain`.
 
 Heavy libraries are imported inside the commands, so that `--help` and configuration errors answer at once. Errors that
 a user can mend are one paragraph on standard error and exit code 1; an interrupt exits with 130.
@@ -15,10 +15,11 @@ from pathlib import Path
 
 from flowrl.evaluation.arguments import add_eval
 from flowrl.examine import arguments as reward_arguments
+from flowrl.plan.arguments import add_plan
 from flowrl.serve import add_arguments as serving_arguments
 from flowrl.sweep.arguments import add_sweep
 
-COMMANDS = ("train", "compare", "sample", "eval", "sweep", "report", "serve", "reward", "pretrain")
+COMMANDS = ("train", "plan", "compare", "sample", "eval", "sweep", "report", "serve", "reward", "pretrain")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace the file's")
     train.set_defaults(run=_train)
 
+    plan = commands.add_parser("plan", help="what a run will do and need, before any download")
+    add_plan(plan)
+    plan.set_defaults(run=_plan)
+
     compare = commands.add_parser(
         "compare", help="train several methods to one budget and compare them",
         description="Train every CONFIG with every seed to the same budget, then write a table and a page. The same "
@@ -79,7 +84,11 @@ def _parser() -> argparse.ArgumentParser:
         "source", nargs="?", default="asset:tiny-sd3", help="run folder, model folder, hub id or asset:NAME"
     )
     sample.add_argument("--prompt", action="append", default=[], help="a prompt; may be given several times")
-    sample.add_argument("--prompts", type=Path, help="a .txt or .jsonl file of prompts")
+    sample.add_argument("--prompts", type=Path, help="a .txt, .jsonl or .csv file of prompts")
+    sample.add_argument(
+        "--source", dest="source_picture", type=Path, action="append",
+        help="a picture that --prompt edits or animates; may be given several times",
+    )  # fmt: skip
     sample.add_argument("--seeds", default="0", help="seeds of the start noise: 0,3,7 or 0-3")
     sample.add_argument("--base", action="store_true", help="of a run: the model before training")
     sample.add_argument("--lora", type=Path, action="append", help="a LoRA folder to add; several with --rlg")
@@ -116,10 +125,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, help="file to write (RUN/report.html)")
     report.set_defaults(run=_report)
 
-    pretrain = commands.add_parser("pretrain", help="make the embedded model, or its scorer, from scratch")
+    pretrain = commands.add_parser("pretrain", help="make an embedded model, or their scorer, from scratch")
     pretrain.add_argument(
-        "overrides", nargs="*", metavar="[scorer] key=value",
-        help="scorer: the embedded world's differentiable reward; else the generator (hours on two cores)",
+        "overrides", nargs="*", metavar="[sd3 | sd15 | wan | kontext | scorer] key=value",
+        help="which model (sd3), tens of minutes on two cores; scorer: the embedded world's differentiable reward",
     )  # fmt: skip
     pretrain.set_defaults(run=_pretrain)
 
@@ -166,6 +175,12 @@ def _train(parsed: argparse.Namespace) -> int:
     return train(config, given if config is None else given[1:])
 
 
+def _plan(parsed: argparse.Namespace) -> int:
+    from flowrl.plan.command import plan
+
+    return plan(parsed)
+
+
 def _compare(parsed: argparse.Namespace) -> int:
     from flowrl.compare.plan import compare
 
@@ -198,16 +213,9 @@ def _report(parsed: argparse.Namespace) -> int:
 
 
 def _pretrain(parsed: argparse.Namespace) -> int:
-    if parsed.overrides[:1] == ["scorer"]:
-        from flowrl.recipes.scorer import main as train_scorer
-        from flowrl.recipes.scorer import scorer_config
+    from flowrl.recipes.pretraining import pretrain
 
-        print(f"wrote {train_scorer(scorer_config(parsed.overrides[1:]))}")
-        return 0
-    from flowrl.recipes.pretrain import main as pretrain
-    from flowrl.recipes.pretrain import pretrain_config
-
-    print(f"wrote {pretrain(pretrain_config(parsed.overrides))}")
+    print(f"wrote {pretrain(parsed.overrides)}")
     return 0
 
 

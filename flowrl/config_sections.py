@@ -5,11 +5,17 @@ Messages name keys in full (``sampler.noise_level``): each section has one place
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from flowrl.config_rewards import RewardConfig
 from flowrl.strict_yaml import ConfigError
+
+Family = Literal[
+    "cogvideox", "flux", "flux2", "hunyuan_video", "kontext", "ltx_video", "qwen_image", "qwen_image_edit", "sana",
+    "sd", "sd3", "sdxl", "wan", "z_image",
+]  # fmt: skip
+"""The keys of `flowrl.pipelines.PIPELINES`."""
 
 
 def at_least(key: str, value: float | None, minimum: int) -> None:
@@ -41,8 +47,8 @@ def within(key: str, value: float, low: float, high: float, *, open_end: bool = 
 class PipelineConfig:
     """The generator that is trained."""
 
-    name: Literal["sd3"] = "sd3"
-    """Model family."""
+    name: Family = "sd3"
+    """Model family: the name of its file in `pipelines/`."""
     model: str
     """A diffusers folder, a hub id, or ``asset:NAME`` for one that ships with flowrl (``asset:tiny-sd3``)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
@@ -51,8 +57,12 @@ class PipelineConfig:
     """Pixels; null takes the model's own size."""
     width: int | None = None
     """Pixels; null takes the model's own size."""
-    max_sequence_length: int = 128
-    """Tokens of the long text encoder (T5)."""
+    num_frames: int | None = None
+    """Frames of a video; null takes the family's own."""
+    fps: float | None = None
+    """Frames a second of a video; null takes the family's own."""
+    max_sequence_length: int | None = None
+    """Tokens of the (longest) text encoder; null takes the family's own, 128 for sd3."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     vae_slice: int = 8
@@ -61,10 +71,15 @@ class PipelineConfig:
     """Encode all prompts at the start, then drop the text encoders from memory."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further options of the family's `load`, such as `vae_tiling` of video families."""
 
     def __post_init__(self) -> None:
         at_least("pipeline.height", self.height, 1)
         at_least("pipeline.width", self.width, 1)
+        at_least("pipeline.num_frames", self.num_frames, 1)
+        if self.fps is not None:
+            positive("pipeline.fps", self.fps)
         at_least("pipeline.max_sequence_length", self.max_sequence_length, 1)
         at_least("pipeline.vae_slice", self.vae_slice, 1)
         not_blank("pipeline.model", self.model)
@@ -122,6 +137,8 @@ class SamplerConfig:
     """Classifier-free guidance; 1 is none and costs one network call a step instead of two."""
     grid: Literal["diffusers", "linspace"] = "diffusers"
     """Noise levels visited: as diffusers' scheduler spaces them, or evenly before the shift."""
+    shift: float | None = None
+    """Shift of the noise levels towards noise; null takes the model's own, which may depend on the resolution."""
     sde_window_size: int = 0
     """Consecutive stochastic steps drawn anew each iteration; 0 takes all steps of ``sde_window_range``."""
     sde_window_range: tuple[int, int] | None = None
@@ -147,6 +164,8 @@ class SamplerConfig:
         at_least("sampler.num_steps", self.num_steps, 1)
         at_least("sampler.sde_window_size", self.sde_window_size, 0)
         at_least("sampler.guidance_scale", self.guidance_scale, 0)
+        if self.shift is not None:
+            positive("sampler.shift", self.shift)
         at_least("sampler.noise_level", self.noise_level, 0)
         at_least("sampler.sde_window_interval", self.sde_window_interval, 1)
         at_least("sampler.sde_window_stride", self.sde_window_stride, 0)
@@ -222,17 +241,26 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptsConfig:
-    """Prompt files: ``.txt`` (one a line) or ``.jsonl`` (one object a line), a path or ``asset:NAME``."""
+    """Prompts, each a ``.txt``, ``.jsonl`` or ``.csv`` file (a path or ``asset:NAME``) or a dataset.
+
+    A dataset is written ``dataset:ID_OR_FOLDER[:SPLIT]`` and needs the extra ``data``.
+    """
 
     train: str
     """Prompts to train on."""
     eval: str | None = None
     """Prompts to evaluate on."""
+    negative: str = ""
+    """Negative prompt of all rows that have none of their own (``negative_prompt``)."""
 
     def __post_init__(self) -> None:
         for key, value in (("train", self.train), ("eval", self.eval)):
-            if value is not None and not value.endswith((".txt", ".jsonl")):
-                raise ConfigError(f"prompts.{key} must be a .txt or .jsonl file, got '{value}'")
+            if value is None or (value.startswith("dataset:") and value.strip(":") != "dataset"):
+                continue
+            if not value.endswith((".txt", ".jsonl", ".csv")):
+                raise ConfigError(
+                    f"prompts.{key} must be a .txt, .jsonl or .csv file or dataset:ID_OR_FOLDER[:SPLIT], got '{value}'"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,6 +281,12 @@ class EvalConfig:
     """Images of the fixed sample grid; 0 draws none."""
     grid: Literal["diffusers", "linspace"] | None = None
     """Noise levels visited; null takes ``sampler.grid``."""
+    height: int | None = None
+    """Pixels that evaluations draw; null draws what is trained."""
+    width: int | None = None
+    """Pixels that evaluations draw; null draws what is trained."""
+    shift: float | Literal["own", "training"] = "own"
+    """Shift of the noise levels: the model's own at the evaluation's size, that of training, or a number."""
     seed: int = 0
     """Seed of the evaluation's start noise; the same for runs that are to be compared."""
     initial: bool = True
@@ -269,6 +303,10 @@ class EvalConfig:
         at_least("eval.batch_size", self.batch_size, 1)
         at_least("eval.num_prompts", self.num_prompts, 1)
         at_least("eval.num_images", self.num_images, 0)
+        at_least("eval.height", self.height, 1)
+        at_least("eval.width", self.width, 1)
+        if not isinstance(self.shift, str):
+            positive("eval.shift", self.shift)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,10 +8,11 @@ import torch
 
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
+from flowrl.prompting import device_of, encode_prompts, guided
 from flowrl.prompts import EvalItem
 from flowrl.randomness import sample_normals
-from flowrl.samplers import KERNELS, classifier_free_guidance
-from flowrl.trajectory import Schedule
+from flowrl.samplers import KERNELS
+from flowrl.trajectory import Schedule, start_state
 
 KL_PROMPTS, KL_SIGMAS = 24, 4
 
@@ -29,10 +30,10 @@ def velocity_distance(
     slot: str = "policy",
 ) -> float:  # fmt: skip
     """`KL_TEXT`, of the weights of a slot; start noise as in the evaluation, whose `seed` it takes."""
-    texts = [item.prompt.text for item in items]
-    velocity = classifier_free_guidance(pipeline.network, pipeline.encode(texts), pipeline.encode([""]), scale)
-    device = next(pipeline.transformer.parameters()).device
-    x = sample_normals(pipeline.latent_shape, [(seed, "eval", text, 0) for text in texts]).to(device)
+    prompts = [item.prompt for item in items]
+    velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), scale)
+    noise = sample_normals(pipeline.latent_shape, [(seed, "eval", prompt.key, 0) for prompt in prompts])
+    x = start_state(noise.to(device_of(pipeline)), schedule)
     steps = schedule.num_steps
     compared = {quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
     distances = []

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from flowrl.benchmarks.geneval import TASKS
-from flowrl.images import grid, save_png
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
-from flowrl.prompts import EvalItem, spread
+from flowrl.prompting import encode_prompts, guided, reward_inputs
+from flowrl.prompts import EvalItem, Prompt, load_sources, spread
 from flowrl.randomness import counter_seed, sample_normals
-from flowrl.rewards import RewardInputs
 from flowrl.rewards.compose import WeightedSum
 from flowrl.run import Run, write_atomically
-from flowrl.samplers import KERNELS, classifier_free_guidance, rollout
+from flowrl.samplers import KERNELS, rollout
+from flowrl.samples import write_samples
 from flowrl.statistics import ScoreRow, bootstrap_mean, stratified_score, task_scores
 from flowrl.trajectory import Schedule
 
@@ -33,11 +33,11 @@ Row = dict[str, Any]
 
 @torch.no_grad()
 def generate(
-    pipeline: Pipeline, prompts: Sequence[str], x: Tensor, schedule: Schedule, *, guidance_scale: float
+    pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
 ) -> Tensor:
-    """Images float32 `[b, 3, H, W]` of prompts from start noise `x` `[b, *latent]` by the ODE sampler."""
-    negative = pipeline.encode([""]) if guidance_scale != 1 else pipeline.encode(prompts[:1])
-    velocity = classifier_free_guidance(pipeline.network, pipeline.encode(prompts), negative, guidance_scale)
+    """Images float32 `[b, 3, H, W]`, or videos `[b, F, 3, H, W]`, of prompts from start noise `x` `[b, *latent]` by
+    the ODE sampler."""
+    velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), guidance_scale)
     done = rollout(velocity, x, schedule, KERNELS["ode"], lambda step: x, stochastic=())
     return pipeline.decode(done.final)
 
@@ -74,34 +74,27 @@ def evaluate(
         for first in starts:
             numbers = range(first, min(first + batch_size, own.stop))
             batch = [items[i] for i in numbers]
-            keys = [(seed, "eval", item.prompt.text, item.sample) for item in batch]
+            keys = [(seed, "eval", item.prompt.key, item.sample) for item in batch]
             x = sample_normals(pipeline.latent_shape, keys).to(run.device)
-            texts = [item.prompt.text for item in batch]
-            images = generate(pipeline, texts, x, schedule, guidance_scale=guidance_scale)
-            rows += _scored(reward, batch, images, iteration)
+            prompts = [item.prompt for item in batch]
+            images = generate(pipeline, prompts, x, schedule, guidance_scale=guidance_scale)
+            rows += _scored(pipeline, reward, batch, images, iteration)
             kept |= {i: images[i - first].cpu() for i in numbers if i in shown}
             advance("")
     rows, kept = _gathered(run, rows, kept)
     if run.main:
-        _write(run.folder, iteration, rows, kept, items, seed)
+        _write(run.folder, iteration, rows, kept, items, seed, pipeline.fps)
     return summary(rows)
 
 
-def _scored(reward: WeightedSum | None, batch: Sequence[EvalItem], images: Tensor, iteration: int) -> list[Row]:
-    output = (
-        None
-        if reward is None
-        else reward(
-            RewardInputs(
-                prompts=[item.prompt.text for item in batch],
-                images=images,
-                metadata=[item.prompt.metadata for item in batch],
-                group_ids=torch.tensor([item.prompt_id for item in batch]),
-                sample_ids=torch.tensor([item.sample for item in batch]),
-                iteration=iteration,
-            )
-        )
-    )
+def _scored(
+    pipeline: Pipeline, reward: WeightedSum | None, batch: Sequence[EvalItem], images: Tensor, iteration: int
+) -> list[Row]:
+    inputs = reward_inputs(
+        pipeline, [item.prompt for item in batch], images, group=torch.tensor([item.prompt_id for item in batch]),
+        numbers=[item.sample for item in batch], iteration=iteration,
+    )  # fmt: skip
+    output = None if reward is None else reward(inputs)
     found = {} if output is None else output.parts
     rows = []
     for i, item in enumerate(batch):
@@ -131,24 +124,23 @@ def _gathered(run: Run, rows: list[Row], kept: dict[int, Tensor]) -> tuple[list[
 
 
 def _write(
-    folder: Path, iteration: int, rows: list[Row], kept: dict[int, Tensor], items: Sequence[EvalItem], seed: int
-) -> None:
+    folder: Path, iteration: int, rows: list[Row], kept: dict[int, Tensor], items: Sequence[EvalItem], seed: int,
+    fps: float | None,
+) -> None:  # fmt: skip
     name = f"iteration_{iteration:06d}"
     (folder / "eval").mkdir(exist_ok=True)
-    (folder / "samples" / name).mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "eval" / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     numbers = sorted(kept)
     if not numbers:
         return
-    for position, number in enumerate(numbers):
-        save_png(kept[number], folder / "samples" / name / f"{position:04d}.png")
-    captions = [items[number].prompt.text for number in numbers]
-    save_png(
-        grid(torch.stack([kept[n] for n in numbers]), captions=captions, scale=2), folder / "samples" / f"{name}.png"
+    prompts = [items[number].prompt for number in numbers]
+    sources = [load_sources(prompt) for prompt in prompts] if any(prompt.sources for prompt in prompts) else None
+    write_samples(
+        folder / "samples", iteration, [kept[n] for n in numbers], [prompt.text for prompt in prompts], sources, fps
     )
     listed = [
         {"prompt": items[n].prompt.text, "sample": items[n].sample,
-         "seed": counter_seed(seed, "eval", items[n].prompt.text, items[n].sample)}
+         "seed": counter_seed(seed, "eval", items[n].prompt.key, items[n].sample)}
         for n in numbers
     ]  # fmt: skip
     write_atomically(folder / "samples" / "prompts.json", json.dumps(listed, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Images to files: one PNG, or a captioned grid of many. Files appear whole or not at all.
+"""Images to files: one PNG, a captioned grid of many, sources beside their edits. Files appear whole or not at all.
 
 Pixels are float in [0, 1], channels first, as the pipelines decode them; they are rounded to 8 bits, never truncated.
 """
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import UInt8
+import torch
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -20,6 +21,9 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 BACKGROUND = (255, 255, 255)
 INK = (32, 36, 42)
+FAINT = (118, 126, 138)
+SMALL = 128  # a shorter side below this is enlarged for people
+VISIBLE = 192  # to at least this
 TOLERANCE = 1e-3  # how far a decoder's clamp may miss [0, 1] before it is an error
 
 
@@ -62,9 +66,8 @@ def grid(
     columns = min(columns or math.ceil(math.sqrt(count)), count)
     pixels = [to_pixels(image) for image in images]
     height, width = (side * scale for side in pixels[0].shape[:2])
-    font = ImageFont.load_default(size=min(max(12, round(width / 24)), 28))
+    font, line_height = lettering(width)
     lines = [wrap(text, font, width) for text in captions] if captions is not None else [[] for _ in pixels]
-    line_height = math.ceil(font.size * 1.25) if isinstance(font, ImageFont.FreeTypeFont) else 13
     text_heights = [
         max(len(cell) for cell in lines[start : start + columns]) * line_height for start in range(0, count, columns)
     ]
@@ -79,6 +82,79 @@ def grid(
         for number, line in enumerate(lines[index]):
             draw.text((left, top + height + number * line_height), line, fill=INK, font=font)
     return canvas
+
+
+def beside(
+    sources: Sequence[Sequence[Tensor]], results: Sequence[Tensor], captions: Sequence[str] | None = None
+) -> Float[Tensor, "3 height width"]:
+    """Edits as a grid: in every cell the sources, an arrow, and the result, with the caption below.
+
+    Args:
+        sources: for each result its source images, [3, h, w] float in [0, 1] of any size; they are drawn as tall as
+            the result, or smaller where they would be wider than twice that. A result without one stands alone.
+        results: [3, H, W], all of one size, drawn pixel by pixel.
+        captions: one text a result, usually the instruction.
+
+    Raises:
+        ValueError: no results, results of several sizes, or another number of lists or texts.
+    """
+    if not results or len(sources) != len(results):
+        raise ValueError(
+            f"{len(results)} results came with {len(sources)} lists of sources: give one result or more, and for each "
+            "the list of its images"
+        )
+    if len({tuple(result.shape) for result in results}) > 1:
+        raise ValueError(f"results differ in size, {sorted({tuple(r.shape) for r in results})}: give them one size")
+    height, width = results[0].shape[-2:]
+    drawn = [[_as_tall(source, height) for source in own] for own in sources]
+    gap, arrow = max(4, height // 48), max(24, height // 6)
+    room = max(sum(picture.width + gap for picture in own) + (arrow + gap if own else 0) for own in drawn)
+    cells = []
+    for own, result in zip(drawn, results, strict=True):
+        cell = Image.new("RGB", (room + width, height), BACKGROUND)
+        start = 0
+        for picture in own:
+            cell.paste(picture, (start, (height - picture.height) // 2))
+            start += picture.width + gap
+        if own:
+            _draw_arrow(ImageDraw.Draw(cell), start, start + arrow, height // 2)
+            start += arrow + gap
+        cell.paste(Image.fromarray(to_pixels(result)), (start, 0))
+        cells.append(as_tensor(cell))
+    columns = max(1, round(math.sqrt(len(cells) * cells[0].shape[1] / cells[0].shape[2])))
+    return as_tensor(grid(torch.stack(cells), columns=columns, captions=captions, padding=4 * gap))
+
+
+def enlargement(height: int, width: int) -> int:
+    """Whole factor for people to see the pixels: 1 from a shorter side of 128 on, below that what makes it 192."""
+    shorter = min(height, width)
+    return 1 if shorter >= SMALL else math.ceil(VISIBLE / shorter)
+
+
+def fitted(images: Tensor, longest: int) -> Tensor:
+    """Images [..., 3, H, W] at a size for people: small ones with repeated pixels, larger ones reduced to `longest`."""
+    height, width = images.shape[-2:]
+    factor = enlargement(height, width)
+    if factor > 1:
+        return images.repeat_interleave(factor, -2).repeat_interleave(factor, -1)
+    if max(height, width) <= longest:
+        return images
+    size = [max(1, round(side * longest / max(height, width))) for side in (height, width)]
+    flat = images.reshape(-1, *images.shape[-3:]).float()
+    reduced = torch.nn.functional.interpolate(flat, size=size, mode="bilinear", antialias=True)
+    return reduced.reshape(*images.shape[:-2], *size)
+
+
+def as_tensor(picture: Image.Image) -> Float[Tensor, "3 height width"]:
+    """A PIL image as [3, H, W] float32 in [0, 1], what `to_pixels` takes."""
+    array = np.asarray(picture.convert("RGB"), dtype=np.float32) / 255
+    return torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def lettering(width: int) -> tuple[Font, int]:
+    """The font of captions below something `width` pixels wide, and the height of a line."""
+    font = ImageFont.load_default(size=min(max(12, round(width / 24)), 28))
+    return font, math.ceil(font.size * 1.25) if isinstance(font, ImageFont.FreeTypeFont) else 13
 
 
 def wrap(text: str, font: Font, width: int) -> list[str]:
@@ -135,3 +211,21 @@ def _check_grid(
             f"columns ({columns}) and scale ({scale}) must be at least 1 and padding ({padding}) at least 0: raise them"
         )
     return len(images)
+
+
+def _as_tall(image: Tensor, height: int) -> Image.Image:
+    """An image as tall as its neighbour, and at most twice as wide as that; whole factors repeat pixels."""
+    picture = Image.fromarray(to_pixels(image))
+    ratio = min(height / picture.height, 2 * height / picture.width)
+    size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+    whole = ratio >= 1 and ratio == int(ratio)
+    return picture.resize(size, Image.Resampling.NEAREST if whole else Image.Resampling.LANCZOS)
+
+
+def _draw_arrow(draw: ImageDraw.ImageDraw, left: int, right: int, middle: int) -> None:
+    length = right - left
+    head, thickness, tip = length // 3, max(2, length // 12), right - length // 6
+    draw.line([(left + length // 6, middle), (tip - head // 2, middle)], fill=FAINT, width=thickness)
+    draw.polygon(
+        [(tip - head, middle - head * 2 // 3), (tip, middle), (tip - head, middle + head * 2 // 3)], fill=FAINT
+    )

@@ -162,12 +162,12 @@ def _check_before_loading(config: TrainConfig) -> None:
     from flowrl.run import check_device
 
     config.resolve_batch(int(os.environ.get("WORLD_SIZE", "1")))
-    _check_prompts(resolve_path(config.prompts.train), config.rewards)
+    _check_prompts(config, config.prompts.train, config.rewards)
     if config.prompts.eval is not None:
-        _check_prompts(resolve_path(config.prompts.eval), (*config.rewards, *config.eval.rewards))
+        _check_prompts(config, config.prompts.eval, (*config.rewards, *config.eval.rewards))
     check_device(config.pipeline.device)
 
-    from flowrl.parts import model_location, reward_specs
+    from flowrl.parts import check_pipeline, model_location, reward_specs
     from flowrl.pipelines import family
     from flowrl.recipes.scoring import check_rewards
     from flowrl.rewards.specs import validate_reward_specs
@@ -178,6 +178,7 @@ def _check_before_loading(config: TrainConfig) -> None:
     check_rewards(config)
     recipe_of(config).check(config)
     module = family(config.pipeline.name)
+    check_pipeline(config.pipeline)
     module.check(model_location(config.pipeline.model), config.policy.target_modules or module.LORA_TARGETS)
     if config.policy.init_lora is not None:
         resolve_path(config.policy.init_lora)
@@ -191,28 +192,28 @@ def describe(config: TrainConfig) -> str:
     )
 
 
-def _check_prompts(path: Path, rewards: Sequence[RewardConfig]) -> None:
-    """A prompt file can be read, and gives the reward `geneval` the record that it reads with every prompt.
+def _check_prompts(config: TrainConfig, text: str, rewards: Sequence[RewardConfig]) -> None:
+    """Prompts can be read, and give the reward `geneval` the record that it reads with every prompt.
 
     Raises:
         ValueError: names the file, and the line or prompt.
     """
     from flowrl.benchmarks.geneval import parse_record
-    from flowrl.prompts import read_prompts
+    from flowrl.parts import read_prompts
 
-    rows = read_prompts(path)
+    rows = read_prompts(config.prompts, text)
     if not any(reward.name == "geneval" for reward in rewards):
         return
-    if path.suffix == ".txt":
+    if text.endswith(".txt"):
         raise ValueError(
-            f"{path}: the reward geneval needs a GenEval record (tag, include, prompt) with every prompt, and a .txt "
+            f"{text}: the reward geneval needs a GenEval record (tag, include, prompt) with every prompt, and a .txt "
             "file has none: take a .jsonl file, for instance asset:prompts/world_train.jsonl"
         )
     for row in rows:
         try:
             parse_record(row.metadata)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise ValueError(f"{text}: {error}") from error
 
 
 def _saving_failed(error: Exception, folder: Path) -> str:

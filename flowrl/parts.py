@@ -9,29 +9,32 @@ from typing import Any
 
 import torch
 
-from flowrl.config import SamplerConfig, TrainConfig, resolve_path
+from flowrl.config import PipelineConfig, PromptsConfig, SamplerConfig, TrainConfig, resolve_path
 from flowrl.config_rewards import RewardConfig
+from flowrl.options import check_options, option_parameters
 from flowrl.pipelines import Pipeline, family
 from flowrl.pipelines.lora import Policy
-from flowrl.prompts import Prompt, read_prompts
+from flowrl.prompting import encode_prompts
+from flowrl.prompts import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.run import Run
 from flowrl.samplers import KERNELS, Kernel
 from flowrl.trajectory import Schedule
+
+_OF_LOAD = (
+    "model", "dtype", "device", "height", "width", "max_sequence_length", "num_frames", "fps", "vae_slice",
+    "gradient_checkpointing",
+)  # fmt: skip
+"""Arguments of a family's `load` that have keys of their own."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_parts(config: TrainConfig, run: Run) -> tuple[Pipeline, Policy, WeightedSum]:
     """Pipeline, LoRA policy (with its slots) and rewards."""
-    settings = config.pipeline
-    pipeline: Pipeline = family(settings.name).load(
-        model_location(settings.model), dtype=DTYPES[settings.dtype], device=run.device,
-        height=settings.height, width=settings.width, max_sequence_length=settings.max_sequence_length,
-        vae_slice=settings.vae_slice, gradient_checkpointing=settings.gradient_checkpointing,
-    )  # fmt: skip
+    pipeline = load_pipeline(config.pipeline, run.device)
     policy = Policy(
-        pipeline.transformer, rank=config.policy.lora_rank, alpha=config.policy.alpha,
+        pipeline.denoiser, rank=config.policy.lora_rank, alpha=config.policy.alpha,
         targets=config.policy.target_modules or pipeline.lora_targets, seed=config.seed,
     )  # fmt: skip
     if config.policy.init_lora is not None:
@@ -39,6 +42,62 @@ def load_parts(config: TrainConfig, run: Run) -> tuple[Pipeline, Policy, Weighte
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
     return pipeline, policy, load_rewards(config, run)
+
+
+def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipeline:
+    """The generator, frozen; settings that are null are the family's own."""
+    loaded: Pipeline = family(settings.name).load(
+        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, vae_slice=settings.vae_slice,
+        gradient_checkpointing=settings.gradient_checkpointing, **_family_options(settings),
+    )  # fmt: skip
+    return loaded
+
+
+def _family_options(settings: PipelineConfig) -> dict[str, Any]:
+    """Options of a family's `load` that a configuration gives."""
+    sizes = {name: getattr(settings, name) for name in ("height", "width", "max_sequence_length", "num_frames", "fps")}
+    return {name: value for name, value in sizes.items() if value is not None} | settings.options
+
+
+def check_pipeline(settings: PipelineConfig) -> None:
+    """Refuses settings that the family does not have, before weights load.
+
+    Raises:
+        ValueError: names the key.
+    """
+    module = family(settings.name)
+    allowed = option_parameters(module.load)
+    for name in ("num_frames", "fps"):
+        if getattr(settings, name) is not None and name not in allowed:
+            raise ValueError(f"pipeline.{name} is set, but family {settings.name} makes no videos: remove it")
+    check_options(module.load, settings.options, owner=f"pipeline {settings.name!r}", reserved=_OF_LOAD)
+
+
+def at_eval_size(config: TrainConfig, pipeline: Pipeline) -> Pipeline:
+    """The pipeline as evaluations draw with it: at `eval.height` and `eval.width` where they are set."""
+    height, width = config.eval.height, config.eval.width
+    if height is None and width is None:
+        return pipeline
+    own = pipeline.image_shape[-2:]
+    return pipeline.resized(height or own[0], width or own[1])
+
+
+def eval_schedule(config: TrainConfig, trained: Pipeline, drawn: Pipeline) -> Schedule:
+    """Noise levels of evaluations.
+
+    `eval.shift` "own" is what the model has at the drawn size, "training" the one that rollouts visit, and a number
+    that one.
+    """
+    settings, sampler = config.eval, config.sampler
+    steps, grid, shift = settings.num_steps or sampler.num_steps, settings.grid or sampler.grid, settings.shift
+    if shift == "training":
+        return trained.schedule(steps, grid, sampler.shift)
+    return drawn.schedule(steps, grid, sampler.shift if shift == "own" else shift)
+
+
+def read_prompts(settings: PromptsConfig, text: str) -> list[Prompt]:
+    """The prompts that a configuration names, each with a negative prompt."""
+    return load_prompts(text, settings.negative, resolve=resolve_path)
 
 
 def load_rewards(config: TrainConfig, run: Run) -> WeightedSum:
@@ -74,15 +133,18 @@ def reward_specs(rewards: Sequence[RewardConfig]) -> list[dict[str, Any]]:
 
 def sampler_of(settings: SamplerConfig, pipeline: Pipeline) -> tuple[Kernel, Schedule]:
     """The kernel with its settings bound, and the schedule of a rollout."""
-    schedule = pipeline.schedule(settings.num_steps, settings.grid)
+    schedule = pipeline.schedule(settings.num_steps, settings.grid, settings.shift)
     options: dict[str, Any] = {} if settings.noise_level is None else {"noise_level": settings.noise_level}
     return partial(KERNELS[settings.kernel], sigma_max=schedule.sigma_max, **options), schedule
 
 
-def encode_everything(config: TrainConfig, pipeline: Pipeline, train_prompts: Sequence[Prompt]) -> None:
-    """Embeds every prompt the run can meet, then frees the text encoders."""
-    rows = list(train_prompts)
-    if config.prompts.eval is not None:
-        rows += read_prompts(resolve_path(config.prompts.eval))
-    pipeline.encode([row.text for row in rows])
-    pipeline.free_text_encoders()
+def encode_everything(
+    config: TrainConfig, pipeline: Pipeline, drawn: Pipeline, train_prompts: Sequence[Prompt]
+) -> None:
+    """Embeds every prompt the run can meet, for `drawn` those of evaluations; then frees the text encoders."""
+    for prompt in train_prompts:
+        encode_prompts(pipeline, [prompt])
+    for prompt in read_prompts(config.prompts, config.prompts.eval) if config.prompts.eval is not None else ():
+        encode_prompts(drawn, [prompt])
+    for one in {id(one): one for one in (pipeline, drawn)}.values():
+        one.free_text_encoders()

@@ -1,23 +1,34 @@
-"""Prompt files: text (a prompt a line) or JSONL (an object a line with `prompt`; the whole object is its metadata)."""
+"""Prompts of a run: read from files or datasets, put in order, with the pictures that they are about.
+
+What the files hold is said in `flowrl.prompt_files` and `flowrl.prompt_datasets`.
+"""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.prompt_datasets import is_dataset, read_dataset
+from flowrl.prompt_files import Prompt, read_file
 from flowrl.randomness import counter_choice
+from flowrl.source_pictures import Size, read_picture
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
-    """One row of a prompt file."""
-
-    text: str
-    metadata: dict[str, Any]
+__all__ = [
+    "EvalItem",
+    "Prompt",
+    "eval_items",
+    "load_prompts",
+    "load_references",
+    "load_sources",
+    "prompts_of_iteration",
+    "read_prompts",
+    "spread",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,40 +40,49 @@ class EvalItem:
     sample: int
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """Reads a prompt file; blank lines are skipped.
+def load_prompts(text: str, negative: str = "", *, resolve: Callable[[str], Path]) -> list[Prompt]:
+    """Reads what a configuration writes for prompts: a path, an asset or a dataset.
+
+    Args:
+        text: a .txt, .jsonl or .csv file, asset:NAME, or dataset:ID_OR_FOLDER[:SPLIT].
+        negative: for the rows without a negative prompt of their own.
+        resolve: finds the file of a text that names no dataset, `flowrl.config.resolve_path`.
 
     Raises:
-        ValueError: the file cannot be read, is empty, or a line is bad; names file and line.
+        ValueError: see `read_prompts`, or nothing is there.
     """
-    if path.suffix not in (".txt", ".jsonl"):
-        raise ValueError(
-            f"{path}: prompts come from .txt (a prompt a line) or .jsonl (an object a line), not {path.suffix}"
-        )
-    try:
-        # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold; -sig skips a BOM.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
-    rows = [
-        _parse_json(path, number, line) if path.suffix == ".jsonl" else Prompt(text=line.strip(), metadata={})
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-    if not rows:
-        raise ValueError(f"{path}: holds no prompt")
-    return rows
+    return read_prompts(text if is_dataset(text) else resolve(text), negative)
 
 
-def _parse_json(path: Path, number: int, line: str) -> Prompt:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number}: no valid JSON ({error.msg} at column {error.colno})") from error
-    text = row.get("prompt") if isinstance(row, dict) else None
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{path}, line {number}: needs an object with a non-empty string under 'prompt'")
-    return Prompt(text=text, metadata=row)
+def read_prompts(path: str | Path, negative: str = "") -> list[Prompt]:
+    """Reads a prompt file, or the dataset that a text dataset:ID_OR_FOLDER[:SPLIT] names.
+
+    Args:
+        path: the file or the text.
+        negative: for the rows without a negative prompt of their own.
+
+    Raises:
+        ValueError: it cannot be read, is empty, or a row is bad (the pictures that it names too); says which.
+    """
+    return read_dataset(str(path), negative) if is_dataset(path) else read_file(Path(path), negative)
+
+
+def load_sources(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor, " 3 h w"]]:
+    """The pictures that a prompt's instruction is about, RGB in [0, 1]; the last few read are kept in memory.
+
+    Args:
+        prompt: the prompt; without sources the list is empty.
+        size: (height, width), see `flowrl.source_pictures.read_picture`, or None for each picture's own.
+
+    Raises:
+        ValueError: a picture is damaged or no longer there.
+    """
+    return [read_picture(path, size) for path in prompt.sources]
+
+
+def load_references(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor, " 3 h w"]]:
+    """The pictures that samples of a prompt are to resemble, as `load_sources` gives the others."""
+    return [read_picture(path, size) for path in prompt.references]
 
 
 def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> list[int]:
@@ -84,7 +104,7 @@ def spread(total: int, count: int) -> list[int]:
 def eval_items(
     rows: Sequence[Prompt], *, num_prompts: int | None = None, samples_per_prompt: int = 1
 ) -> list[EvalItem]:
-    """The images of an evaluation, in file order; rows with one prompt text share an id and count up their samples.
+    """The images of an evaluation, in file order; rows with one key (text, sources) share an id and count samples on.
 
     `num_prompts` rows are taken evenly from the whole file, which is often sorted by task.
     """
@@ -93,7 +113,7 @@ def eval_items(
     seen: Counter[int] = Counter()
     items = []
     for row in (rows[place] for place in chosen):
-        prompt_id = ids.setdefault(row.text, len(ids))
+        prompt_id = ids.setdefault(row.key, len(ids))
         for _ in range(samples_per_prompt):
             items.append(EvalItem(prompt=row, prompt_id=prompt_id, sample=seen[prompt_id]))
             seen[prompt_id] += 1

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.rlg import adapter_layers, adapter_network, add_adapter
-from flowrl.samplers import KERNELS, classifier_free_guidance, rollout
+from flowrl.prompting import encode_prompts, guided
+from flowrl.prompts import Prompt
+from flowrl.samplers import KERNELS, rollout
 from flowrl.samplers.guidance import Scale, Velocity, by_step, network_rows, rl_first, rl_outside, rlg_experts
 from flowrl.trajectory import Schedule
 
@@ -130,37 +132,35 @@ def add_experts(pipeline: Pipeline, loras: Sequence[Path]) -> list[str]:
     """
     names = [f"tuned_{number}" for number in range(len(loras))]
     for folder, name in zip(loras, names, strict=True):
-        add_adapter(pipeline.transformer, folder, name)
+        add_adapter(pipeline.denoiser, folder, name)
     return names
 
 
 def rlg_velocity(
     pipeline: Pipeline,
     names: Sequence[str],
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt | str],
     scales: Sequence[Scale],
     *,
     guidance_scale: float,
     base_guidance_scale: float | None = None,
 ) -> Velocity:
     """The guided velocity of prompts: classifier-free guidance of each network, then RLG by adapters of these names."""
-    layers = adapter_layers(pipeline.transformer)
-    cond = pipeline.encode(prompts)
+    layers = adapter_layers(pipeline.denoiser)
+    cond = encode_prompts(pipeline, prompts)
     base_scale = guidance_scale if base_guidance_scale is None else base_guidance_scale
-    negative = pipeline.encode([""]) if (guidance_scale, base_scale) != (1, 1) else pipeline.encode(prompts[:1])
 
-    def guided(adapters: Sequence[str], scale: float) -> Velocity:
-        network = adapter_network(pipeline.network, layers, adapters)
-        return classifier_free_guidance(network, cond, negative, scale)
+    def velocity(adapters: Sequence[str], scale: float) -> Velocity:
+        return guided(pipeline, adapter_network(pipeline.network, layers, adapters), cond, scale)
 
-    return rlg_experts(guided([], base_scale), [guided([name], guidance_scale) for name in names], scales)
+    return rlg_experts(velocity([], base_scale), [velocity([name], guidance_scale) for name in names], scales)
 
 
 @torch.no_grad()
 def generate_rlg(
     pipeline: Pipeline,
     names: Sequence[str],
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt | str],
     x: Tensor,
     schedule: Schedule,
     settings: RLG,

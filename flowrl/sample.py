@@ -14,9 +14,11 @@ from flowrl.evaluate import generate
 from flowrl.evaluation.models import Source, find_source, load_source
 from flowrl.images import grid, save_png
 from flowrl.progress import progress
-from flowrl.prompts import read_prompts
+from flowrl.prompts import Prompt, read_prompts
 from flowrl.randomness import counter_normal
 from flowrl.rlg import RLG, add_experts, generate_rlg, rlg_settings
+from flowrl.source_pictures import check_picture
+from flowrl.videos import contact_sheet, save_mp4
 
 __all__ = ["BATCH", "load_source", "parse_seeds", "resolve_source", "sample"]
 
@@ -33,14 +35,13 @@ def sample(options: argparse.Namespace) -> int:
     """
     if options.base and given_loras(options):
         raise ValueError("--base samples the model without a LoRA, so --lora has no place beside it: give one of them")
-    listed = [row.text for row in read_prompts(options.prompts)] if options.prompts else []
-    prompts = list(dict.fromkeys([*options.prompt, *listed]))
+    prompts = wanted_prompts(options)
     if not prompts:
         raise ValueError('no prompt was given: add --prompt "a photo of a red circle" or --prompts FILE')
     seeds = parse_seeds(options.seeds)
     source = resolve_source(options)
     loras = given_loras(options) or ([source.lora] if source.lora is not None else [])
-    draw = drawing(source, rlg_settings(options, loras))
+    draw, fps = drawing(source, rlg_settings(options, loras))
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
     options.out.mkdir(parents=True, exist_ok=True)
     images = []
@@ -50,34 +51,55 @@ def sample(options: argparse.Namespace) -> int:
             batch = pairs[first : first + BATCH]
             images.append(draw(batch).cpu())
             advance("")
-    pictures = torch.cat(images)
-    for (prompt, seed), picture in zip(pairs, pictures, strict=True):
-        save_png(picture, options.out / f"{prompts.index(prompt):03d}_seed{seed}.png")
-    captions = [f"{prompt} ({seed})" for prompt, seed in pairs]
-    scale = max(1, 128 // pictures.shape[-1])
-    save_png(grid(pictures, columns=len(seeds), captions=captions, scale=scale), options.out / "grid.png")
-    print(f"wrote {len(pairs)} images and grid.png to {options.out}")
+    drawn = torch.cat(images)
+    names = [f"{prompts.index(prompt):03d}_seed{seed}" for prompt, seed in pairs]
+    captions = [f"{prompt.text} ({seed})" for prompt, seed in pairs]
+    if drawn.ndim == 5:
+        for name, clip in zip(names, drawn, strict=True):
+            save_mp4(clip, options.out / f"{name}.mp4", fps)
+        save_png(contact_sheet(list(drawn), captions), options.out / "grid.png")
+    else:
+        for name, picture in zip(names, drawn, strict=True):
+            save_png(picture, options.out / f"{name}.png")
+        scale = max(1, 128 // drawn.shape[-1])
+        save_png(grid(drawn, columns=len(seeds), captions=captions, scale=scale), options.out / "grid.png")
+    print(f"wrote {len(pairs)} {'videos' if drawn.ndim == 5 else 'images'} and grid.png to {options.out}")
     return 0
 
 
-def drawing(source: Source, settings: RLG | None) -> Callable[[Sequence[tuple[str, int]]], Tensor]:
-    """Loads the model; returns what makes images of (prompt, seed) pairs, by its LoRA or by guidance between models."""
+def wanted_prompts(options: argparse.Namespace) -> list[Prompt]:
+    """The prompts of `--prompt`, with the pictures of `--source`, and those of `--prompts`; each once.
+
+    Raises:
+        ValueError: a picture or a row of the file is bad.
+    """
+    pictures = tuple(str(path.resolve()) for path in getattr(options, "source_picture", None) or [])
+    for picture in pictures:
+        check_picture(picture)
+    rows = [Prompt(text=text, metadata={}, sources=pictures) for text in options.prompt]
+    rows += read_prompts(options.prompts) if options.prompts else []
+    return list({row.key: row for row in rows}.values())
+
+
+def drawing(source: Source, settings: RLG | None) -> tuple[Callable[[Sequence[tuple[Prompt, int]]], Tensor], float]:
+    """Loads the model; returns what makes images of (prompt, seed) pairs, by its LoRA or by guidance between models,
+    and the frames a second of videos (0 of pictures)."""
     if settings is not None:
         settings.check(source.num_steps)
     pipeline = load_source(source if settings is None else replace(source, lora=None))
-    schedule = pipeline.schedule(source.num_steps, source.grid)
+    schedule = pipeline.schedule(source.num_steps, source.grid, source.shift)
     names = [] if settings is None else add_experts(pipeline, settings.loras)
     if settings is not None:
         print(settings.describe(schedule, source.guidance_scale))
 
-    def draw(batch: Sequence[tuple[str, int]]) -> Tensor:
+    def draw(batch: Sequence[tuple[Prompt, int]]) -> Tensor:
         x = torch.stack([counter_normal(pipeline.latent_shape, seed, "sample") for _, seed in batch])
-        texts = [prompt for prompt, _ in batch]
+        rows = [prompt for prompt, _ in batch]
         if settings is None:
-            return generate(pipeline, texts, x, schedule, guidance_scale=source.guidance_scale)
-        return generate_rlg(pipeline, names, texts, x, schedule, settings, guidance_scale=source.guidance_scale)
+            return generate(pipeline, rows, x, schedule, guidance_scale=source.guidance_scale)
+        return generate_rlg(pipeline, names, rows, x, schedule, settings, guidance_scale=source.guidance_scale)
 
-    return draw
+    return draw, pipeline.fps or 0.0
 
 
 def given_loras(options: argparse.Namespace) -> list[Path]:

@@ -6,7 +6,7 @@ state 0 the start noise and state T the finished latent; step j leads from state
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -29,6 +29,11 @@ def _select(tensor: Tensor, index: Index) -> Tensor:
     return tensor[torch.as_tensor(index, dtype=torch.long, device=tensor.device)]
 
 
+def flow_timestep(sigma: Tensor) -> Tensor:
+    """Network input of flow models at a noise level, `1000 sigma`."""
+    return 1000 * sigma
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Schedule:
     """Noise levels of a denoising run and what the network is fed at each.
@@ -36,6 +41,11 @@ class Schedule:
     Attributes:
         sigma: [T+1] float32, strictly decreasing, from 1 (or just below, UniPC grids) to exactly 0.
         timestep: [T] float32, network input of each step; 1000 * sigma for the usual flow models.
+        start_scale: factor of standard normal start noise. It is 1 but for diffusion models in flow coordinates, whose
+            first state is not scaled as noise at the first sigma is.
+        highest_sigma: highest noise level that the network knows; below 1 for diffusion models whose last timestep is
+            not all noise.
+        timestep_of: network input at any noise level up to that, for methods that train between the steps.
 
     Raises:
         ValueError: shapes do not fit, or sigma does not decrease strictly within [0, 1] to 0.
@@ -43,6 +53,9 @@ class Schedule:
 
     sigma: Float[Tensor, " T1"]
     timestep: Float[Tensor, " T"]
+    start_scale: float = 1.0
+    highest_sigma: float = 1.0
+    timestep_of: Callable[[Tensor], Tensor] = flow_timestep
 
     def __post_init__(self) -> None:
         if self.sigma.ndim != 1 or len(self.sigma) < 2 or self.timestep.shape != (len(self.sigma) - 1,):
@@ -63,6 +76,11 @@ class Schedule:
     def sigma_max(self) -> float:
         """The second sigma, which stands in for sigma = 1 where a kernel is singular there."""
         return float(self.sigma[1])
+
+
+def start_state(noise: Tensor, schedule: Schedule) -> Tensor:
+    """State 0 of standard normal noise `[b, *latent]`."""
+    return noise if schedule.start_scale == 1 else noise * schedule.start_scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)

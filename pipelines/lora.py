@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from flowrl.randomness import counter_normal
 
 ADAPTER = "default"
+_PARTS: tuple[str, ...] = ("transformer.", "unet.")  # before a layer's name in stock files
+_PEFT_PARTS: tuple[str, ...] = ("base_model.model.",)
 _DIFFUSERS_FILE, _PEFT_FILE = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"
 
 
@@ -172,12 +174,13 @@ def read_lora(folder: Path) -> tuple[dict[str, Tensor], float]:
         ValueError: the folder holds neither layout, or a LoRA that is not simply `alpha / rank * B A`.
     """
     if (folder / _DIFFUSERS_FILE).exists():
-        path, prefix = folder / _DIFFUSERS_FILE, "transformer."
+        path, prefixes = folder / _DIFFUSERS_FILE, _PARTS
         with safe_open(path, framework="pt") as file:
             stated = json.loads((file.metadata() or {}).get("lora_adapter_metadata", "{}"))
-        stated = {key.removeprefix(prefix): value for key, value in stated.items()}
+        stated = {_without(prefixes, key): value for key, value in stated.items()}
     elif (folder / _PEFT_FILE).exists():
-        path, prefix, config = folder / _PEFT_FILE, "base_model.model.", folder / "adapter_config.json"
+        path, prefixes = folder / _PEFT_FILE, _PEFT_PARTS
+        config = folder / "adapter_config.json"
         if not config.exists():
             raise ValueError(f"{path} needs the adapter_config.json it was saved with: only that one states its alpha")
         stated = json.loads(config.read_text(encoding="utf-8"))
@@ -190,9 +193,14 @@ def read_lora(folder: Path) -> tuple[dict[str, Tensor], float]:
         raise ValueError(
             f"the LoRA in {folder} uses {', '.join(refused)}: only plain LoRA, one rank and alpha, is read"
         )
-    tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(path).items()}
+    tensors = {_without(prefixes, name): tensor for name, tensor in load_file(path).items()}
     rank = next((tensor.shape[0] for name, tensor in tensors.items() if "lora_A" in name), 0)
     return tensors, stated.get("lora_alpha", rank)
+
+
+def _without(prefixes: Sequence[str], name: str) -> str:
+    """A name without the one of these prefixes that it starts with."""
+    return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
 
 
 def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:

@@ -1,24 +1,25 @@
 """Stable Diffusion 3 and 3.5: any checkpoint that stock `StableDiffusion3Pipeline` loads.
 
 Velocity network `SD3Transformer2DModel`, fed 1000 * sigma; two CLIP encoders and a T5 encoder; sigma grids from the
-checkpoint's own `FlowMatchEulerDiscreteScheduler`. Guidance is two-pass classifier-free guidance with an empty prompt.
+checkpoint's own `FlowMatchEulerDiscreteScheduler`. Guidance is two-pass classifier-free guidance.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from copy import copy
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
-import transformers
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
-from torch import Tensor
+from torch import Tensor, nn
 
-from flowrl.pipelines.lora import check_targets, lora_ready_for_diffusers
+from flowrl.pipelines import common
+from flowrl.pipelines.attention import dispatched
+from flowrl.pipelines.common import Embedded, Sources
+from flowrl.samplers.guidance import Network, Velocity
 from flowrl.samplers.schedules import build_schedule
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -36,19 +37,31 @@ SD35_MEDIUM: dict[str, Any] = {
 }  # fmt: skip
 """The dimensions of Stable Diffusion 3.5 Medium's transformer."""
 
-KNOWN_TRANSFORMERS = {"stabilityai/stable-diffusion-3.5-medium": SD35_MEDIUM}
+SD35_LARGE: dict[str, Any] = {
+    **SD35_MEDIUM, "num_layers": 38, "num_attention_heads": 38, "caption_projection_dim": 2432,
+    "pos_embed_max_size": 192, "dual_attention_layers": (),
+}  # fmt: skip
+"""The dimensions of Stable Diffusion 3.5 Large's transformer."""
+
+KNOWN = {
+    "stabilityai/stable-diffusion-3.5-medium": SD35_MEDIUM,
+    "stabilityai/stable-diffusion-3.5-large": SD35_LARGE,
+}
 """Hub id -> its transformer's configuration: LoRA targets can be checked before gigabytes are fetched."""
 
-EMBEDDING_CACHE = 2048
-"""Prompts whose embeddings are kept on the host, 1.7 MB each for SD3.5, while the text encoders are at hand."""
+LICENCES = {name: ("Stability AI Community", True) for name in KNOWN}
+"""Hub id -> (licence of the weights, whether the hub asks to accept it)."""
 
 _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
+_VAE_FACTOR = 8  # pixels of a latent's side, in every published checkpoint
 
 
 class SD3:
     """An SD3-family pipeline; see `flowrl.pipelines.Pipeline` for what each member is."""
 
     lora_targets: tuple[str, ...] = LORA_TARGETS
+    num_sources = (0, 0)
+    fps: float | None = None
 
     def __init__(
         self,
@@ -63,140 +76,101 @@ class SD3:
     ) -> None:
         """Takes a loaded stock pipeline; `size` is (height, width) in pixels, `vae_slice` counts images."""
         self.pipe, self.model, self.dtype, self.device = pipe, model, dtype, device
-        self.transformer = pipe.transformer
+        self.denoiser: nn.Module = pipe.transformer
         self.max_sequence_length, self.vae_slice = max_sequence_length, vae_slice
-        factor = pipe.vae_scale_factor
-        multiple = factor * pipe.patch_size
-        largest = multiple * pipe.transformer.config.pos_embed_max_size
-        for name, pixels in zip(("height", "width"), size, strict=True):
-            if pixels % multiple or not 0 < pixels <= largest:
-                raise ValueError(
-                    f"pipeline.{name} ({pixels}) must be a multiple of {multiple} and at most {largest} for {model}"
-                )
-        self.latent_shape: tuple[int, ...] = (pipe.transformer.config.in_channels, size[0] // factor, size[1] // factor)
-        self._embeddings: dict[str, Conditioning] = {}
+        self._embedded = Embedded(self._encode_one)
+        self._set_size(*size)
 
-    def encode(self, prompts: Sequence[str]) -> Conditioning:
-        """Embeds prompts; each distinct one once and by itself, so that its embedding does not depend on its batch."""
-        for prompt in dict.fromkeys(prompts):
-            if prompt not in self._embeddings:
-                self._embeddings[prompt] = self._encode_one(prompt)
-        cond = Conditioning.cat([self._embeddings[prompt] for prompt in prompts]).to(self.device)
-        while self.pipe.text_encoder is not None and len(self._embeddings) > EMBEDDING_CACHE:
-            del self._embeddings[next(iter(self._embeddings))]  # the oldest; it can be computed again
-        return cond
+    def _set_size(self, height: int, width: int) -> None:
+        factor, config = self.pipe.vae_scale_factor, self.pipe.transformer.config
+        multiple = factor * self.pipe.patch_size
+        common.check_size(self.model, (height, width), multiple, multiple * config.pos_embed_max_size)
+        self.image_shape: tuple[int, ...] = (3, height, width)
+        self.latent_shape: tuple[int, ...] = (config.in_channels, height // factor, width // factor)
 
-    @torch.no_grad()
-    def _encode_one(self, prompt: str) -> Conditioning:
-        if self.pipe.text_encoder is None:
-            raise ValueError(
-                f"prompt {prompt!r} was not encoded before the text encoders were freed: "
-                "set pipeline.free_text_encoders=false"
-            )
+    def resized(self, height: int, width: int) -> SD3:
+        """The same networks drawing another size."""
+        other = copy(self)
+        other._set_size(height, width)
+        return other
+
+    def encode(self, prompts: Sequence[str], sources: Sources | None = None) -> Conditioning:
+        """Embeds prompts, each distinct one once."""
+        given = common.check_sources(sources, prompts, self.num_sources, "sd3")
+        return self._embedded(prompts, given, self.device)
+
+    def _encode_one(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         embeds, _, pooled, _ = self.pipe.encode_prompt(
             [prompt], [prompt], [prompt],
             device=self.device, do_classifier_free_guidance=False, max_sequence_length=self.max_sequence_length,
         )  # fmt: skip
-        return Conditioning({"embeds": embeds.to(self.dtype).cpu(), "pooled": pooled.to(self.dtype).cpu()})
+        return Conditioning({"embeds": embeds.to(self.dtype), "pooled": pooled.to(self.dtype)})
 
     def free_text_encoders(self) -> None:
         """Drops the three text encoders from memory."""
-        self.pipe.register_modules(**dict.fromkeys(_ENCODERS))
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._embedded.free(self.pipe, _ENCODERS)
 
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
         """Velocity in float32; the network runs in the pipeline's dtype, its LoRA weights stay float32."""
-        low = self.dtype != torch.float32
-        # No cache of casts: a call reads each LoRA weight once, and inside a caller's own autocast region the cache
-        # would keep the weights of the slot that ran before.
-        with torch.autocast(self.device.type, self.dtype, cache_enabled=False) if low else nullcontext():
-            output = self.transformer(
+        with common.autocast(self.device, self.dtype):
+            output = self.denoiser(
                 hidden_states=x.to(self.dtype),
                 timestep=timestep,
                 encoder_hidden_states=cond.tensors["embeds"],
                 pooled_projections=cond.tensors["pooled"],
                 return_dict=False,
             )[0]
-        return output.float()
+        return output.float()  # type: ignore[no-any-return]
 
-    def schedule(self, num_steps: int, grid: str) -> Schedule:
+    def passes(self, scale: float) -> int:
+        """Two where guidance is on, at any scale but 1."""
+        return common.two_passes(scale)
+
+    def guided(self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float) -> Velocity:
+        """Classifier-free guidance in two passes; scale 1 is one pass."""
+        return common.two_pass_guidance(network, cond, negative, scale)
+
+    def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Grid "diffusers" is the stock pipeline's; "linspace" is shifted once (`samplers/schedules.py`)."""
-        return build_schedule(dict(self.pipe.scheduler.config), num_steps, grid=grid)
+        return build_schedule(common.with_shift(self.pipe.scheduler.config, shift), num_steps, grid=grid)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
-        """Decodes slice by slice in float32; without gradient memory does not grow with the batch."""
+        """Decodes slice by slice in float32."""
         vae = self.pipe.vae
-        images = []
-        with torch.set_grad_enabled(gradient):
-            for latent in latents.split(self.vae_slice):
-                scaled = latent.float() / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
-                images.append((vae.decode(scaled, return_dict=False)[0] / 2 + 0.5).clamp(0, 1))
-            return torch.cat(images)
+        scale, shift = vae.config.scaling_factor, vae.config.shift_factor or 0.0
+        return common.decode_slices(
+            latents, self.vae_slice, lambda z: vae.decode(z / scale + shift, return_dict=False)[0], gradient=gradient
+        )
 
-    @torch.no_grad()
     def encode_images(self, images: Tensor) -> Tensor:
-        """Mean of the VAE's posterior, shifted and scaled as `decode` undoes it; slice by slice in float32."""
+        """Mean of the VAE's posterior, shifted and scaled as `decode` undoes it."""
         vae = self.pipe.vae
-        height, width = (side * self.pipe.vae_scale_factor for side in self.latent_shape[1:])
-        if tuple(images.shape[1:]) != (3, height, width):
-            raise ValueError(
-                f"images must have the shape [b, 3, {height}, {width}], the size that is drawn, got "
-                f"{list(images.shape)}: resize them, or set pipeline.height and pipeline.width"
-            )
-        latents = []
-        for image in images.split(self.vae_slice):
-            posterior = vae.encode(2 * image.to(self.device, torch.float32) - 1).latent_dist
-            latents.append((posterior.mode() - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor)
-        return torch.cat(latents)
+        scale, shift = vae.config.scaling_factor, vae.config.shift_factor or 0.0
+        return common.encode_slices(
+            images, self.image_shape, self.vae_slice,
+            lambda x: (vae.encode(x).latent_dist.mode() - shift) * scale, self.device,
+        )  # fmt: skip
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
-        """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve."""
-        StableDiffusion3Pipeline.save_lora_weights(
-            folder,
-            transformer_lora_layers=lora_ready_for_diffusers(tensors),
-            transformer_lora_adapter_metadata=dict(config),
-        )
-        return folder / "pytorch_lora_weights.safetensors"
+        """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`."""
+        return common.write_lora(StableDiffusion3Pipeline, folder, tensors, config)
 
 
-def meta_transformer(model: str) -> SD3Transformer2DModel | None:
-    """A transformer without weights: of a folder by its `config.json`, of a known hub id; None where neither is."""
-    path, config = Path(model) / "transformer" / "config.json", KNOWN_TRANSFORMERS.get(model)
-    if path.is_file():
-        config = json.loads(path.read_text(encoding="utf-8"))
-    if config is None:
-        return None
-    with torch.device("meta"):
-        return SD3Transformer2DModel.from_config(config)
+def meta_denoiser(model: str) -> nn.Module | None:
+    """The transformer without weights: of a folder, or of a known hub id; None where neither is."""
+    return common.on_meta(SD3Transformer2DModel, common.part_config(model, "transformer", KNOWN))
 
 
 def check(model: str, targets: Sequence[str] | None) -> None:
     """Checks what is known before weights load: the folder is an SD3 pipeline, and every LoRA target binds.
 
-    A hub id that is neither on disk nor among `KNOWN_TRANSFORMERS` is left to `load`.
+    A hub id that is neither on disk nor in `KNOWN` is left to `load`.
 
     Raises:
         ValueError: says what is wrong and what to change.
     """
-    if Path(model).is_dir():
-        index = Path(model) / "model_index.json"
-        if not index.is_file():
-            raise ValueError(f"{model} is no diffusers pipeline: it has no model_index.json")
-        name = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
-        if name != "StableDiffusion3Pipeline":
-            raise ValueError(f"{model} is a {name}, and pipeline.name=sd3 loads StableDiffusion3Pipeline folders")
-    transformer = meta_transformer(model)
-    if transformer is not None and targets is not None:
-        check_targets(transformer, targets)
-
-
-def quiet_libraries() -> None:
-    """Silences loading bars and the stock warning that prints every padded prompt of a short context."""
-    diffusers.utils.logging.set_verbosity_error()
-    diffusers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    common.check_folder(model, "sd3", ("StableDiffusion3Pipeline",))
+    common.check_bound(meta_denoiser(model), targets)
 
 
 def load(
@@ -225,22 +199,9 @@ def load(
     Raises:
         ValueError: nothing loadable there.
     """
-    quiet_libraries()
-    try:
-        pipe = StableDiffusion3Pipeline.from_pretrained(model, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"could not load {model!r} as a Stable Diffusion 3 pipeline ({str(error).splitlines()[0]}): give a folder "
-            "written by save_pretrained, or a hub id that this machine can reach and is allowed to read"
-        ) from error
-    pipe.set_progress_bar_config(disable=True)
-    pipe.vae.to(torch.float32, memory_format=torch.channels_last)  # a quarter faster to decode, on CPU and GPU
-    for name in (*_ENCODERS, "vae", "transformer"):
-        part = getattr(pipe, name)
-        if part is not None:
-            part.requires_grad_(False).eval().to(device)
-    if gradient_checkpointing:
-        pipe.transformer.enable_gradient_checkpointing()
+    pipe = common.load_stock(StableDiffusion3Pipeline, model, family="Stable Diffusion 3", dtype=dtype)
+    common.freeze(pipe, device, denoisers=("transformer",), gradient_checkpointing=gradient_checkpointing)
+    dispatched(pipe.transformer)
     own = pipe.default_sample_size * pipe.vae_scale_factor
     return SD3(
         pipe,
@@ -251,3 +212,37 @@ def load(
         max_sequence_length=max_sequence_length,
         vae_slice=vae_slice,
     )
+
+
+# ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
+
+
+def default_size(network: Any) -> tuple[int, int, int | None]:
+    """Height and width in pixels that the model draws unless told otherwise; no frames."""
+    side = network.config.sample_size * _VAE_FACTOR
+    return side, side, None
+
+
+def text_tokens(model: str, max_sequence_length: int) -> int:
+    """Tokens of a prompt: CLIP's context, which its tokenizer says, and T5's behind it."""
+    path = Path(model) / "tokenizer" / "tokenizer_config.json"
+    context = json.loads(path.read_text(encoding="utf-8"))["model_max_length"] if path.is_file() else 77
+    return int(context) + max_sequence_length
+
+
+def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:
+    """Arguments of one evaluation of one sample, without numbers in them.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    config = network.config
+    multiple = _VAE_FACTOR * config.patch_size
+    common.check_size("this model", (height, width), multiple, multiple * config.pos_embed_max_size)
+    shapes = {
+        "hidden_states": (1, config.in_channels, height // _VAE_FACTOR, width // _VAE_FACTOR),
+        "timestep": (1,),
+        "encoder_hidden_states": (1, text_tokens, config.joint_attention_dim),
+        "pooled_projections": (1, config.pooled_projection_dim),
+    }
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()} | {"return_dict": False}

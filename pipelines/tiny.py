@@ -73,9 +73,12 @@ def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
     return joined
 
 
-def clip_tokenizer() -> CLIPTokenizer:
-    """A CLIP tokenizer: all bytes, their word-end forms, and merges that make each of the world's words one token."""
-    merges = _merges(_WORDS)
+def clip_tokenizer(more: Sequence[str] = ()) -> CLIPTokenizer:
+    """A CLIP tokenizer: all bytes, their word-end forms, and merges that make each of the world's words one token.
+
+    `more` are words of other prompts than the pictures'.
+    """
+    merges = _merges([*_WORDS, *more])
     alphabet = _byte_alphabet()
     vocabulary = [*alphabet, *(symbol + "</w>" for symbol in alphabet), *("".join(pair) for pair in merges)]
     vocabulary += ["<|startoftext|>", "<|endoftext|>"]
@@ -83,10 +86,10 @@ def clip_tokenizer() -> CLIPTokenizer:
     return CLIPTokenizer(vocab=entries, merges=merges, model_max_length=CONTEXT)
 
 
-def t5_tokenizer() -> T5TokenizerFast:
-    """A T5 (unigram) tokenizer of the world's words with single letters as a fallback."""
+def t5_tokenizer(more: Sequence[str] = ()) -> T5TokenizerFast:
+    """A T5 (unigram) tokenizer of the world's words and `more`, with single letters as a fallback."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -20.0), ("▁", -8.0)]
-    pieces += [("▁" + word, -4.0) for word in _WORDS]
+    pieces += [("▁" + word, -4.0) for word in (*_WORDS, *more)]
     pieces += [(letter, -10.0) for letter in string.ascii_letters + string.digits + string.punctuation]
     return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=CONTEXT)
 

@@ -3,78 +3,42 @@
 PaCo-RL (arXiv 2512.04784): a judge is shown two pictures and asked whether they are consistent; the score is its
 probability of yes at the first answered token, also of a judge that was trained to give reasons after. Checkpoints
 X-GenGroup/PaCo-Reward-7B. The shipped templates are our own words; scores of a published checkpoint need its published
-template, in the repository X-GenGroup/PaCo-RL; see `flowrl.rewards.judge_templates`.
+template, in the repository X-GenGroup/PaCo-RL; see `flowrl.rewards.judge_templates`. A template of `grid` may hold
+`{prompt}`, `{theme}`, which is the prompt up to the first cell's label, and `{criterion}`; one without `{criterion}` is
+asked once for each pair, whatever the criteria.
 
     mode         compared                              one reward
     grid         all pairs of cells                    mean over pairs, then over criteria
     edit         source and edited picture             sqrt(consistency * following the instruction)
-    clip_text    each cell and its own sub-prompt      mean cosine of CLIP's embeddings
-    clip_image   all pairs of cells                    mean cosine of CLIP's embeddings
+    clip_text    each cell and its own sub-prompt      reward `subfigures` of `clip_score`
+    clip_image   all pairs of cells                    reward `subfigure_similarity`
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from jaxtyping import Float
-from PIL import Image
-from torch import Tensor
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.grids import MAX_CELLS, cell_pairs, grid_shape, split_grid, theme
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.asking import BLANK, MISSING, UNPARSED, ask_items, first_error, judged_reward, picture_of, source_of
 from flowrl.rewards.chat import Answer, Chat, Picture, Question, build_chat, check_chat
+from flowrl.rewards.clip_encoder import prompt_reward, transformers_clip
 from flowrl.rewards.judge_templates import Template, digest_of, load_templates
 from flowrl.rewards.judging import yes_no
-from flowrl.rewards.pretrained import check_model, clip_fingerprint, clip_image, clip_text, load_clip
+from flowrl.rewards.pretrained import check_model
+from flowrl.rewards.subfigures import DEFAULT_MODEL, mean_over_cells, mean_over_pairs
 
 Mode = Literal["grid", "edit", "clip_text", "clip_image"]
 OWNER = "reward 'grid_consistency'"
 CRITERIA = ("style, logic and identity",)
-DEFAULT_MODEL = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
-MAX_CELLS = 36  # "1024x1024" in a prompt is a size and no grid
 TOP_LOGPROBS = 20
-
-
-def grid_shape(text: str) -> tuple[int, int] | None:
-    """Rows and columns of the first grid that a prompt names ("2x2", "3 x 4", "2\u00d72"), None where it names none.
-
-    One cell has no pairs, and more than `MAX_CELLS` is taken for a picture's size; both are passed over.
-    """
-    for rows, columns in re.findall(r"(?<![\w.])(\d+)\s?[xX\u00d7\u2a09]\s?(\d+)(?![\w.]*\d)", text):
-        if 2 <= int(rows) * int(columns) <= MAX_CELLS:
-            return int(rows), int(columns)
-    return None
-
-
-def grid_cells(image: Float[Tensor, " 3 h w"], rows: int, columns: int) -> Float[Tensor, " n 3 cell_h cell_w"]:
-    """The cells of a grid, row by row, [rows * columns, 3, floor(H / rows), floor(W / columns)].
-
-    What is left over at the bottom and the right is dropped.
-
-    Raises:
-        ValueError: if there are more rows or columns than pixels.
-    """
-    height, width = image.shape[1] // rows, image.shape[2] // columns
-    if not (rows >= 1 and columns >= 1 and height and width):
-        raise ValueError(f"a picture of {list(image.shape[1:])} pixels has no {rows}x{columns} cells.")
-    cut = image[:, : rows * height, : columns * width]
-    cells = cut.reshape(3, rows, height, columns, width).permute(1, 3, 0, 2, 4)
-    return cells.reshape(rows * columns, 3, height, width)
-
-
-def sub_prompts(prompt: str) -> list[str]:
-    """The parts of a prompt that describe one cell each, in order: what follows a sentence's end and a label.
-
-    A label is of capitals, digits, dashes and brackets, and ends in a colon: "... 2x2 grid. [LEFT]: a cat. [RIGHT]: a
-    dog". What stands before the first label belongs to no cell.
-    """
-    return [part.strip() for part in re.split(r"[.\"]\s+[A-Z0-9\-\[\]]+:", prompt)[1:]]
 
 
 def check(
@@ -104,7 +68,7 @@ def check(
     if not good or (criteria is not None and not criteria):
         raise ValueError(f"{OWNER}: criteria must be a list of texts, such as [style, identity], got {criteria!r}.")
     for words in load_templates(_templates(mode), template, owner=OWNER).values():
-        words.parts([BLANK, BLANK], prompt="", criterion="")
+        words.parts([BLANK, BLANK], prompt="", theme="", criterion="")
     return check_chat(judge, owner=OWNER)
 
 
@@ -129,12 +93,13 @@ def grid_consistency(
         judge: which one, see `flowrl.rewards.chat`; one that gives log-probabilities. Only for `grid` and `edit`.
         mode: `grid`, `edit`, `clip_text` or `clip_image`.
         criteria: in what respects the pictures are compared, each in a question of its own; null for style, logic and
-            identity in one. A prompt's metadata may have its own, `criteria`: a text or a list of texts.
+            identity in one. A prompt's metadata may have its own, `criteria`: a text, a list of texts, or a mapping of
+            dimensions to either or to texts by name, as in T2IS-Bench; dimensions count alike, and in each its texts.
         grid: the shape of all grids, such as 2x2; null reads it off each prompt.
         template: a text file that takes the place of consistency.txt; for `edit` a folder with consistency_edit.txt and
             edit_following.txt.
         model: of `clip_text` and `clip_image`: a local folder, or an id on the hub. A prompt's metadata may have
-            `sub_prompts`, a list of texts; otherwise they are read off the prompt, see `sub_prompts`.
+            `sub_prompts`, a list of texts; otherwise they are read off the prompt, see `flowrl.grids.sub_prompts`.
         revision: branch, tag or commit on the hub.
 
     Raises:
@@ -143,13 +108,7 @@ def grid_consistency(
     check(judge=judge, mode=mode, criteria=criteria, grid=grid, template=template, model=model, revision=revision)
     shape = None if grid is None else grid_shape(grid)
     if judge is None:
-        network, processor = load_clip(model, revision=revision, device=device, owner=OWNER, option="model")
-        return FunctionReward(
-            name="grid_consistency",
-            score=partial(_score_clip, network=network, processor=processor, mode=mode, shape=shape, device=device),
-            needs=frozenset({"images", "prompts", "metadata"}),
-            version=f"grid_consistency:{mode}:{model}@{clip_fingerprint(network)}:grid-{grid}:float32",
-        )
+        return replace(_by_clip(mode, model, revision, grid=grid, device=device), name="grid_consistency")
     templates = load_templates(_templates(mode), template, owner=OWNER)
     chat = build_chat(judge, device=device, owner=OWNER)
     respects = CRITERIA if criteria is None else tuple(criteria)
@@ -167,19 +126,38 @@ def _templates(mode: Mode) -> tuple[str, ...]:
     return ("consistency_edit", "edit_following") if mode == "edit" else ("consistency",)
 
 
-def _respects(record: Mapping[str, Any], default: Sequence[str]) -> Sequence[str]:
-    """The criteria of one item: those of its record, else the reward's."""
+def _by_clip(mode: Mode, model: str, revision: str | None, *, grid: str | None, device: torch.device) -> FunctionReward:
+    encoder = transformers_clip(model, device=device, revision=revision, preprocess="processor", owner=OWNER)
+    if mode == "clip_image":
+        return mean_over_pairs(encoder, grid=grid, model=model)
+    inner = prompt_reward("clip_score", encoder, lambda cosine, _: cosine, threshold=None, version=f"{model}:cosine")
+    return mean_over_cells(inner, grid=grid)
+
+
+def _respects(record: Mapping[str, Any], default: Sequence[str]) -> list[tuple[str, float]]:
+    """The criteria of one item, those of its record, else the reward's, and what each counts; the counts sum to 1."""
     own = record.get("criteria")
     if own is None:
-        return default
-    texts = [own] if isinstance(own, str) else own
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise ValueError(f"{OWNER}: metadata field criteria must be a text or a list of texts, got {own!r}.")
-    return texts
+        own = list(default)
+    dimensions = [_texts(texts) for texts in (own.values() if isinstance(own, Mapping) else [own])]
+    if not dimensions or not all(
+        texts and all(isinstance(text, str) and text for text in texts) for texts in dimensions
+    ):
+        raise ValueError(
+            f"{OWNER}: metadata field criteria must be a text or a list of texts, or a mapping of dimensions to them, "
+            f"got {own!r}."
+        )
+    return [(text, 1 / (len(dimensions) * len(texts))) for texts in dimensions for text in texts]
+
+
+def _texts(given: Any) -> list[Any]:
+    if isinstance(given, Mapping):
+        return list(given.values())
+    return given if isinstance(given, list) else [given]
 
 
 def _ask(words: Template, pair: Sequence[Picture], prompt: str, criterion: str = "") -> Question:
-    fields = {"prompt": prompt, "criterion": criterion}
+    fields = {"prompt": prompt, "theme": theme(prompt), "criterion": criterion}
     return Question(parts=words.parts(pair, **fields), system=words.system_of(**fields), top_logprobs=TOP_LOGPROBS)
 
 
@@ -199,86 +177,49 @@ def _score_grid(
     criteria: Sequence[str],
     shape: tuple[int, int] | None,
 ) -> RewardOutput:
-    questions = []
+    words = templates["consistency"]
+    questions, shares = [], []
     for item, prompt in enumerate(inputs.prompts):
         found = shape or grid_shape(prompt)
-        cells = [] if found is None else [picture_of(cell) for cell in grid_cells(inputs.images[item], *found)]
-        questions.append([
-            _ask(templates["consistency"], pair, prompt, criterion)
-            for criterion in _respects(inputs.metadata[item], criteria)
-            for pair in combinations(cells, 2)
-        ])  # fmt: skip
-    # Every criterion has the same pairs, so the mean over all is the mean over pairs, then over criteria.
-    return _output([_agreed(answers) for answers in ask_items(chat, questions)], inputs)
+        cells = [] if found is None else [picture_of(cell) for cell in split_grid(inputs.images[item][None], *found)[0]]
+        respects = _respects(inputs.metadata[item], criteria)
+        if "{criterion}" not in words.user + (words.system or ""):
+            respects = [("", 1.0)]
+        pairs = [(cells[i], cells[j]) for i, j in cell_pairs(len(cells))]
+        questions.append([_ask(words, pair, prompt, criterion) for criterion, _ in respects for pair in pairs])
+        shares.append([share for _, share in respects])
+    values, errors = [], []
+    for answers, counts in zip(ask_items(chat, questions), shares, strict=True):
+        scores, error = _agreed(answers)
+        # Questions of one criterion stand side by side, one a pair.
+        means = None if error else np.mean(np.reshape(scores, (len(counts), -1)), axis=1)
+        values.append(None if means is None else float(np.dot(means, counts)))
+        errors.append(error)
+    return output_of(values, inputs, errors=errors)
 
 
 def _score_edit(
     inputs: RewardInputs, *, chat: Chat, templates: Mapping[str, Template], criteria: Sequence[str]
 ) -> RewardOutput:
     questions: list[list[Question]] = []
+    shares: list[list[float]] = []
     for item, prompt in enumerate(inputs.prompts):
-        source = source_of(inputs, item)
+        source, respects = source_of(inputs, item), _respects(inputs.metadata[item], criteria)
+        questions.append([])
+        shares.append([share for _, share in respects])
         if source is None:
-            questions.append([])
             continue
         pair = [source, picture_of(inputs.images[item])]
-        respects = _respects(inputs.metadata[item], criteria)
-        questions.append([_ask(templates["edit_following"], pair, prompt)])
-        questions[-1] += [_ask(templates["consistency_edit"], pair, prompt, criterion) for criterion in respects]
+        questions[-1] = [_ask(templates["edit_following"], pair, prompt)]
+        questions[-1] += [_ask(templates["consistency_edit"], pair, prompt, criterion) for criterion, _ in respects]
     values: list[float | None] = []
     parts: dict[str, list[float]] = {"consistency": [], "following": []}
     errors = []
-    for answers in ask_items(chat, questions):
+    for answers, counts in zip(ask_items(chat, questions), shares, strict=True):
         scores, error = _agreed(answers)
-        following, *kept = scores if error is None else [math.nan, math.nan]
-        consistency = math.fsum(kept) / len(kept)
+        following, consistency = (scores[0], float(np.dot(scores[1:], counts))) if error is None else (math.nan,) * 2
         parts["consistency"].append(consistency)
         parts["following"].append(following)
         values.append(None if error else math.sqrt(consistency * following))
         errors.append(error)
     return output_of(values, inputs, parts=parts, errors=errors)
-
-
-def _output(scored: Sequence[tuple[list[float], str | None]], inputs: RewardInputs) -> RewardOutput:
-    values = [None if error else math.fsum(scores) / len(scores) for scores, error in scored]
-    return output_of(values, inputs, errors=[error for _, error in scored])
-
-
-def _texts_of(record: Mapping[str, Any], prompt: str) -> Sequence[str]:
-    """What the cells of one item show: the texts of its record, else those read off the prompt."""
-    own = record.get("sub_prompts")
-    if own is None:
-        return sub_prompts(prompt)
-    if not isinstance(own, list) or not all(isinstance(text, str) for text in own):
-        raise ValueError(f"{OWNER}: metadata field sub_prompts must be a list of texts, one a cell, got {own!r}.")
-    return own
-
-
-@torch.no_grad()
-def _score_clip(
-    inputs: RewardInputs,
-    *,
-    network: Any,
-    processor: Any,
-    mode: Mode,
-    shape: tuple[int, int] | None,
-    device: torch.device,
-) -> RewardOutput:
-    scored: list[tuple[list[float], str | None]] = []
-    for item, prompt in enumerate(inputs.prompts):  # grids of one batch may differ in shape
-        found = shape or grid_shape(prompt)
-        texts = _texts_of(inputs.metadata[item], prompt)
-        if found is None or (mode == "clip_text" and len(texts) != found[0] * found[1]):
-            scored.append(([], MISSING))
-            continue
-        cells = [Image.fromarray(cell) for cell in to_uint8(grid_cells(inputs.images[item], *found))]
-        pixels = processor.image_processor(cells, return_tensors="pt").to(device)
-        with torch.autocast(device.type, enabled=False):
-            image = clip_image(network, pixels["pixel_values"])
-            if mode == "clip_text":
-                cosines = (image * clip_text(network, processor.tokenizer, list(texts), device)).sum(-1)
-            else:
-                first, second = torch.triu_indices(len(image), len(image), offset=1)
-                cosines = (image[first] * image[second]).sum(-1)
-        scored.append((cosines.double().tolist(), None))
-    return _output(scored, inputs)

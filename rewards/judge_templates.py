@@ -28,7 +28,7 @@ USER = "=== user ==="
 
 FIELDS: dict[str, frozenset[str]] = {
     "aesthetic": frozenset(),
-    "consistency": frozenset({"criterion"}),
+    "consistency": frozenset(),
     "consistency_edit": frozenset({"criterion"}),
     "edit_following": frozenset({"prompt"}),
     "edit_instruction": frozenset({"prompt"}),

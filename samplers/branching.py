@@ -20,7 +20,7 @@ from flowrl.samplers.kernels import Kernel, ode
 from flowrl.samplers.parametrization import working_dtype
 from flowrl.samplers.transition import gaussian_log_prob
 from flowrl.samplers.windows import thinned_steps
-from flowrl.trajectory import Sampled, Schedule
+from flowrl.trajectory import Sampled, Schedule, start_state
 
 VelocityOf = Callable[[Tensor], Velocity]  # indexes of prompts [b] -> the guided velocity of a batch of b
 
@@ -191,7 +191,7 @@ def sample_branches(
 
     Args:
         velocity_of: `velocity_of(index)` is the guided velocity of a batch with these prompts, index [b].
-        x: [a, *latent] start noise of each anchor at `schedule.sigma[0]`.
+        x: [a, *latent] start noise of each anchor, scaled by `schedule.start_scale` here.
         prompt_a: [a] what velocity_of is asked for.
         group_a: [a] prompt group, numbered over all processes.
         schedule: T steps.
@@ -217,7 +217,7 @@ def sample_branches(
     if branches < 1 or not strides or min(strides) < 1 or len(set(strides)) != len(strides):
         raise ValueError(f"branches and strides are at least 1, strides distinct, got {branches} and {list(strides)}")
     a, dtype = len(x), working_dtype(x)
-    x = x.to(storage_dtype).to(dtype)
+    x = start_state(x, schedule).to(storage_dtype).to(dtype)
     prompt_a, group_a = prompt_a.to(x.device), group_a.to(x.device)
     anchors, drawn = [], []
     for step in range(steps[-1] + 1):

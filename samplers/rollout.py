@@ -14,7 +14,7 @@ from flowrl.samplers.kernels import Kernel, ode
 from flowrl.samplers.multistep import solve
 from flowrl.samplers.parametrization import working_dtype
 from flowrl.samplers.transition import Transition, gaussian_log_prob
-from flowrl.trajectory import Schedule, Trajectory
+from flowrl.trajectory import Schedule, Trajectory, start_state
 
 
 def rollout(
@@ -40,7 +40,7 @@ def rollout(
 
     Args:
         velocity: `velocity(x, sigma, timestep)`, the last two 0-d tensors of the schedule.
-        x: [b, *latent] at `schedule.sigma[0]`, usually standard normal.
+        x: [b, *latent] start noise, usually standard normal; times `schedule.start_scale` it is state 0.
         schedule: T steps.
         kernel: A kernel with noise_level and sigma_max bound, `partial(KERNELS[name], noise_level=..., sigma_max=...)`.
         noise: `noise(step) -> [b, *latent]` standard normal, asked for stochastic steps only.
@@ -64,7 +64,7 @@ def rollout(
     steps = _check_steps(stochastic, schedule.num_steps)
     kept = sorted({state for step in steps for state in (step, step + 1)})
     dtype = working_dtype(x)
-    x = x.to(storage_dtype).to(dtype)
+    x = start_state(x, schedule).to(storage_dtype).to(dtype)
     states = {0: x} if 0 in kept else {}
     log_probs, means, velocities = [], [], []
     tail = schedule.num_steps if solver == "euler" else max(steps, default=-1) + 1

@@ -32,7 +32,6 @@ TimeKind = Literal["schedule", "discrete", "discrete_wo_init", "discrete_with_in
 
 _LOWEST = 0.01  # of logit_normal
 _UNIFORM_FROM = 0.2  # before the shift
-_TRAIN_TIMESTEPS = 1000  # a network is fed 1000 sigma at levels that are not on the schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -61,7 +60,7 @@ def training_times(
 
     Args:
         kind: A rule of the table above.
-        schedule: The rollout's n steps; not used by logit_normal and uniform.
+        schedule: The rollout's n steps; of it logit_normal and uniform use the highest level and the network's times.
         keys: Counters, one tuple an image; an image's levels do not depend on the others'. For levels that a batch, or
             the images of a prompt, share, repeat their key or expand the result.
         count: T. None, for the kind schedule only: `int(n * fraction)`, 9 of 10 as published.
@@ -85,7 +84,8 @@ def training_times(
     if kind in ("logit_normal", "uniform"):
         continuous = logit_normal_sigmas if kind == "logit_normal" else uniform_sigmas
         sigma = torch.stack([continuous(count or 0, *key, shift=shift) for key in keys])
-        return Times(sigma=sigma, timestep=sigma * _TRAIN_TIMESTEPS)
+        sigma = sigma.clamp(max=schedule.highest_sigma)
+        return Times(sigma=sigma, timestep=schedule.timestep_of(sigma))
     n, reach = schedule.num_steps, int(schedule.num_steps * fraction)
     if kind == "schedule":
         steps = [permuted_steps(n, reach if count is None else count, *key) for key in keys]

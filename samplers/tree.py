@@ -26,7 +26,7 @@ from flowrl.samplers.branching import (
 )
 from flowrl.samplers.kernels import Kernel, ode
 from flowrl.samplers.parametrization import working_dtype
-from flowrl.trajectory import Sampled, Schedule
+from flowrl.trajectory import Sampled, Schedule, start_state
 
 NodeNoise = Callable[[int, int], Tensor]  # (step, nodes) -> [nodes, *latent]
 
@@ -57,7 +57,7 @@ def sample_tree(
 
     Args:
         velocity_of: `velocity_of(index)` is the guided velocity of a batch with these prompts, index [b].
-        x: [a, *latent] root noise of each tree at `schedule.sigma[0]`.
+        x: [a, *latent] root noise of each tree, scaled by `schedule.start_scale` here.
         prompt_a: [a] what velocity_of is asked for.
         group_a: [a] prompt group, numbered over all processes.
         schedule: T steps.
@@ -88,7 +88,7 @@ def sample_tree(
             f"{children}: children of one ODE step would all be the same"
         )
     dtype, device = working_dtype(x), x.device
-    x = x.to(storage_dtype).to(dtype)
+    x = start_state(x, schedule).to(storage_dtype).to(dtype)
     prompt, group = prompt_a.to(device), group_a.to(device)
     incoming = torch.full((len(x),), -1, device=device)  # last transition on the way to each node
     pool, pooled, count = [], 0, 0  # kept levels; states in them; transitions so far

@@ -273,7 +273,7 @@ REFUSALS: list[tuple[list[str], list[str]]] = [
     (["pipeline.dtype=bf16"], ["'bf16'", "did you mean 'bfloat16'"]),
     (["pipeline.model=''"], ["pipeline.model", "empty"]),
     (["pipeline.height=0"], ["pipeline.height must be at least 1"]),
-    (["prompts.train=prompts.csv"], [".txt or .jsonl", "prompts.csv"]),
+    (["prompts.train=prompts.tsv"], [".txt, .jsonl or .csv", "prompts.tsv"]),
     (["rewards=[]"], ["rewards is empty"]),
     (["rewards.0.weight=0", "rewards.1.weight=0"], ["nothing to learn"]),
     (["rewards.0.file=x.py"], ["rewards.0:", "name: scene, file: x.py"]),

@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def new_policy(pipeline: SD3, *, rank: int = RANK, alpha: int = ALPHA, seed: int = 1) -> Policy:
-    return Policy(pipeline.transformer, rank=rank, alpha=alpha, targets=LORA_TARGETS, seed=seed)
+    return Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=LORA_TARGETS, seed=seed)
 
 
 # ---- initial weights and gradients -----------------------------------------------------------------------------------
@@ -52,11 +52,11 @@ def test_a_new_policy_changes_nothing_and_is_float32_on_any_base(tiny_sd3_folder
     before = probe(pipeline)
     policy = new_policy(pipeline)
     assert torch.equal(probe(pipeline), before)
-    trainable = {name for name, p in pipeline.transformer.named_parameters() if p.requires_grad}
+    trainable = {name for name, p in pipeline.denoiser.named_parameters() if p.requires_grad}
     assert trainable == set(policy.parameters)
     assert len(trainable) == 2 * 15  # eight targets in two blocks; the last block has no text output projection
     assert {p.dtype for p in policy.parameters.values()} == {torch.float32}
-    base = [p for name, p in pipeline.transformer.named_parameters() if name not in trainable]
+    base = [p for name, p in pipeline.denoiser.named_parameters() if name not in trainable]
     assert {p.dtype for p in base} == {dtype}
 
 
@@ -260,7 +260,7 @@ def test_a_saved_lora_draws_the_same_pictures_in_stock_diffusers(tiny_sd3_folder
 def test_a_saved_lora_can_be_added_again(tiny_sd3_folder: Path, saved: Path, dtype: torch.dtype) -> None:
     pipeline, policy = adapted(tiny_sd3_folder, dtype)
     fresh = load_tiny(tiny_sd3_folder, dtype)
-    loaded = add_saved_lora(fresh.transformer, saved)
+    loaded = add_saved_lora(fresh.denoiser, saved)
     assert (loaded.config["r"], loaded.config["lora_alpha"]) == (RANK, ALPHA)
     assert torch.equal(probe(fresh), probe(pipeline))
     own = policy.tensors()
@@ -277,7 +277,7 @@ def test_what_is_saved_is_the_slot_that_is_at_work(tiny_sd3_folder: Path, tmp_pa
     with policy.under("ema"):
         loop.save_lora(tmp_path / "lora", pipeline, policy)  # replaces the first
     fresh = load_tiny(tiny_sd3_folder)
-    add_saved_lora(fresh.transformer, tmp_path / "lora")
+    add_saved_lora(fresh.denoiser, tmp_path / "lora")
     assert torch.equal(probe(fresh), at_first)
 
 
@@ -287,13 +287,13 @@ def write_peft(folder: Path, target: Path, *, alpha: int = ALPHA, **options: boo
     config = LoraConfig(
         r=RANK, lora_alpha=alpha, target_modules=list(LORA_TARGETS), init_lora_weights="gaussian", **options
     )
-    wrapped = get_peft_model(pipeline.transformer, config)
+    wrapped = get_peft_model(pipeline.denoiser, config)
     generator = torch.Generator().manual_seed(5)
     for name, parameter in wrapped.named_parameters():
         if "lora_" in name:
             parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
     wrapped.save_pretrained(target)
-    pipeline.transformer = wrapped
+    pipeline.denoiser = wrapped
     return probe(pipeline)
 
 
@@ -303,7 +303,7 @@ def test_a_policy_continues_from_the_peft_layout(tiny_sd3_folder: Path, tmp_path
     new_policy(pipeline).initialise_from(tmp_path / "peft")
     assert torch.equal(probe(pipeline), expected)
     fresh = load_tiny(tiny_sd3_folder)
-    assert add_saved_lora(fresh.transformer, tmp_path / "peft").config["lora_alpha"] == ALPHA
+    assert add_saved_lora(fresh.denoiser, tmp_path / "peft").config["lora_alpha"] == ALPHA
     assert torch.equal(probe(fresh), expected)
 
 
@@ -317,7 +317,7 @@ def test_a_lora_that_states_no_alpha_means_what_it_means_to_stock_diffusers(tiny
     without_metadata(saved)
     assert read_lora(saved)[1] == RANK
     fresh = load_tiny(tiny_sd3_folder)
-    add_saved_lora(fresh.transformer, saved)
+    add_saved_lora(fresh.denoiser, saved)
     images = fresh.decode(sample_ode(fresh, PROMPTS[:2], 4.5, 4))
     torch.testing.assert_close(images, stock_images(tiny_sd3_folder, saved), atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match=r"alpha 2.*set policy\.lora_alpha=2"):
@@ -330,7 +330,7 @@ def test_a_lora_that_does_not_fit_is_refused(tiny_sd3_folder: Path, saved: Path,
         new_policy(pipeline, alpha=RANK).initialise_from(saved)
     with pytest.raises(ValueError, match=r"set policy\.lora_rank"):
         new_policy(load_tiny(tiny_sd3_folder), rank=4).initialise_from(saved)
-    fewer = Policy(load_tiny(tiny_sd3_folder).transformer, rank=RANK, alpha=ALPHA, targets=["attn.to_q"], seed=0)
+    fewer = Policy(load_tiny(tiny_sd3_folder).denoiser, rank=RANK, alpha=ALPHA, targets=["attn.to_q"], seed=0)
     with pytest.raises(ValueError, match=r"26 unknown.*policy\.target_modules"):
         fewer.initialise_from(saved)
     with pytest.raises(ValueError, match=r"no LoRA in .*pytorch_lora_weights.*adapter_model"):
@@ -347,7 +347,7 @@ def test_a_lora_whose_strength_cannot_be_told_is_refused(tiny_sd3_folder: Path, 
     config["alpha_pattern"] = {"attn.to_q": 1}
     (tmp_path / "pattern" / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="alpha_pattern"):
-        add_saved_lora(load_tiny(tiny_sd3_folder).transformer, tmp_path / "pattern")
+        add_saved_lora(load_tiny(tiny_sd3_folder).denoiser, tmp_path / "pattern")
     (tmp_path / "peft" / "adapter_config.json").unlink()
     with pytest.raises(ValueError, match=r"adapter_config\.json"):
-        add_saved_lora(load_tiny(tiny_sd3_folder).transformer, tmp_path / "peft")
+        add_saved_lora(load_tiny(tiny_sd3_folder).denoiser, tmp_path / "peft")

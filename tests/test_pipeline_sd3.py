@@ -103,7 +103,7 @@ def test_gradient_checkpointing_is_on_when_asked_for_and_changes_no_gradient(tin
     for checkpointed in (False, True):
         pipeline, policy = shared(tiny_sd3_folder, torch.bfloat16, checkpointed)
         calls: list[int] = []
-        block = pipeline.transformer.transformer_blocks[0]
+        block = pipeline.denoiser.transformer_blocks[0]
         # Counted on entry: a recomputation stops as soon as it has what the backward pass asked for.
         hook = block.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         velocity = guided(pipeline, PROMPTS[:2], 4.0)

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
 
-from flowrl.config import ConfigError
+from flowrl.config import resolve_path
+from flowrl.pipelines import STOCK, family, family_of
 from flowrl.pipelines.tiny import CONTEXT, clip_tokenizer, t5_tokenizer
-from flowrl.recipes import pretrain
-from flowrl.recipes.pretrain import PretrainConfig, learning_rate, pretrain_config, scene_batch
+from flowrl.recipes import pretrain, pretrain_kontext, pretrain_sd15, pretrain_wan
+from flowrl.recipes.pretrain import PretrainConfig, scene_batch
+from flowrl.recipes.pretraining import MODELS, learning_rate
+from flowrl.recipes.pretraining import pretrain as make
 from flowrl.world.prompts import combinations
 
 
@@ -105,9 +108,55 @@ def test_learning_rate_warms_up_and_decays() -> None:
     assert all(a >= b for a, b in pairwise(rates[100:]))
 
 
-def test_overrides_are_as_strict_as_a_training_run() -> None:
-    assert pretrain_config(["steps=7", "lr=1e-4"]) == PretrainConfig(steps=7, lr=1e-4)
-    with pytest.raises(ConfigError, match="stepz"):
-        pretrain_config(["stepz=7"])
-    with pytest.raises(ConfigError, match="steps"):
-        pretrain_config(["steps=many"])
+def test_overrides_are_as_strict_as_a_training_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[PretrainConfig] = []
+    monkeypatch.setattr(pretrain, "main", seen.append)
+    for overrides in (["steps=7", "lr=1e-4"], ["sd3", "steps=7", "lr=1e-4"]):
+        make(overrides)
+        assert seen.pop() == PretrainConfig(steps=7, lr=1e-4)
+    for wrong, said in ((["stepz=7"], "stepz"), (["wan", "steps=many"], "steps"), (["sd16"], "did you mean 'sd15'")):
+        with pytest.raises(ValueError, match=said):
+            make(wrong)
+    assert set(MODELS) == {"kontext", "scorer", "sd15", "sd3", "wan"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sd15", "wan", "kontext"])
+def test_every_model_is_made_and_goes_on_where_it_stopped(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At toy size: stop after two of four updates, go on, get the same weights; stock diffusers loads the folder."""
+    module = {"sd15": pretrain_sd15, "wan": pretrain_wan, "kontext": pretrain_kontext}[name]
+    monkeypatch.setattr(module, "HELD_OUT_IMAGES", 2)
+    sizes = {"sd15": ["num_scenes=8"], "wan": ["num_clips=4", "vae_steps=2", "vae_batch_size=1"], "kontext":
+             ["num_edits=8"]}[name]  # fmt: skip
+    settings = [*sizes, "steps=4", "batch_size=2", "checkpoint_every=2"]
+    whole = make([name, f"out={tmp_path / 'whole'}", *settings])
+    loss = "noise_loss" if name == "sd15" else "velocity_loss"
+    original = getattr(module, loss)
+
+    def stop_at_two(*arguments: object) -> torch.Tensor:
+        if arguments[-1] == 2:
+            raise KeyboardInterrupt
+        result: torch.Tensor = original(*arguments)
+        return result
+
+    monkeypatch.setattr(module, loss, stop_at_two)
+    with pytest.raises(KeyboardInterrupt):
+        make([name, f"out={tmp_path / 'stopped'}", *settings])
+    monkeypatch.setattr(module, loss, original)
+    make([name, f"out={tmp_path / 'stopped'}", *settings])
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert DiffusionPipeline.from_pretrained(whole).config["_class_name"] in STOCK
+    assert sum(path.stat().st_size for path in whole.rglob("*")) < 10_000_000
+    assert "held-out" in (whole / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["tiny-kontext", "tiny-sd15", "tiny-wan"])
+def test_shipped_models_are_small_and_complete(name: str) -> None:
+    folder = resolve_path(f"asset:{name}")
+    assert sum(path.stat().st_size for path in folder.rglob("*")) < 10_000_000
+    family(family_of(str(folder))).check(str(folder), None)
+    assert "Training:" in (folder / "README.md").read_text(encoding="utf-8")
+    assert sum(path.stat().st_size for path in folder.parent.rglob("*")) < 50_000_000

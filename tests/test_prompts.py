@@ -1,56 +1,24 @@
-"""Prompt files and the order in which prompts are met."""
+"""The order in which prompts are met, the images of an evaluation, and where prompts may come from."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from flowrl.prompts import Prompt, eval_items, prompts_of_iteration, read_prompts, spread
-
-
-def test_a_text_file_has_a_prompt_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "p.txt"
-    path.write_bytes("\ufeffa red circle\r\n\r\n  two squares \nein grüner Stern".encode())
-    rows = read_prompts(path)
-    assert [row.text for row in rows] == ["a red circle", "two squares", "ein grüner Stern"]
-    assert [row.metadata for row in rows] == [{}, {}, {}]
-
-
-def test_a_jsonl_file_keeps_each_object_whole(tmp_path: Path) -> None:
-    records = [{"prompt": "a\u2028b\x85c", "tag": "counting", "include": [1]}, {"prompt": "d"}]
-    path = tmp_path / "p.jsonl"
-    path.write_text("\n".join(json.dumps(record, ensure_ascii=False) for record in records) + "\n\n", encoding="utf-8")
-    rows = read_prompts(path)
-    assert [row.metadata for row in rows] == records
-    assert [row.text for row in rows] == ["a\u2028b\x85c", "d"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("p.jsonl", '{"prompt": "a"}\n\n{"prompt": }\n', "p.jsonl, line 3: no valid JSON"),
-        ("p.jsonl", '{"prompt": "a"}\n["a"]\n', "p.jsonl, line 2: needs an object"),
-        ("p.jsonl", '{"prompt": "  "}\n', "p.jsonl, line 1: needs an object with a non-empty string"),
-        ("p.jsonl", '{"text": "a"}\n', "p.jsonl, line 1: needs an object"),
-        ("p.txt", "\n  \n", "p.txt: holds no prompt"),
-        ("p.csv", "a\n", ".txt (a prompt a line) or .jsonl"),
-    ],
+from flowrl.config import ConfigError, PromptsConfig, resolve_path
+from flowrl.prompts import (
+    Prompt,
+    eval_items,
+    load_prompts,
+    load_references,
+    load_sources,
+    prompts_of_iteration,
+    read_prompts,
+    spread,
 )
-def test_what_cannot_be_read_is_refused_with_its_place(tmp_path: Path, name: str, content: str, said: str) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=r"^/") as error:
-        read_prompts(tmp_path / name)
-    assert said in str(error.value)
-
-
-def test_other_encodings_and_missing_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "p.txt").write_bytes("Grün".encode("latin-1"))
-    for name in ("p.txt", "absent.txt"):
-        with pytest.raises(ValueError, match="cannot be read as UTF-8"):
-            read_prompts(tmp_path / name)
 
 
 @pytest.mark.parametrize(("total", "count"), [(7, 3), (5, 5), (4, 6), (1, 2), (12, 1)])
@@ -95,3 +63,54 @@ def test_fewer_evaluation_prompts_come_from_the_whole_file() -> None:
         tasks = Counter(place // 3 for place in spread(12, count))
         assert sum(tasks.values()) == len(set(spread(12, count))) == count
         assert max(tasks.values()) - min(tasks[task] for task in range(4)) <= 1
+
+
+def test_one_instruction_for_two_pictures_is_two_prompts() -> None:
+    def edit(*sources: str) -> Prompt:
+        return Prompt(text="make it blue", metadata={}, sources=sources)
+
+    items = eval_items([edit("/a.png"), edit("/b.png"), edit("/a.png"), edit(), edit("/a.png", "/b.png")])
+    assert [(item.prompt_id, item.sample) for item in items] == [(0, 0), (1, 0), (0, 1), (2, 0), (3, 0)]
+
+
+def test_an_asset_a_path_and_a_default_negative_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(
+        '{"prompt": "a"}\n{"prompt": "b", "negative_prompt": "blur"}\n{"prompt": "c", "negative_prompt": ""}'
+    )
+    rows = load_prompts(str(path), "low quality", resolve=resolve_path)
+    assert [(row.text, row.negative) for row in rows] == [("a", "low quality"), ("b", "blur"), ("c", "")]
+    everyday = load_prompts("asset:prompts/everyday_eval.txt", resolve=resolve_path)
+    assert everyday == read_prompts(resolve_path("asset:prompts/everyday_eval.txt"))
+    assert {row.negative for row in everyday} == {""}
+    with pytest.raises(ValueError, match=r"there is no 'absent\.txt'"):
+        load_prompts("absent.txt", resolve=resolve_path)
+
+
+def test_pictures_of_a_prompt_come_in_its_order_and_size(tmp_path: Path) -> None:
+    for name, colour in (("red.png", (255, 0, 0)), ("blue.png", (0, 0, 255))):
+        Image.new("RGB", (6, 4), colour).save(tmp_path / name)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "sources": ["blue.png", "red.png"], "reference": "red.png"}')
+    (row,) = read_prompts(tmp_path / "p.jsonl")
+    blue, red = load_sources(row)
+    assert blue.shape == red.shape == (3, 4, 6)
+    assert (blue[:, 0, 0].tolist(), red[:, 0, 0].tolist()) == ([0, 0, 1], [1, 0, 0])
+    assert [tuple(picture.shape) for picture in load_sources(row, (8, 2))] == [(3, 8, 2), (3, 8, 2)]
+    assert [picture[:, 1, 1].tolist() for picture in load_references(row, (2, 2))] == [[1, 0, 0]]
+    assert load_sources(Prompt(text="a", metadata={})) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["p.txt", "p.jsonl", "asset:prompts/p.csv", "dataset:org/name", "dataset:./folder:test", "dataset:a:train[:9]"],
+)
+def test_a_configuration_names_a_file_or_a_dataset(text: str) -> None:
+    assert PromptsConfig(train=text, eval=text).eval == text
+
+
+@pytest.mark.parametrize("text", ["p.parquet", "p", "", "dataset:", "dataset::", "datasets:a"])
+def test_other_names_are_refused_by_the_configuration(text: str) -> None:
+    for given in ({"train": text}, {"train": "p.txt", "eval": text}):
+        with pytest.raises(ConfigError, match=r"must be a \.txt, \.jsonl or \.csv file or dataset:") as error:
+            PromptsConfig(**given)
+        assert f"prompts.{list(given)[-1]}" in str(error.value)

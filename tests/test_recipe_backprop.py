@@ -89,7 +89,7 @@ def flat(gradient: list[Tensor]) -> Tensor:
 def loss_by_hand(folder: Path, prompts: list[str], move: list[Tensor], num_steps: int) -> float:
     """-mean brightness of the first iteration's eight images at guidance 3, the LoRA moved off its start."""
     pipeline = load_tiny(folder)
-    policy = Policy(pipeline.transformer, rank=2, alpha=4, targets=pipeline.lora_targets, seed=0)
+    policy = Policy(pipeline.denoiser, rank=2, alpha=4, targets=pipeline.lora_targets, seed=0)
     for parameter, step in zip(policy.parameters.values(), move, strict=True):
         parameter.add_(step.float())
     order = [prompts[i] for i in prompts_of_iteration(len(prompts), 2, 0, 0) for _ in range(4)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,39 +15,8 @@ from PIL import Image
 from scripted_judges import JUDGE, edits, grey, level, script, yes
 from tiny_clip import assert_pointwise, inputs_of, random_images, write_tiny_clip
 
-from flowrl.rewards import RewardInputs, build_reward, consistency, to_uint8
+from flowrl.rewards import RewardInputs, build_reward, consistency, judge_templates, to_uint8
 from flowrl.rewards.chat import Answer, Question
-from flowrl.rewards.consistency import grid_cells, grid_shape, sub_prompts
-
-
-@pytest.mark.parametrize(
-    ("text", "shape"),
-    [
-        ("a 2x2 grid of cats", (2, 2)),
-        ("3 X 4 panels, then 2x2", (3, 4)),
-        ("1\u00d73 strip", (1, 3)),
-        ("at 1024x1024, a 2 \u2a09 1 grid", (2, 1)),
-        ("one 1x1 cell", None),
-        ("a grid", None),
-        ("0x4", None),
-    ],
-)
-def test_grid_shapes(text: str, shape: tuple[int, int] | None) -> None:
-    assert grid_shape(text) == shape
-
-
-def test_grid_cells_are_cut_row_by_row() -> None:
-    image = torch.rand(3, 7, 11)
-    cells = grid_cells(image, 2, 3)
-    expected = [image.numpy()[:, 3 * r : 3 * r + 3, 3 * c : 3 * c + 3] for r in range(2) for c in range(3)]
-    assert np.array_equal(cells.numpy(), np.stack(expected))
-    with pytest.raises(ValueError, match="no 8x1 cells"):
-        grid_cells(image, 8, 1)
-
-
-def test_sub_prompts_follow_labels() -> None:
-    assert sub_prompts('A 1x2 grid "pets". [LEFT]: a cat. It sits. RIGHT-2: a dog') == ["a cat. It sits", "a dog"]
-    assert sub_prompts("a plain prompt: a cat") == []
 
 
 def grids(levels: Sequence[Sequence[float]], prompts: list[str]) -> RewardInputs:
@@ -84,6 +54,46 @@ def test_grid_consistency_is_the_mean_over_pairs_and_criteria(monkeypatch: pytes
     assert reward(inputs[[0, 1]]).errors == {"timeout": 1}
 
 
+def test_criteria_by_dimension_count_as_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T2IS-Bench: the mean over a dimension's criteria, then over dimensions."""
+    odds = {"colours": 0.2, "light": 0.4, "face": 0.9, "logic": 0.5}
+
+    def answer(question: Question) -> Answer:
+        return yes(next(p for word, p in odds.items() if f"respect: {word}" in str(question.parts[-1])))
+
+    judge = script(monkeypatch, consistency, answer)
+    inputs = grids([[10, 20, 30, 40]], ["2x2 cats"])
+    reward = build_reward("grid_consistency", options={"judge": JUDGE})
+    inputs.metadata[0]["criteria"] = {"style": {"a": "colours", "b": "light"}, "identity": ["face"], "logic": "logic"}
+    np.testing.assert_allclose(reward(inputs).values, [(0.3 + 0.9 + 0.5) / 3], rtol=1e-5)
+    assert len(judge.asked) == 4 * 6
+    edit = build_reward("grid_consistency", options={"judge": JUDGE, "mode": "edit"})
+    changed = edits([50])
+    changed.metadata[0]["criteria"] = inputs.metadata[0]["criteria"]
+    judge.answer = lambda q: yes(0.36) if "Instruction:" in str(q.parts[-1]) else answer(q)
+    np.testing.assert_allclose(edit(changed).values, [np.sqrt(0.36 * (0.3 + 0.9 + 0.5) / 3)], rtol=1e-5)
+    refused: list[Any] = [{}, [], {"style": {}}, {"style": [1]}, 7]
+    for wrong in refused:
+        inputs.metadata[0]["criteria"] = wrong
+        with pytest.raises(ValueError, match="criteria must be a text or a list of texts, or a mapping"):
+            reward(inputs)
+
+
+def test_a_template_without_criterion_asks_once_a_pair_about_the_theme(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(judge_templates.FIELDS, "consistency", frozenset())
+    judge = script(monkeypatch, consistency, lambda question: yes(0.25))
+    (tmp_path / "own.txt").write_text("Of one set about {theme} Yes or No?")
+    inputs = grids([[10, 20, 30, 40]], ["A 2x2 grid of one fox. [TOP]: it runs. [END]: it sleeps"])
+    inputs.metadata[0]["criteria"] = ["style", "identity"]
+    options = {"judge": JUDGE, "template": str(tmp_path / "own.txt")}
+    np.testing.assert_allclose(build_reward("grid_consistency", options=options)(inputs).values, [0.25], rtol=1e-5)
+    assert [question.parts[-1] for question in judge.asked] == [
+        "Of one set about A 2x2 grid of one fox. Yes or No?"
+    ] * 6
+
+
 def test_consistency_of_edits_is_the_geometric_mean_with_following(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = script(
         monkeypatch, consistency, lambda q: yes(0.36 if "Instruction:" in str(q.parts[-1]) else level(q) / 250)
@@ -106,7 +116,7 @@ def test_consistency_of_cells_by_clip(tmp_path: Path) -> None:
     by_image = build_reward("grid_consistency", options={"mode": "clip_image", "model": str(folder)})
     model = transformers.CLIPModel.from_pretrained(folder).eval()
     processor = transformers.CLIPProcessor.from_pretrained(folder)
-    texts = [["a cat", "a dog"], ["red", "a red hat"]]
+    texts = [["a cat.", "a dog."], ["red.", "a red hat."]]
     for item, words in enumerate(texts):
         pixels = to_uint8(inputs.images)[item]
         cells = [Image.fromarray(pixels[:40]), Image.fromarray(pixels[40:])]
@@ -123,5 +133,5 @@ def test_consistency_of_cells_by_clip(tmp_path: Path) -> None:
     assert by_text(inputs).valid.all()
     assert_pointwise(by_image, inputs)
     inputs.metadata[2]["sub_prompts"] = "no"  # two letters are no two texts
-    with pytest.raises(ValueError, match="sub_prompts must be a list of texts, one a cell, got 'no'"):
+    with pytest.raises(ValueError, match=r"sub_prompts must be a list of texts, or .* one a cell, got 'no'"):
         by_text(inputs)

@@ -204,7 +204,7 @@ def test_sd3_pictures_are_those_of_our_own_guidance(tiny_sd3_folder: Path) -> No
 
 def test_the_pipeline_is_left_as_it_was(tiny_sd3_folder: Path) -> None:
     pipeline, policy = adapted(tiny_sd3_folder)
-    pipe, transformer = pipeline.pipe, pipeline.transformer
+    pipe, transformer = pipeline.pipe, pipeline.denoiser
     before = draw_sd3(pipe, 2)
     with rlg_pipeline(pipe, "default", 1.6):
         assert not torch.equal(draw_sd3(pipe, 2), before)
@@ -316,7 +316,7 @@ def test_the_wrapper_refuses(tiny_sd3_folder: Path) -> None:
 def write_lora(folder: Path, model: Path, *, seed: int, rank: int = RANK) -> Path:
     """A LoRA that does something, as a run saves it."""
     pipeline = load_tiny(model)
-    policy = Policy(pipeline.transformer, rank=rank, alpha=ALPHA, targets=pipeline.lora_targets, seed=seed)
+    policy = Policy(pipeline.denoiser, rank=rank, alpha=ALPHA, targets=pipeline.lora_targets, seed=seed)
     fill_lora(policy, seed)
     folder.mkdir()
     pipeline.save_lora(folder, policy.peft_tensors(), policy.config)
@@ -339,13 +339,13 @@ def test_saved_loras_guide_side_by_side(tiny_sd3_folder: Path, tmp_path: Path) -
     alone = []
     for k, folder in enumerate(folders):
         single = load_tiny(tiny_sd3_folder)
-        add_adapter(single.transformer, folder, "only")
+        add_adapter(single.denoiser, folder, "only")
         alone.append(sample_ode(single, PROMPTS[:2], 4.0, 1))
         assert torch.equal(latents(*(float(j == k) for j in range(2))), alone[k])
         assert not torch.equal(alone[k], base)
     wanted = base + 0.5 * (alone[0] - base) + 1.5 * (alone[1] - base)
     torch.testing.assert_close(latents(0.5, 1.5), wanted, rtol=0, atol=1e-5)
-    assert not any(parameter.requires_grad for parameter in pipeline.transformer.parameters())
+    assert not any(parameter.requires_grad for parameter in pipeline.denoiser.parameters())
 
 
 def test_slots_of_a_policy_guide(tiny_sd3_folder: Path) -> None:
@@ -366,7 +366,7 @@ def test_slots_of_a_policy_guide(tiny_sd3_folder: Path) -> None:
 
 def test_adapters_refuse_what_does_not_fit(tiny_sd3_folder: Path, tmp_path: Path) -> None:
     folder = write_lora(tmp_path / "lora", tiny_sd3_folder, seed=0)
-    transformer = load_tiny(tiny_sd3_folder).transformer
+    transformer = load_tiny(tiny_sd3_folder).denoiser
     add_adapter(transformer, folder, "one")
     for name in ("one", "a.b"):
         with pytest.raises(ValueError, match="new and without a dot"):

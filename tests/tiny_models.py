@@ -45,7 +45,7 @@ def adapted(
 ) -> tuple[SD3, Policy]:
     """A pipeline with a LoRA on the published targets that does something."""
     pipeline = load_tiny(folder, dtype, gradient_checkpointing=gradient_checkpointing)
-    policy = Policy(pipeline.transformer, rank=RANK, alpha=ALPHA, targets=pipeline.lora_targets, seed=1)
+    policy = Policy(pipeline.denoiser, rank=RANK, alpha=ALPHA, targets=pipeline.lora_targets, seed=1)
     fill_lora(policy)
     return pipeline, policy
 

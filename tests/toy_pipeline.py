@@ -18,11 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from flowrl.config import TrainConfig, load_config
+from flowrl.pipelines.common import two_pass_guidance, two_passes
 from flowrl.pipelines.lora import lora_ready_for_diffusers
 from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
-from flowrl.samplers import build_schedule
+from flowrl.samplers import Network, Velocity, build_schedule
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("inner", "outer")
@@ -90,23 +91,33 @@ class Net(nn.Module):
 class Toy:
     """A `Pipeline`."""
 
-    model, lora_targets, latent_shape = "toy", LORA_TARGETS, (3, 2, 2)
+    model, lora_targets, latent_shape, image_shape = "toy", LORA_TARGETS, (3, 2, 2), (3, 2, 2)
+    num_sources, fps = (0, 0), None
 
     def __init__(self) -> None:
-        self.transformer = Net()
+        self.denoiser = Net()
 
-    def encode(self, prompts: Sequence[str]) -> Conditioning:
+    def encode(self, prompts: Sequence[str], sources: Any = None) -> Conditioning:
         return Conditioning({"text": torch.stack([counter_normal((4,), "text", prompt) for prompt in prompts])})
 
     def free_text_encoders(self) -> None:
         pass
 
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        velocity: Tensor = self.transformer(x, timestep, cond.tensors["text"])
+        velocity: Tensor = self.denoiser(x, timestep, cond.tensors["text"])
         return velocity
 
-    def schedule(self, num_steps: int, grid: str) -> Schedule:
-        return build_schedule({"shift": 2.0}, num_steps, grid=grid)
+    def passes(self, scale: float) -> int:
+        return two_passes(scale)
+
+    def guided(self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float) -> Velocity:
+        return two_pass_guidance(network, cond, negative, scale)
+
+    def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
+        return build_schedule({"shift": shift or 2.0}, num_steps, grid=grid)
+
+    def resized(self, height: int, width: int) -> Toy:
+        return self
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         with torch.set_grad_enabled(gradient):

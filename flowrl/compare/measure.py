@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.config import TrainConfig, load_config, resolve_path
+from flowrl.config import TrainConfig, load_config
 from flowrl.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.evaluate import generate
-from flowrl.parts import DTYPES, model_location
-from flowrl.pipelines import Pipeline, family
+from flowrl.parts import at_eval_size, eval_schedule, load_pipeline, read_prompts
+from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import add_saved_lora
-from flowrl.prompts import EvalItem, eval_items, read_prompts
+from flowrl.prompting import device_of
+from flowrl.prompts import EvalItem, eval_items
 from flowrl.randomness import sample_normals
 from flowrl.run import write_atomically
 from flowrl.trajectory import Schedule
@@ -47,7 +48,7 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
             return found
     config = load_config(run_folder / "config.yaml")
     pipeline = _load(config)
-    policy = add_saved_lora(pipeline.transformer, lora)
+    policy = add_saved_lora(pipeline.denoiser, lora)
     schedule, scale = _sampling(config, pipeline)
     prompts = held_out(config)
     result = {
@@ -65,26 +66,28 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
 
 def diversity_of(pipeline: Pipeline, items: Sequence[EvalItem], schedule: Schedule, *, scale: float) -> float:
     """`DIVERSITY_TEXT`, of the weights that the network runs under."""
-    device = next(pipeline.transformer.parameters()).device
+    device = device_of(pipeline)
     distances = []
     for item in items:
-        text = item.prompt.text
-        keys = [(0, "diversity", text, number) for number in range(DIVERSITY_SEEDS)]
+        keys = [(0, "diversity", item.prompt.key, number) for number in range(DIVERSITY_SEEDS)]
         x = sample_normals(pipeline.latent_shape, keys).to(device)
-        distances.append(image_spread(generate(pipeline, [text] * DIVERSITY_SEEDS, x, schedule, guidance_scale=scale)))
+        distances.append(
+            image_spread(generate(pipeline, [item.prompt] * DIVERSITY_SEEDS, x, schedule, guidance_scale=scale))
+        )
     return sum(distances) / len(distances)
 
 
 def image_spread(images: Float[Tensor, " n 3 h w"]) -> float:
     """Mean over pairs of the root mean square difference of images averaged to `PIXELS` x `PIXELS`."""
-    small = torch.nn.functional.adaptive_avg_pool2d(images.double(), PIXELS).flatten(1)
+    frames = images.flatten(1, 2) if images.ndim == 5 else images
+    small = torch.nn.functional.adaptive_avg_pool2d(frames.double(), PIXELS).flatten(1)
     return float(torch.nn.functional.pdist(small).mean()) / small.shape[1] ** 0.5
 
 
 def held_out(config: TrainConfig) -> list[EvalItem]:
     """The first image of every distinct prompt of the evaluation."""
     assert config.prompts.eval is not None
-    items = eval_items(read_prompts(resolve_path(config.prompts.eval)), num_prompts=config.eval.num_prompts)
+    items = eval_items(read_prompts(config.prompts, config.prompts.eval), num_prompts=config.eval.num_prompts)
     return [item for item in items if item.sample == 0]
 
 
@@ -92,7 +95,7 @@ def _sampling(config: TrainConfig, pipeline: Pipeline) -> tuple[Schedule, float]
     """Schedule and guidance of the evaluation."""
     settings, sampler = config.eval, config.sampler
     scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
-    return pipeline.schedule(settings.num_steps or sampler.num_steps, settings.grid or sampler.grid), scale
+    return eval_schedule(config, pipeline, pipeline), scale
 
 
 def _load(config: TrainConfig) -> Pipeline:
@@ -100,8 +103,4 @@ def _load(config: TrainConfig) -> Pipeline:
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded: Pipeline = family(settings.name).load(
-        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, height=settings.height,
-        width=settings.width, max_sequence_length=settings.max_sequence_length, vae_slice=settings.vae_slice,
-    )  # fmt: skip
-    return loaded
+    return at_eval_size(config, load_pipeline(settings, device))

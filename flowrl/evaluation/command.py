@@ -17,7 +17,7 @@ from pathlib import Path
 from flowrl.config import resolve_path
 from flowrl.evaluation import BENCHMARKS, Settings, Subject
 from flowrl.evaluation.folders import is_folder_of_pictures, read_folder
-from flowrl.evaluation.models import EMBEDDED, Source, check_source, find_source, label_of
+from flowrl.evaluation.models import EMBEDDED, WORLD_MODELS, Source, check_source, find_source, label_of
 from flowrl.evaluation.outcome import over_models, with_notes, write, write_result
 from flowrl.evaluation.text import as_text
 from flowrl.options import unknown_name
@@ -161,7 +161,7 @@ def _batch_size(parsed: argparse.Namespace, *subjects: Subject | None) -> int:
     if parsed.batch_size is not None:
         return int(parsed.batch_size)
     sources = [subject.source for subject in subjects if subject is not None and subject.source is not None]
-    return BATCH if all(source.model == EMBEDDED for source in sources) else SMALL_BATCH
+    return BATCH if all(source.model in WORLD_MODELS for source in sources) else SMALL_BATCH
 
 
 def _options(texts: Sequence[str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from flowrl.evaluation.models import Source, fingerprint, load_source
 from flowrl.images import save_png
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
+from flowrl.prompting import encode_prompts
 from flowrl.prompts import Prompt, spread
 from flowrl.randomness import sample_normals
 from flowrl.run import write_atomically
@@ -127,16 +128,16 @@ def draw(
     if not missing:
         return
     pipeline = pipeline or load_source(source)
-    schedule = pipeline.schedule(source.num_steps, source.grid)
-    _encode_first(pipeline, [prompts[index].text for batch in missing for index, _ in batch])
+    schedule = pipeline.schedule(source.num_steps, source.grid, source.shift)
+    _encode_first(pipeline, [prompts[index] for batch in missing for index, _ in batch])
     done = len(batches) - len(missing)
     with progress(f"drawing {label}", len(batches), done, enabled=show) as advance, ThreadPoolExecutor(1) as writer:
         written: list[Any] = []
         for batch in missing:
-            texts = [prompts[index].text for index, _ in batch]
-            keys = [(seed, "eval", text, numbers[item]) for text, item in zip(texts, batch, strict=True)]
+            rows = [prompts[index] for index, _ in batch]
+            keys = [(seed, "eval", row.key, numbers[item]) for row, item in zip(rows, batch, strict=True)]
             x = sample_normals(pipeline.latent_shape, keys).to(_device(pipeline))
-            images = generate(pipeline, texts, x, schedule, guidance_scale=source.guidance_scale).cpu()
+            images = generate(pipeline, rows, x, schedule, guidance_scale=source.guidance_scale).cpu()
             for future in written:  # errors of the batch before; at most one batch waits
                 future.result()
             written = [
@@ -160,17 +161,17 @@ def _numbers(prompts: Sequence[Prompt], items: Sequence[Item]) -> dict[Item, int
     return numbers
 
 
-def _encode_first(pipeline: Pipeline, texts: Sequence[str]) -> None:
+def _encode_first(pipeline: Pipeline, prompts: Sequence[Prompt]) -> None:
     """Embeds all prompts and drops the text encoders, which may be larger than the network."""
-    distinct = list(dict.fromkeys(texts))
+    distinct = {prompt.key: prompt for prompt in prompts}
     if len(distinct) <= ENCODED_FIRST:
-        for text in [*distinct, ""]:
-            pipeline.encode([text])
+        for prompt in distinct.values():
+            encode_prompts(pipeline, [prompt])
         pipeline.free_text_encoders()
 
 
 def _device(pipeline: Pipeline) -> Any:
-    return next(pipeline.transformer.parameters()).device
+    return next(pipeline.denoiser.parameters()).device
 
 
 def _place(folder: Path, item: Item) -> Path:
@@ -190,8 +191,9 @@ def _settings(source: Source, mark: str, prompts: Sequence[Prompt], *, samples: 
     return {
         "format": 1, "model": source.model, "fingerprint": mark, "lora": source.lora and str(source.lora),
         "num_steps": source.num_steps, "guidance_scale": source.guidance_scale, "grid": source.grid,
-        "max_sequence_length": source.max_sequence_length, "dtype": source.dtype, "height": source.height,
-        "width": source.width, "seed": seed, "samples": samples, "num_prompts": len(prompts),
+        "max_sequence_length": source.max_sequence_length, "dtype": source.dtype,
+        "height": source.options.get("height"), "width": source.options.get("width"), "seed": seed, "samples": samples,
+        "num_prompts": len(prompts),
         "prompts": hashlib.sha256(listed.encode()).hexdigest()[:16],
     }  # fmt: skip
 

@@ -26,7 +26,7 @@ from flowrl.evaluation.folders import Picture
 from flowrl.evaluation.generate import choose, given_pictures, pictures_of
 from flowrl.evaluation.geneval_result import result_of
 from flowrl.evaluation.journal import Journal, Row
-from flowrl.evaluation.models import EMBEDDED
+from flowrl.evaluation.models import WORLD_MODELS
 from flowrl.options import unknown_name
 from flowrl.progress import progress
 from flowrl.prompts import Prompt, read_prompts
@@ -92,7 +92,7 @@ def benchmark_prompts(settings: Settings) -> list[Prompt]:
         records = {picture.index: picture.record for picture in given_pictures(settings, settings.subject.images)}
         return [Prompt(text=record["prompt"], metadata=record) for record in records.values()]
     source = settings.subject.source
-    name = settings.prompts or (WORLD if source is not None and source.model == EMBEDDED else PUBLISHED)
+    name = settings.prompts or (WORLD if source is not None and source.model in WORLD_MODELS else PUBLISHED)
     if name == PUBLISHED:
         listed = [Prompt(text=record["prompt"], metadata=record) for record in published_records()]
     else:

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.config import load_config
+from flowrl.config import TrainConfig, load_config
 
 # diffusers and peft take seconds to import, and pictures that exist are judged without them: functions import them.
 if TYPE_CHECKING:
     from flowrl.pipelines import Pipeline
 
 EMBEDDED = "asset:tiny-sd3"
+WORLD_MODELS = (EMBEDDED, "asset:tiny-sd15")
+"""Models that ship with flowrl and draw the embedded world's pictures."""
+
+SHIPPED: dict[str, dict[str, Any]] = {
+    "asset:tiny-kontext": {
+        "num_steps": 8, "guidance_scale": 2.5, "max_sequence_length": 16, "options": {"height": 64, "width": 64},
+    },
+    "asset:tiny-sd15": {"num_steps": 20, "guidance_scale": 3.0, "max_sequence_length": 16},
+    "asset:tiny-sd3": {"num_steps": 10, "guidance_scale": 3.0, "max_sequence_length": 16},
+    "asset:tiny-wan": {
+        "num_steps": 10, "guidance_scale": 3.0, "max_sequence_length": 16,
+        "options": {"num_frames": 9, "fps": 8.0, "height": 64, "width": 64},
+    },
+}  # fmt: skip
+"""How the models that ship with flowrl are sampled unless told otherwise."""
 LORA_FILES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
 _ENDS = 2**20  # bytes at both ends of a file that its fingerprint covers, beside its length
 
@@ -28,10 +43,12 @@ class Source:
     num_steps: int
     guidance_scale: float
     grid: str
-    max_sequence_length: int
+    max_sequence_length: int | None
     dtype: str
-    height: int | None = None
-    width: int | None = None
+    family: str = "sd3"
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further settings of the family's `load`: size, frames."""
+    shift: float | None = None
     train_prompts: str | None = None
     """What a run was trained on."""
 
@@ -53,9 +70,9 @@ def find_source(
             written by diffusers, `asset:tiny-sd3`, or a hub id.
         base: of a run, the model before training.
         lora: a LoRA folder to add; of a run, in place of its own.
-        num_steps: denoising steps; a run's own, 10 for the embedded model, else 40.
-        guidance_scale: a run's own, 3 for the embedded model, else 4.5.
-        max_sequence_length: T5 tokens; a run's own, 16 for the embedded model, else 128.
+        num_steps: denoising steps; a run's own, that of `SHIPPED`, else 40.
+        guidance_scale: a run's own, that of `SHIPPED`, else 4.5.
+        max_sequence_length: tokens; a run's own, 16 for the embedded models, else the family's.
         dtype: of the network; a run's own, else float32.
 
     Raises:
@@ -85,18 +102,27 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
         num_steps=config.eval.num_steps or config.sampler.num_steps, grid=config.eval.grid or config.sampler.grid,
         guidance_scale=config.sampler.guidance_scale if scale is None else scale,
         max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
-        height=config.pipeline.height, width=config.pipeline.width, train_prompts=config.prompts.train,
+        family=config.pipeline.name, options=_drawn_options(config), train_prompts=config.prompts.train,
+        shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
     )  # fmt: skip
 
 
-def _of_model(model: str, lora: Path | None) -> Source:
-    from flowrl.pipelines.tiny import CONTEXT, GUIDANCE_SCALE, NUM_STEPS
+def _drawn_options(config: TrainConfig) -> dict[str, Any]:
+    """Settings of the family's `load` with which a run's evaluations draw."""
+    settings, evaluated = config.pipeline, config.eval
+    given = {"height": evaluated.height or settings.height, "width": evaluated.width or settings.width,
+             "num_frames": settings.num_frames, "fps": settings.fps}  # fmt: skip
+    return {name: value for name, value in given.items() if value is not None} | settings.options
 
-    embedded = model == EMBEDDED
+
+def _of_model(model: str, lora: Path | None) -> Source:
+    from flowrl.parts import model_location
+    from flowrl.pipelines import family_of
+
+    usual: dict[str, Any] = {"num_steps": 40, "guidance_scale": 4.5, "max_sequence_length": None}
     return Source(
-        model=model, lora=lora, num_steps=NUM_STEPS if embedded else 40, grid="diffusers",
-        guidance_scale=GUIDANCE_SCALE if embedded else 4.5, dtype="float32",
-        max_sequence_length=CONTEXT if embedded else 128,
+        model=model, lora=lora, grid="diffusers", dtype="float32", family=family_of(model_location(model)),
+        **(usual | SHIPPED.get(model, {})),
     )  # fmt: skip
 
 
@@ -125,7 +151,7 @@ def check_source(source: Source) -> None:
     from flowrl.parts import model_location
     from flowrl.pipelines import family
 
-    family("sd3").check(model_location(source.model), None)
+    family(source.family).check(model_location(source.model), None)
     if source.lora is not None and not any((source.lora / name).is_file() for name in LORA_FILES):
         raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
 
@@ -139,12 +165,12 @@ def load_source(source: Source) -> Pipeline:
     from flowrl.pipelines.lora import add_saved_lora
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    pipeline: Pipeline = family("sd3").load(
-        model_location(source.model), dtype=DTYPES[source.dtype], device=device, height=source.height,
-        width=source.width, max_sequence_length=source.max_sequence_length,
-    )  # fmt: skip
+    tokens = {} if source.max_sequence_length is None else {"max_sequence_length": source.max_sequence_length}
+    pipeline: Pipeline = family(source.family).load(
+        model_location(source.model), dtype=DTYPES[source.dtype], device=device, **tokens, **source.options
+    )
     if source.lora is not None:
-        add_saved_lora(pipeline.transformer, source.lora)
+        add_saved_lora(pipeline.denoiser, source.lora)
     return pipeline
 
 

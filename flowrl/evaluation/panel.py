@@ -24,7 +24,7 @@ from flowrl.evaluation.features import DISTANCE, Features, check_features, featu
 from flowrl.evaluation.folders import Picture, is_folder_of_pictures, read_folder
 from flowrl.evaluation.generate import choose, pictures_of
 from flowrl.evaluation.journal import Journal
-from flowrl.evaluation.models import EMBEDDED
+from flowrl.evaluation.models import WORLD_MODELS
 from flowrl.evaluation.panel_result import DIVERSITY, Scored, result_of
 from flowrl.evaluation.scorers import load_scorers, score_pictures, scorer_names, scorer_specs, values_of
 from flowrl.examine.folder import read_items
@@ -141,7 +141,7 @@ def benchmark_prompts(settings: Settings, subject: Subject) -> list[Prompt]:
         ValueError: none were given, or the file cannot be read.
     """
     named = settings.prompts
-    if named is None and subject.source is not None and subject.source.model == EMBEDDED:
+    if named is None and subject.source is not None and subject.source.model in WORLD_MODELS:
         named = "world"
     if named is None:
         where = PANELS[settings.benchmark].where if settings.benchmark in PANELS else _OWN.where

@@ -110,6 +110,7 @@ def _pixels(settings: Settings) -> float:
         if first is not None:
             with Image.open(first) as picture:
                 return float(picture.width * picture.height)
-    if source is not None and source.height and source.width:
-        return float(source.height * source.width)
+    height, width = (source.options.get(side) if source is not None else None for side in ("height", "width"))
+    if height and width:
+        return float(height * width)
     return float(SIDE * SIDE)

@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.config import load_config, resolve_path
-from flowrl.prompts import EvalItem, eval_items, read_prompts
+from flowrl.config import load_config
+from flowrl.parts import read_prompts
+from flowrl.prompts import EvalItem, eval_items
 from flowrl.realism import kernel_change
 from flowrl.rewards.realism import scene_images, world_features, world_realism
 from flowrl.statistics import Interval
@@ -52,7 +53,7 @@ def _items(run: Path) -> list[EvalItem]:
     if config.prompts.eval is None:
         raise ValueError(f"{run}: the run was never evaluated: set prompts.eval and eval_every")
     items = eval_items(
-        read_prompts(resolve_path(config.prompts.eval)), num_prompts=config.eval.num_prompts,
+        read_prompts(config.prompts, config.prompts.eval), num_prompts=config.eval.num_prompts,
         samples_per_prompt=config.eval.samples_per_prompt,
     )  # fmt: skip
     if "include" not in items[0].prompt.metadata:

@@ -28,10 +28,11 @@ from flowrl.config import TrainConfig
 from flowrl.learner import GradientSum, Statistics
 from flowrl.options import check_options, option_parameters, unknown_name
 from flowrl.parts import sampler_of
+from flowrl.prompting import reward_inputs
 from flowrl.recipes.loop import Batch, Loop
 from flowrl.recipes.scoring import reward_row
 from flowrl.recipes.unread import refuse_unread
-from flowrl.rewards import DIFFERENTIABLE, RewardInputs, RewardOutput
+from flowrl.rewards import DIFFERENTIABLE, RewardOutput
 from flowrl.rewards.outputs import joined
 from flowrl.run import Run
 from flowrl.trajectory import Schedule
@@ -107,10 +108,10 @@ def score(loop: Loop, batch: Batch, index: range, images: Tensor) -> RewardOutpu
     group = batch.group[index.start : index.stop]
     prompts = [batch.prompts[int(row)] for row in batch.local(group)]
     loop.counters["images"] += len(images) * loop.run.world
-    output = loop.reward(RewardInputs(
-        prompts=[prompt.text for prompt in prompts], images=images, metadata=[prompt.metadata for prompt in prompts],
-        group_ids=group, sample_ids=torch.tensor(batch.own[index.start : index.stop]), iteration=batch.iteration,
-    ))  # fmt: skip
+    numbers = batch.own[index.start : index.stop]
+    output = loop.reward(
+        reward_inputs(loop.pipeline, prompts, images, group=group, numbers=numbers, iteration=batch.iteration)
+    )
     loop.errors.update(output.errors)
     return output
 

@@ -25,15 +25,23 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flowrl.config import BudgetConfig, TrainConfig, resolve_path
+from flowrl.config import BudgetConfig, TrainConfig
 from flowrl.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.evaluate import evaluate
 from flowrl.learner import NetworkCounter, clock
-from flowrl.parts import encode_everything, evaluation_rewards, load_parts
+from flowrl.parts import (
+    at_eval_size,
+    encode_everything,
+    eval_schedule,
+    evaluation_rewards,
+    load_parts,
+    read_prompts,
+)
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.progress import progress
-from flowrl.prompts import Prompt, eval_items, prompts_of_iteration, read_prompts
+from flowrl.prompting import encode_prompts, guided
+from flowrl.prompts import Prompt, eval_items, prompts_of_iteration
 from flowrl.randomness import counter_seed, sample_normals
 from flowrl.recipes.scoring import (
     WINDOW,
@@ -46,7 +54,7 @@ from flowrl.recipes.scoring import (
 )
 from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward
 from flowrl.run import Run
-from flowrl.samplers import Velocity, classifier_free_guidance
+from flowrl.samplers import Velocity
 from flowrl.trajectory import Conditioning
 
 CONSTANT_REWARD_LIMIT = 3  # iterations in a row whose images all got the same reward before the run stops
@@ -115,10 +123,10 @@ class Loop:
         self.errors: Counter[str] = Counter()  # why this iteration's images failed
         for slot in slots:
             self.policy.add_slot(slot)
-        self.train_prompts = read_prompts(resolve_path(config.prompts.train))
-        self._negative = self.pipeline.encode([""])
+        self.drawn = at_eval_size(config, self.pipeline)  # what evaluations draw with
+        self.train_prompts = read_prompts(config.prompts, config.prompts.train)
         if config.pipeline.free_text_encoders:
-            encode_everything(config, self.pipeline, self.train_prompts)
+            encode_everything(config, self.pipeline, self.drawn, self.train_prompts)
         optim = config.optim
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters.values(), lr=optim.lr, betas=optim.betas, eps=optim.eps,
@@ -186,13 +194,13 @@ class Loop:
         return Batch(
             iteration=iteration, own=own, group=torch.arange(own.start, own.stop) // config.group_size,
             groups=torch.arange(first, last + 1), prompts=prompts, prompt_ids=tuple(chosen),
-            cond=self.pipeline.encode([prompt.text for prompt in prompts]),
+            cond=encode_prompts(self.pipeline, prompts),
         )  # fmt: skip
 
     def velocity(self, cond: Conditioning, scale: float | None = None) -> Velocity:
         """The guided, counted velocity of the weights that the network runs under."""
         scale = self.config.sampler.guidance_scale if scale is None else scale
-        return classifier_free_guidance(self.network, cond, self._negative, scale)
+        return guided(self.pipeline, self.network, cond, scale)
 
     def start_noise(self, batch: Batch, images: range) -> Tensor:
         """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""
@@ -318,20 +326,20 @@ class Loop:
         begun = time.perf_counter()
         settings, sampler = self.config.eval, self.config.sampler
         items = eval_items(
-            read_prompts(resolve_path(self.config.prompts.eval)),
+            read_prompts(self.config.prompts, self.config.prompts.eval),
             num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt,
         )  # fmt: skip
         scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
-        schedule = self.pipeline.schedule(settings.num_steps or sampler.num_steps, settings.grid or sampler.grid)
+        schedule = eval_schedule(self.config, self.pipeline, self.drawn)
         with self.policy.under(eval_slot(self.config, self.policy)):
             row = evaluate(
-                self.run, self.pipeline, self.measured, items, schedule, iteration=iteration, guidance_scale=scale,
+                self.run, self.drawn, self.measured, items, schedule, iteration=iteration, guidance_scale=scale,
                 batch_size=settings.batch_size, seed=settings.seed, num_images=settings.num_images,
                 show=self.config.progress,
             )  # fmt: skip
         distinct = spread([item for item in items if item.sample == 0], KL_PROMPTS)
         row["eval/kl"] = velocity_distance(
-            self.pipeline, self.policy, distinct, schedule, scale=scale, seed=settings.seed,
+            self.drawn, self.policy, distinct, schedule, scale=scale, seed=settings.seed,
             slot=eval_slot(self.config, self.policy),
         )  # fmt: skip
         row |= {"nfe/total": self.nfe(), "images": self.counters["images"]}

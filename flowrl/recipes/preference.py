@@ -32,6 +32,7 @@ from flowrl.learner import GradientSum, Statistics
 from flowrl.pairs import Pair, load_images, read_pairs
 from flowrl.parts import sampler_of
 from flowrl.preference_losses import PairLoss, d3po, diffusion_dpo, pairs_of_groups
+from flowrl.prompting import encode_prompts
 from flowrl.prompts import prompts_of_iteration
 from flowrl.randomness import sample_normals
 from flowrl.recipes.loop import Batch, Loop
@@ -172,7 +173,7 @@ def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
     images = load_images([pair.winner for pair in own] + [pair.loser for pair in own])
     return Pairs(
         pool=loop.pipeline.encode_images(images), winner=torch.arange(count), loser=torch.arange(count) + count,
-        group=group, cond=loop.pipeline.encode([pair.prompt for pair in own]),
+        group=group, cond=encode_prompts(loop.pipeline, [pair.prompt for pair in own]),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from flowrl.config import TrainConfig, resolve_path
 from flowrl.options import check_options, unknown_name
 from flowrl.pairs import Pair, read_pairs
-from flowrl.prompts import read_prompts
+from flowrl.parts import read_prompts
 from flowrl.recipes.unread import refuse_unread
 from flowrl.samplers.times import permuted_steps, strata
 
@@ -147,7 +147,7 @@ def _check_pairs(config: TrainConfig, pairs: list[Pair]) -> None:
     if not config.pipeline.free_text_encoders:
         return
     files = [name for name in (config.prompts.train, config.prompts.eval) if name is not None]
-    known = {prompt.text for name in files for prompt in read_prompts(resolve_path(name))}
+    known = {prompt.text for name in files for prompt in read_prompts(config.prompts, name)}
     for pair in pairs:
         if pair.prompt not in known:
             raise ValueError(

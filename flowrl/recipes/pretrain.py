@@ -13,11 +13,6 @@ Deliberately left out: perceptual and adversarial terms of the autoencoder, and 
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,13 +25,14 @@ from torch import Tensor, nn
 
 from flowrl.benchmarks.geneval import TASKS, verdict
 from flowrl.evaluate import generate
-from flowrl.pipelines.sd3 import load, quiet_libraries
+from flowrl.pipelines.common import quiet_libraries
+from flowrl.pipelines.sd3 import load
 from flowrl.pipelines.tiny import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_tiny_sd3
 from flowrl.progress import progress
 from flowrl.prompts import Prompt, eval_items
 from flowrl.randomness import counter_seed, sample_normals
+from flowrl.recipes.pretraining import Course, save_atomically, train_network, write_asset
 from flowrl.statistics import ScoreRow, stratified_score, task_scores
-from flowrl.strict_yaml import build_settings
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.prompts import Record, combinations, eval_records
 from flowrl.world.scenes import draw_scene, random_scene
@@ -81,19 +77,6 @@ class PretrainConfig:
     """Updates between checkpoints; each also writes a complete pipeline folder."""
 
 
-def pretrain_config(overrides: Sequence[str]) -> PretrainConfig:
-    """Settings from `key=value` texts; unknown keys and wrong types are refused as in a training run."""
-    return build_settings(PretrainConfig, overrides, command="pretrain")
-
-
-def learning_rate(step: int, steps: int, peak: float, warmup: int = 100) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth of the peak."""
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
 def scene_batch(indices: range, seed: int, stage: str) -> tuple[Tensor, list[Record]]:
     """Draws scenes by number: pictures float32 `[n, 3, 64, 64]` in [-1, 1] and the records that hold in them."""
     by_task = {task: [r for group in groups for r in group] for task, groups in combinations().items()}
@@ -110,45 +93,27 @@ def scene_batch(indices: range, seed: int, stage: str) -> tuple[Tensor, list[Rec
     return stack / 127.5 - 1.0, records
 
 
-def save_atomically(state: dict[str, Any], path: Path) -> None:
-    """Writes a torch file beside its place and moves it there, so that a stop leaves the old one whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing")
-    torch.save(state, temporary)
-    os.replace(temporary, path)
+def reconstruction_loss(pipe: Any, config: PretrainConfig, step: int) -> Tensor:
+    """Absolute error of reconstructed scenes plus the weighted KL of their posteriors (bfloat16 network)."""
+    first = step * config.vae_batch_size
+    pictures, _ = scene_batch(range(first, first + config.vae_batch_size), config.seed, "vae")
+    noise = torch.Generator().manual_seed(counter_seed(config.seed, "vae noise", step))
+    with torch.autocast("cpu", torch.bfloat16):
+        posterior = pipe.vae.encode(pictures).latent_dist
+        latents = posterior.mean + posterior.std * torch.randn(posterior.mean.shape, generator=noise)
+        decoded = pipe.vae.decode(latents).sample
+    kl = 0.5 * (posterior.mean.float() ** 2 + posterior.var.float() - 1 - posterior.logvar.float()).mean()
+    return (decoded.float() - pictures).abs().mean() + config.kl_weight * kl
 
 
 def train_vae(pipe: Any, config: PretrainConfig, out: Path) -> None:
     """Stage 1: trains `pipe.vae`, then sets its `shift_factor` and `scaling_factor` from 512 scenes' latents."""
-    vae, path = pipe.vae, out / "vae.pt"
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=config.vae_lr, betas=(0.9, 0.99), weight_decay=0.0)
-    start = 0
-    if path.exists():
-        saved = torch.load(path, weights_only=True)
-        vae.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        start = int(saved["step"])
-    with progress("autoencoder", config.vae_steps, start) as advance:
-        for step in range(start, config.vae_steps):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, config.vae_steps, config.vae_lr)
-            first = step * config.vae_batch_size
-            pictures, _ = scene_batch(range(first, first + config.vae_batch_size), config.seed, "vae")
-            noise = torch.Generator().manual_seed(counter_seed(config.seed, "vae noise", step))
-            with torch.autocast("cpu", torch.bfloat16):
-                posterior = vae.encode(pictures).latent_dist
-                latents = posterior.mean + posterior.std * torch.randn(posterior.mean.shape, generator=noise)
-                decoded = vae.decode(latents).sample
-            error = (decoded.float() - pictures).abs().mean()
-            kl = 0.5 * (posterior.mean.float() ** 2 + posterior.var.float() - 1 - posterior.logvar.float()).mean()
-            optimizer.zero_grad(set_to_none=True)
-            (error + config.kl_weight * kl).backward()
-            nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-            optimizer.step()
-            advance(f"error {error.item():.4f}  kl {kl.item():.2f}")
-            if (step + 1) % 200 == 0 or step + 1 == config.vae_steps:
-                state = {"model": vae.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-                save_atomically(state, path)
+    vae = pipe.vae
+    course = Course(
+        steps=config.vae_steps, lr=config.vae_lr, betas=(0.9, 0.99), weight_decay=0.0, ema_decay=0.0,
+        checkpoint_every=200,
+    )  # fmt: skip
+    train_network("autoencoder", vae, lambda step: reconstruction_loss(pipe, config, step), course, out / "vae.pt")
     with torch.no_grad():
         pictures, _ = scene_batch(range(512), config.seed, "latent statistics")
         latents = torch.cat([vae.encode(chunk).latent_dist.mean for chunk in pictures.split(64)])
@@ -207,72 +172,30 @@ def train_denoiser(pipe: Any, config: PretrainConfig, out: Path) -> float:
     latents, records = encode_scenes(pipe, config, out)
     parts = nn.ModuleDict({name: getattr(pipe, name) for name in
                            ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")})  # fmt: skip
-    parts.train()
-    parameters = [p for p in parts.parameters() if p.requires_grad]
-    average = {name: value.detach().clone() for name, value in parts.state_dict().items()}
-    optimizer = torch.optim.AdamW(parameters, lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    path, start, spent = out / "denoiser.pt", 0, 0.0
-    if path.exists():
-        saved = torch.load(path, weights_only=True)
-        parts.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        average, start, spent = saved["average"], int(saved["step"]), float(saved["seconds"])
-    recent, begun = 0.0, time.monotonic()
-    with progress("denoiser", config.steps, start) as advance:
-        for step in range(start, config.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, config.steps, config.lr)
-            rng = np.random.default_rng(counter_seed(config.seed, "batch", step))
-            chosen = rng.integers(len(latents), size=config.batch_size)
-            prompts = [str(records[i]["prompt"]) for i in chosen]
-            loss = flow_matching_loss(pipe, latents[torch.from_numpy(chosen)].float(), prompts, config, step)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            decay = min(config.ema_decay, (1 + step) / (10 + step))
-            with torch.no_grad():
-                for name, value in parts.state_dict().items():
-                    if value.is_floating_point():
-                        average[name].lerp_(value, 1 - decay)
-            recent = loss.item() if step == start else 0.98 * recent + 0.02 * loss.item()
-            advance(f"loss {recent:.4f}")
-            if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
-                state = {"model": parts.state_dict(), "optimizer": optimizer.state_dict(), "average": average,
-                         "step": step + 1, "seconds": spent + time.monotonic() - begun}  # fmt: skip
-                save_atomically(state, path)
-                save_averaged(pipe, parts, average, out / f"pipeline-{step + 1:05d}")
-    return spent + time.monotonic() - begun
+    course = Course(
+        steps=config.steps, lr=config.lr, ema_decay=config.ema_decay, checkpoint_every=config.checkpoint_every
+    )
+
+    def loss_of(step: int) -> Tensor:
+        rng = np.random.default_rng(counter_seed(config.seed, "batch", step))
+        chosen = rng.integers(len(latents), size=config.batch_size)
+        prompts = [str(records[i]["prompt"]) for i in chosen]
+        return flow_matching_loss(pipe, latents[torch.from_numpy(chosen)].float(), prompts, config, step)
+
+    return train_network(
+        "denoiser", parts.train(), loss_of, course, out / "denoiser.pt",
+        lambda done: pipe.save_pretrained(out / f"pipeline-{done:05d}"),
+    )  # fmt: skip
 
 
-def save_averaged(pipe: Any, parts: nn.ModuleDict, average: dict[str, Tensor], folder: Path) -> None:
-    """Writes a stock pipeline folder whose trained parts hold the averaged weights; the live weights stay."""
-    live = {name: value.detach().clone() for name, value in parts.state_dict().items()}
-    parts.load_state_dict(average)
-    pipe.save_pretrained(folder)
-    parts.load_state_dict(live)
-
-
-def write_asset(pipeline: Path, asset: Path, config: PretrainConfig, seconds: float) -> Path:
-    """Copies a pipeline folder to its final place, with the tokenizer's plain files and a README with its scores."""
-    shutil.copytree(pipeline, asset, dirs_exist_ok=True)
-    for name in ("tokenizer", "tokenizer_2"):
-        model = json.loads((asset / name / "tokenizer.json").read_text(encoding="utf-8"))["model"]
-        merges = [" ".join(pair) for pair in model["merges"]]
-        vocabulary = json.dumps(model["vocab"], ensure_ascii=False, indent=0) + "\n"
-        (asset / name / "vocab.json").write_text(vocabulary, encoding="utf-8")
-        (asset / name / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
-    rows = held_out_rows(asset)
+def readme(rows: Sequence[ScoreRow], config: PretrainConfig, seconds: float) -> str:
+    """The asset's README with its scores."""
     score, tasks = stratified_score(rows), task_scores(rows)
     table = "\n".join(f"| {task} | {tasks[task].mean:.3f} |" for task in TASKS)
-    (asset / "README.md").write_text(
-        _README.format(
-            score=score, table=table, steps=config.steps, batch=config.batch_size, vae_steps=config.vae_steps,
-            vae_batch=config.vae_batch_size, minutes=seconds / 60, threads=config.threads, count=len(rows),
-        ),
-        encoding="utf-8",
+    return _README.format(
+        score=score, table=table, steps=config.steps, batch=config.batch_size, vae_steps=config.vae_steps,
+        vae_batch=config.vae_batch_size, minutes=seconds / 60, threads=config.threads, count=len(rows),
     )  # fmt: skip
-    return asset
 
 
 def held_out_rows(folder: Path) -> list[ScoreRow]:
@@ -335,4 +258,5 @@ def main(config: PretrainConfig) -> Path:
     pipe = build_tiny_sd3(config.seed)
     train_vae(pipe, config, out)
     seconds = train_denoiser(pipe, config, out)
-    return write_asset(out / f"pipeline-{config.steps:05d}", out / "tiny-sd3", config, seconds)
+    rows = held_out_rows(out / f"pipeline-{config.steps:05d}")
+    return write_asset(pipe, out / "tiny-sd3", readme(rows, config, seconds), half=False)

@@ -33,7 +33,6 @@ from flowrl.randomness import counter_seed, sample_normals
 from flowrl.recipes.scorer_data import corrupt, labels_of, training_scene
 from flowrl.rewards.attributes import GRID, MAX_COUNT, PAIRS, AttributeNet, attribute_scores, load_net
 from flowrl.run import write_atomically
-from flowrl.strict_yaml import build_settings
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.prompts import RELATIONS, Record, combinations, position, split
 from flowrl.world.scenes import SHAPES, Shape, draw_scene, random_scene
@@ -73,11 +72,6 @@ class ScorerConfig:
         for name in ("threads", "num_scenes", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-
-
-def scorer_config(overrides: Sequence[str]) -> ScorerConfig:
-    """Settings from `key=value` texts; unknown keys and wrong types are refused as in a training run."""
-    return build_settings(ScorerConfig, overrides, command="pretrain scorer")
 
 
 def draw_pool(config: ScorerConfig) -> tuple[Tensor, Tensor, Tensor]:

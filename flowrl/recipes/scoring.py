@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flowrl.config import Geometry, TrainConfig
 from flowrl.config_rewards import RewardConfig
+from flowrl.prompting import reward_inputs
 from flowrl.rewards import RewardInputs, RewardOutput, to_uint8
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
@@ -77,14 +78,10 @@ class Scoring:
     def _ask(self, latents: Tensor, group: Tensor, numbers: list[int]) -> None:
         loop, batch = self.loop, self.batch
         prompts = [batch.prompts[int(row)] for row in batch.local(group)]
-        inputs = RewardInputs(
-            prompts=[prompt.text for prompt in prompts],
-            images=loop.pipeline.decode(latents),
-            metadata=[prompt.metadata for prompt in prompts],
-            group_ids=group,
-            sample_ids=torch.tensor(numbers),
+        inputs = reward_inputs(
+            loop.pipeline, prompts, loop.pipeline.decode(latents), group=group, numbers=numbers,
             iteration=batch.iteration,
-        )
+        )  # fmt: skip
         if loop.trained_rewards:
             loop.seen.append(replace(inputs, images=inputs.images.detach().cpu()))
         if loop.reward.waits:

@@ -12,8 +12,9 @@ from flowrl.report.page import render
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run, finished or not, and return its path.
 
-    The page needs no network and no other file: charts are inline SVG, pictures are embedded. It can be written at any
-    time, also while the run is going on; the file is replaced as a whole.
+    The page needs no network and no other file: charts are inline SVG, pictures are embedded, and so are video clips
+    up to 3 MB in all; larger ones are linked, so that page wants to stay beside them. It can be written at any time,
+    also while the run is going on; the file is replaced as a whole.
 
     Args:
         run_folder: what `flowrl train` made (config.yaml, manifest.json, metrics.jsonl, eval/, samples/).
@@ -26,5 +27,5 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     run = read_run(Path(run_folder))
     out = Path(run_folder) / "report.html" if out is None else Path(out)
     with replacing(out) as stream:
-        stream.write(render(run).encode("utf-8"))
+        stream.write(render(run, out.parent).encode("utf-8"))
     return out

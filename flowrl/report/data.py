@@ -18,12 +18,18 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """One prompt and seed drawn at the first and the last sampling of the run (`after` is None while there is one)."""
+    """One prompt and seed drawn at the first and the last sampling of the run (`after` is None while there is one).
+
+    Of a video `before` and `after` are rows of its frames, and the clips are there too. Sources are what was edited.
+    """
 
     prompt: str
     seed: str
     before: Path
     after: Path | None
+    before_clip: Path | None = None
+    after_clip: Path | None = None
+    sources: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +49,11 @@ class RunData:
     pair_iterations: tuple[int, ...]
     has_lora: bool
     notes: tuple[str, ...]
+
+    @property
+    def sample_word(self) -> str:
+        """What the run makes: "image" or "video"."""
+        return "video" if any(pair.before_clip for pair in self.pairs) else "image"
 
 
 def read_run(folder: Path) -> RunData:
@@ -218,6 +229,19 @@ def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int,
                 seed="" if seed is None else str(seed),
                 before=before,
                 after=after if first != last else None,
+                before_clip=_clip(before),
+                after_clip=_clip(after) if first != last else None,
+                sources=_sources(folder / "sources", before.stem),
             )
         )
     return tuple(pairs), tuple(sorted({first, last}))
+
+
+def _clip(picture: Path) -> Path | None:
+    """The video of a row of frames."""
+    clip = picture.with_suffix(".mp4")
+    return clip if clip.is_file() else None
+
+
+def _sources(folder: Path, number: str) -> tuple[Path, ...]:
+    return (*folder.glob(f"{number}.png"), *sorted(folder.glob(f"{number}_*.png")))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 from flowrl.report.data import RunData
-from flowrl.report.document import document
+from flowrl.report.document import MEDIA_POLICY, POLICY, document
 from flowrl.report.markup import esc, plural, section, table
 from flowrl.report.outcome import held_out
 from flowrl.report.panels import health, time_by_stage
@@ -14,8 +15,8 @@ from flowrl.report.pictures import pictures
 from flowrl.report.results import curves, summary, tasks, tiles
 
 
-def render(run: RunData) -> str:
-    """The whole page as HTML."""
+def render(run: RunData, home: Path) -> str:
+    """The whole page as HTML, for a file in the folder `home`."""
     outcome = held_out(run)
     notes = "".join(f"<li>{esc(note)}</li>" for note in run.notes)
     body = "".join(
@@ -25,7 +26,7 @@ def render(run: RunData) -> str:
             tiles(run, outcome),
             curves(run, outcome),
             tasks(outcome),
-            pictures(run),
+            pictures(run, home),
             health(run),
             time_by_stage(run),
             reproduce(run),
@@ -33,7 +34,8 @@ def render(run: RunData) -> str:
         ]
     )
     footer = "Written by <code>flowrl report</code> from the files of the run."
-    return document(run.name, body, lead=status(run), footer=footer)
+    policy = MEDIA_POLICY if run.sample_word == "video" else POLICY
+    return document(run.name, body, lead=status(run), footer=footer, policy=policy)
 
 
 def status(run: RunData) -> str:

@@ -43,12 +43,12 @@ def summary(run: RunData, outcome: Outcome | None) -> str:
         f"The paired difference is {signed(outcome.difference.mean)} (95 % {bounds(outcome.difference, sign=True)}), "
         f"{EXPLAINED[verdict(outcome)]}."
     )
-    scope = f"{plural(outcome.num_pairs, 'image')} of the same prompts and seeds were compared"
+    scope = f"{plural(outcome.num_pairs, run.sample_word)} of the same prompts and seeds were compared"
     if outcome.num_unpaired:
-        scope += f"; {plural(outcome.num_unpaired, 'image')} without a verdict or a partner were left out"
+        scope += f"; {plural(outcome.num_unpaired, run.sample_word)} without a verdict or a partner were left out"
     return (
-        f'<p class="summary">{text}</p><p class="muted">{scope}. The interval covers the choice of prompts and images; '
-        "another training seed can differ by more.</p>"
+        f'<p class="summary">{text}</p><p class="muted">{scope}. The interval covers the choice of prompts and '
+        f"{run.sample_word}s; another training seed can differ by more.</p>"
     )
 
 
@@ -70,7 +70,7 @@ def tiles(run: RunData, outcome: Outcome | None) -> str:
         planned = run.config.get("num_iterations")
         done = int(run.train[-1]["iteration"]) + 1
         images = int(column(run.train, "num_images")[1].sum())
-        drawn = f"{plural(images, 'image')} drawn" if images else "finished"
+        drawn = f"{plural(images, run.sample_word)} drawn" if images else "finished"
         cells.append(("Iterations", f"{done} of {planned}" if planned else str(done), drawn))
     _, seconds = column(run.train, "seconds")
     if len(seconds):

@@ -83,10 +83,15 @@ td small{display:block;color:var(--muted);font-size:.82rem}
 figcaption{font-size:.88rem;color:var(--muted);margin-top:8px}figcaption b{color:var(--ink)}
 .pairs{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,270px),1fr));gap:16px}
 .pair{margin:0;background:var(--card);border:1px solid var(--edge);border-radius:10px;padding:10px}
-.sides{display:flex;gap:8px}.sides div{flex:1 1 0;max-width:100%}
+.sides{display:flex;gap:8px}.sides div{flex:var(--share,1) 1 0;max-width:100%}
 .sides img{display:block;width:100%;height:auto;border-radius:5px}.pixels{image-rendering:pixelated}
 .sides span{font-size:.8rem;color:var(--muted)}
 .pair figcaption{margin-top:4px;color:var(--ink);overflow-wrap:anywhere}.pair small{display:inline;white-space:nowrap}
+.pairs.edits{grid-template-columns:repeat(auto-fill,minmax(min(100%,420px),1fr))}
+.pairs.clips{grid-template-columns:minmax(0,1fr)}.shot{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,4.6fr);
+ gap:2px 10px;align-items:center;margin-bottom:8px}
+.shot span{grid-column:1/-1;font-size:.8rem;color:var(--muted)}.shot img,.shot video{display:block;width:100%;
+ height:auto;border-radius:5px}.clips .sides{margin-bottom:8px}.clips .sides div{flex:0 0 17.5%}
 pre{background:var(--code);border:1px solid var(--edge);border-radius:8px;padding:12px 14px;overflow-x:auto;
  font-size:.86rem;margin:0}
 code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
@@ -98,8 +103,11 @@ footer{padding:40px 20px;font-size:.85rem}
  th,td{padding:7px 6px}tbody th{white-space:normal}
  td small{font-size:.76rem;white-space:normal}pre{white-space:pre-wrap;
  overflow-wrap:anywhere}
+ .shot{grid-template-columns:minmax(0,1fr)}
+ .clips .sides div{flex-basis:50%}
  .tiles{grid-template-columns:1fr 1fr}.tiles div{padding:10px 12px}dd b{font-size:1.3rem}h2{margin-top:34px}}
-@media print{body{background:#fff;font-size:11pt}.card,.pair,.tiles div,tr,pre{break-inside:avoid}
+@media print{body{background:#fff;font-size:11pt}.shot{display:block}.shot video{display:none}
+ .card,.pair,.tiles div,tr,pre{break-inside:avoid}
  h2{break-after:avoid}
  details::details-content{content-visibility:visible;height:auto}pre{white-space:pre-wrap}.scroll{overflow:visible}}
 """

@@ -55,7 +55,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return next(self.pipeline.transformer.parameters()).device
+        return next(self.pipeline.denoiser.parameters()).device
 
     def make(self, scale: float, run: str = "") -> Make:
         """What draws at an RLG scale of a tuned model; 0 and 1 run one of the two models alone."""

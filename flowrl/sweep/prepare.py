@@ -10,7 +10,7 @@ import torch
 
 from flowrl.config import TrainConfig, load_config, resolve_path
 from flowrl.evaluation.generate import choose
-from flowrl.evaluation.models import EMBEDDED, LORA_FILES, Source, check_source, find_source, label_of
+from flowrl.evaluation.models import EMBEDDED, LORA_FILES, WORLD_MODELS, Source, check_source, find_source, label_of
 from flowrl.prompts import Prompt, read_prompts
 from flowrl.run import check_device
 from flowrl.sweep.settings import Question, Setting, ask
@@ -72,7 +72,7 @@ def prepare(parsed: argparse.Namespace) -> Sweep:
     folder = Path(parsed.source)
     config = config_of(folder)
     source = tuned_source(parsed, config)
-    embedded = source.model == EMBEDDED
+    embedded = source.model in WORLD_MODELS
     question = ask(parsed, embedded=embedded, num_steps=source.num_steps)
     for name, other in question.others:
         _check_other(name, other, source)

@@ -1,0 +1,128 @@
+"""Pictures that prompts name: headers checked when a prompt file is read, pixels read when they are used.
+
+A picture of a dataset has no file. It is written into a folder of this process, as the bytes it came in and named by
+their hash, so that every picture is a file for whoever reads it. The folder, in `TMPDIR`, goes when the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import io
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageOps
+from torch import Tensor
+
+Size = tuple[int, int]
+
+CACHED_PICTURES = 32
+"""Pictures whose pixels are kept, as 8 bits: 3 MB each at 1024 x 1024."""
+
+_WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey, 16 bits
+_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", *_WIDE}
+_BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises for bad files
+
+
+def check_picture(path: str | Path) -> None:
+    """Opens a picture's header, once for each version of the file.
+
+    Raises:
+        ValueError: Pillow cannot open it, or its pixels are of a kind that has no fixed range.
+    """
+    path = Path(path)
+    _check_header(path, *_stamp(path))
+
+
+def read_picture(path: str | Path, size: Size | None = None) -> Float[Tensor, " 3 h w"]:
+    """A picture as RGB in [0, 1], turned as its EXIF orientation says, on white where it is transparent.
+
+    Grey becomes three equal channels, 16 bits become 8, an animation its first frame.
+
+    Args:
+        path: its file.
+        size: (height, width) to bring it to, or None for its own. It is scaled (Lanczos, antialiased) until it covers
+            the size and what sticks out is cut off evenly on both sides, so that nothing is stretched.
+
+    Raises:
+        ValueError: no such file, no picture, or a size below 1.
+    """
+    if size is not None and min(size) < 1:
+        raise ValueError(f"size is (height, width) in pixels, each at least 1, got {size}")
+    path = Path(path)
+    pixels = _pixels(path, size, *_stamp(path))
+    return torch.from_numpy(pixels).permute(2, 0, 1).float().div(255).contiguous()
+
+
+def keep_picture(data: bytes) -> Path:
+    """A file of this process that holds the bytes of a picture; the same bytes have one file.
+
+    Raises:
+        ValueError: they are no picture.
+    """
+    name = hashlib.sha256(data).hexdigest()[:32]
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            suffix = (image.format or "image").lower()
+    except _BROKEN as error:
+        raise ValueError(f"the bytes are no picture that Pillow can open ({error}): replace them") from error
+    path = Path(_folder().name) / f"{name}.{suffix}"
+    if not path.exists():
+        path.write_bytes(data)
+    return path
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="flowrl-pictures-")
+    atexit.register(folder.cleanup)
+    return folder
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What changes when a file is written anew: time and length."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}): give a picture that is there") from error
+    return status.st_mtime_ns, status.st_size
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def _check_header(path: Path, changed: int, length: int) -> None:
+    try:
+        with Image.open(path) as image:
+            mode = image.mode
+    except _BROKEN as error:
+        raise ValueError(f"{path} is no picture that Pillow can open ({error}): remove or replace it") from error
+    if mode not in _MODES:
+        raise ValueError(f"{path} has pixels of Pillow's mode {mode}, which has no fixed range: save it as 8-bit RGB")
+
+
+@functools.lru_cache(maxsize=CACHED_PICTURES)
+def _pixels(path: Path, size: Size | None, changed: int, length: int) -> UInt8[np.ndarray, " h w 3"]:
+    _check_header(path, changed, length)
+    try:
+        with Image.open(path) as opened:
+            image = _as_rgb(ImageOps.exif_transpose(opened))
+    except _BROKEN as error:
+        raise ValueError(f"{path}: the picture is damaged ({error}): remove or replace it") from error
+    if size is not None:
+        image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.LANCZOS)
+    return np.array(image)
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in _WIDE:  # Pillow's own conversion cuts at 255
+        levels = np.clip(np.asarray(image).astype(np.float64), 0, 65535)
+        return Image.fromarray(np.rint(levels / 257).astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, image).convert("RGB")

@@ -1,0 +1,273 @@
+"""What families share, as functions: loading and checking folders, embedding prompts once, decoding, saving a LoRA."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from torch import Tensor, nn
+
+from flowrl.pipelines.lora import check_targets, lora_ready_for_diffusers
+from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
+from flowrl.samplers.guidance_rules import Rule, linear_cfg
+from flowrl.trajectory import Conditioning
+
+Sources = Sequence[Sequence[Tensor]]
+"""The source pictures of each prompt, float32 [3, h, w] in [0, 1]."""
+
+EMBEDDING_CACHE = 2048
+"""Prompts whose embeddings are kept on the host while the text encoders are at hand."""
+
+LORA_FILE = "pytorch_lora_weights.safetensors"
+
+
+def quiet_libraries() -> None:
+    """Silences loading bars and the stock warning that prints every padded prompt of a short context."""
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def check_folder(model: str, name: str, classes: Sequence[str]) -> None:
+    """Refuses a folder that is no pipeline of one of these stock classes; a hub id passes.
+
+    Raises:
+        ValueError: says what the folder is and what the family loads.
+    """
+    if not Path(model).is_dir():
+        return
+    index = Path(model) / "model_index.json"
+    if not index.is_file():
+        raise ValueError(f"{model} is no diffusers pipeline: it has no model_index.json")
+    found = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
+    if found not in classes:
+        raise ValueError(
+            f"{model} is a {found}, and pipeline.name={name} loads {' or '.join(classes)} folders: set pipeline.name "
+            "to the family of the model"
+        )
+
+
+def part_config(model: str, part: str, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """A part's configuration before weights load: of a folder, else what is known of a hub id; None for neither."""
+    path = Path(model) / part / "config.json"
+    if path.is_file():
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    return dict(known[model]) if model in known else None
+
+
+def on_meta(cls: Any, config: Mapping[str, Any] | None) -> nn.Module | None:
+    """A network without weights; None without a configuration."""
+    if config is None:
+        return None
+    with torch.device("meta"):
+        return cls.from_config(dict(config))  # type: ignore[no-any-return]
+
+
+def check_bound(network: nn.Module | None, targets: Sequence[str] | None) -> None:
+    """Refuses LoRA targets that bind to nothing, where the network's shape is known."""
+    if network is not None and targets is not None:
+        check_targets(network, targets)
+
+
+def load_stock(cls: Any, model: str, *, family: str, dtype: torch.dtype, **options: Any) -> Any:
+    """A stock pipeline from a folder or the hub, on the CPU.
+
+    Raises:
+        ValueError: nothing loadable there.
+    """
+    quiet_libraries()
+    try:
+        pipe = cls.from_pretrained(model, dtype=dtype, **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"could not load {model!r} as a {family} pipeline ({str(error).splitlines()[0]}): give a folder written by "
+            "save_pretrained, or a hub id that this machine can reach and is allowed to read"
+        ) from error
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def freeze(pipe: Any, device: torch.device | str, *, denoisers: Sequence[str], gradient_checkpointing: bool) -> None:
+    """Freezes every network of a stock pipeline on a device, with the autoencoder in float32.
+
+    Pictures' autoencoders also get channels-last weights, a quarter faster to decode on CPU and GPU.
+    """
+    vae = getattr(pipe, "vae", None)
+    if vae is not None:
+        pictures = not any(isinstance(module, nn.Conv3d) for module in vae.modules())
+        vae.to(torch.float32, memory_format=torch.channels_last if pictures else torch.preserve_format)
+    for part in pipe.components.values():
+        if isinstance(part, nn.Module):
+            part.requires_grad_(False).eval().to(device)
+    for name in denoisers if gradient_checkpointing else ():
+        getattr(pipe, name).enable_gradient_checkpointing()
+
+
+def check_size(model: str, size: tuple[int, int], multiple: int, largest: int | None = None) -> None:
+    """Refuses a height or width that the model cannot draw.
+
+    Raises:
+        ValueError: names the key.
+    """
+    for name, pixels in zip(("height", "width"), size, strict=True):
+        if pixels % multiple or pixels <= 0 or (largest is not None and pixels > largest):
+            limit = "" if largest is None else f" and at most {largest}"
+            raise ValueError(f"pipeline.{name} ({pixels}) must be a multiple of {multiple}{limit} for {model}")
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """The network's arithmetic in a low dtype, while LoRA weights stay float32.
+
+    Without a cache of casts: a call reads each LoRA weight once, and inside a caller's own autocast region the cache
+    would keep the weights of the slot that ran before.
+    """
+    if dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, dtype, cache_enabled=False)
+
+
+def check_sources(sources: Sources | None, prompts: Sequence[str], allowed: tuple[int, int], family: str) -> Sources:
+    """The source pictures of each prompt, or none for each.
+
+    Raises:
+        ValueError: a prompt has more or fewer pictures than the family takes.
+    """
+    given = [()] * len(prompts) if sources is None else sources
+    least, most = allowed
+    for prompt, pictures in zip(prompts, given, strict=True):
+        if not least <= len(pictures) <= most:
+            wanted = "no source picture" if not most else f"{least}" if least == most else f"{least} to {most}"
+            raise ValueError(
+                f"prompt {prompt!r} has {len(pictures)} source pictures, and {family} takes {wanted}: give them in the "
+                "prompt file under 'source' or 'sources', or choose another pipeline.name"
+            )
+    return given
+
+
+class Embedded:
+    """Embeddings of prompts, each computed once and by itself, so that it does not depend on its batch.
+
+    `encode_one(prompt, sources)` gives a Conditioning of one row; rows are kept on the host.
+    """
+
+    def __init__(self, encode_one: Callable[[str, Sequence[Tensor]], Conditioning]) -> None:
+        self.encode_one = encode_one
+        self.rows: dict[tuple[str, ...], Conditioning] = {}
+        self.freed = False
+
+    @torch.no_grad()
+    def __call__(self, prompts: Sequence[str], sources: Sources, device: torch.device) -> Conditioning:
+        """Conditioning of prompts, one row each.
+
+        Raises:
+            ValueError: a prompt is new and the text encoders are gone.
+        """
+        keys = [(prompt, *map(_digest, pictures)) for prompt, pictures in zip(prompts, sources, strict=True)]
+        for key, pictures in zip(keys, sources, strict=True):
+            if key not in self.rows:
+                if self.freed:
+                    raise ValueError(
+                        f"prompt {key[0]!r} was not encoded before the text encoders were freed: set "
+                        "pipeline.free_text_encoders=false"
+                    )
+                self.rows[key] = self.encode_one(key[0], pictures).to("cpu")
+        cond = Conditioning.cat([self.rows[key] for key in keys]).to(device)
+        while not self.freed and len(self.rows) > EMBEDDING_CACHE:
+            del self.rows[next(iter(self.rows))]  # the oldest; it can be computed again
+        return cond
+
+    def free(self, pipe: Any, parts: Sequence[str]) -> None:
+        """Drops encoders from a stock pipeline; only what was encoded before can be asked for afterwards."""
+        self.freed = True
+        pipe.register_modules(**dict.fromkeys(parts))
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _digest(picture: Tensor) -> str:
+    """A picture's fingerprint."""
+    data = picture.detach().cpu().contiguous()
+    return f"{tuple(data.shape)} {hashlib.sha256(data.numpy().tobytes()).hexdigest()}"
+
+
+def two_passes(scale: float) -> int:
+    """Network rows of classifier-free guidance: 2, but 1 at scale 1, where the negative has no weight."""
+    return 1 if scale == 1 else 2
+
+
+def two_pass_guidance(
+    network: Network, cond: Conditioning, negative: Conditioning | None, scale: float, *, rule: Rule = linear_cfg
+) -> Velocity:
+    """Classifier-free guidance by a rule; scale 1 is the positive alone, for every rule.
+
+    Raises:
+        ValueError: the scale asks for a negative prompt and there is none.
+    """
+    if scale == 1:
+        return conditioned(network, cond)
+    if negative is None:
+        raise ValueError(f"guidance at scale {scale} reads a negative prompt, and none was encoded")
+    return classifier_free_guidance(network, cond, negative, scale, rule=rule)
+
+
+def with_shift(config: Mapping[str, Any], shift: float | None) -> dict[str, Any]:
+    """A flow scheduler's configuration with another static shift; None leaves it."""
+    return dict(config) if shift is None else {**config, "shift": shift}
+
+
+def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor], *, gradient: bool) -> Tensor:
+    """Pictures in [0, 1] of latents, `size` at a time in float32; without gradient memory does not grow with the batch.
+
+    `decode` gives pictures in [-1, 1].
+    """
+    with torch.set_grad_enabled(gradient):
+        return torch.cat([(decode(part.float()) / 2 + 0.5).clamp(0, 1) for part in latents.split(size)])
+
+
+@torch.no_grad()
+def encode_slices(
+    images: Tensor, wanted: tuple[int, ...], size: int, encode: Callable[[Tensor], Tensor], device: torch.device
+) -> Tensor:
+    """Latents of pictures in [0, 1], `size` at a time in float32; `encode` takes pictures in [-1, 1].
+
+    Raises:
+        ValueError: pictures have another shape than `wanted`, that which is drawn.
+    """
+    if tuple(images.shape[1:]) != wanted:
+        raise ValueError(
+            f"images must have the shape [b, {', '.join(map(str, wanted))}], the size that is drawn, got "
+            f"{list(images.shape)}: resize them, or set pipeline.height and pipeline.width"
+        )
+    return torch.cat([encode(2 * part.to(device, torch.float32) - 1) for part in images.split(size)])
+
+
+def write_lora(
+    cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, part: str = "transformer"
+) -> Path:
+    """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve."""
+    layers, metadata = (
+        {f"{part}_lora_layers": lora_ready_for_diffusers(tensors)},
+        {f"{part}_lora_adapter_metadata": dict(config)},
+    )
+    cls.save_lora_weights(folder, **layers, **metadata)
+    return folder / LORA_FILE
+
+
+def trimmed(mask: Tensor) -> int:
+    """Columns up to the last that any row of a mask `[b, n]` uses, at least 1: the rest is padding for all."""
+    used = torch.nonzero(mask.any(0)).flatten()
+    return int(used[-1]) + 1 if len(used) else 1
+
+
+def split_experts(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """LoRA tensors of a ModuleDict of networks, one mapping a network, without its name."""
+    for name in names:
+        yield name, {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}

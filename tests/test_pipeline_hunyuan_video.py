@@ -1,0 +1,172 @@
+"""HunyuanVideo against stock diffusers: guidance as an input of the network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, HunyuanVideoPipeline
+from tiny_hunyuan_video import OPTIONS, save_tiny_hunyuan_video
+from torch import Tensor
+from video_family import PROMPTS, STEPS, OnSchedule, adapted, check_ratio_is_one, sample_ode, start_noise
+
+from flowrl.pipelines import hunyuan_video
+from flowrl.pipelines.hunyuan_video import KNOWN, LORA_TARGETS, HunyuanVideo
+from flowrl.pipelines.lora import Policy
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_hunyuan_video(tmp_path_factory.mktemp("tiny") / "hunyuan_video")
+
+
+def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> HunyuanVideo:
+    return hunyuan_video.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
+
+
+@cache
+def shared(folder: Path, dtype: torch.dtype) -> tuple[HunyuanVideo, Policy]:
+    """With a LoRA, loaded once a setting; the tests that take it leave it as it was."""
+    pipeline = tiny(folder, dtype)
+    return pipeline, adapted(pipeline)
+
+
+def stock_call(pipe: Any, pipeline: HunyuanVideo, scale: float, output: str) -> Tensor:
+    frames, _, height, width = pipeline.image_shape
+    pipe.set_progress_bar_config(disable=True)
+    return pipe(
+        prompt=PROMPTS, latents=start_noise(pipeline), guidance_scale=scale, height=height, width=width,
+        num_frames=frames, num_inference_steps=STEPS, max_sequence_length=16, output_type=output,
+    ).frames  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [1.0, 6.0])
+def test_ode_sampling_equals_the_stock_pipeline_and_its_own_scheduler(folder: Path, scale: float) -> None:
+    pipeline, pipe = tiny(folder), HunyuanVideoPipeline.from_pretrained(folder)
+    final = sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), scale)
+    stock = stock_call(pipe, pipeline, scale, "latent")
+    torch.testing.assert_close(final, stock, atol=1e-5, rtol=1e-5)
+    assert (stock - start_noise(pipeline)).abs().mean() > 0.1  # the network did something
+    clips = stock_call(pipe, pipeline, scale, "pt")
+    torch.testing.assert_close(pipeline.decode(stock), clips, atol=1e-5, rtol=0)
+    assert clips.shape == (2, 5, 3, 16, 32)
+    assert (sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), scale + 1) - stock).abs().max() > 1e-4
+    assert pipeline.passes(scale) == 1
+
+
+@pytest.mark.parametrize("shift", [None, 5.0])
+def test_grid_is_evenly_spaced_and_shifted_once(folder: Path, shift: float | None) -> None:
+    wanted = FlowMatchEulerDiscreteScheduler(shift=shift or 7.0)
+    wanted.set_timesteps(sigmas=np.linspace(1.0, 0.0, 17)[:-1])
+    for grid in ("diffusers", "linspace"):
+        schedule = tiny(folder).schedule(16, grid, shift)
+        torch.testing.assert_close(schedule.sigma, wanted.sigmas, atol=1e-6, rtol=0)
+        torch.testing.assert_close(schedule.timestep, wanted.timesteps, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernel", ["flow_sde", "dance_sde"])
+def test_replayed_log_probs_equal_the_rollouts(folder: Path, kernel: str, dtype: torch.dtype) -> None:
+    pipeline, policy = shared(folder, dtype)
+    check_ratio_is_one(pipeline, policy, 6.0, kernel=kernel)
+
+
+def test_low_precision_rounds_the_scale_as_stock_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = tiny(folder, torch.bfloat16)
+    seen: list[float] = []
+    embedder = pipeline.pipe.transformer.time_text_embed
+    hook = embedder.register_forward_pre_hook(lambda module, given: seen.append(float(given[2][0])))
+    velocity = pipeline.guided(pipeline.network, pipeline.encode(PROMPTS), None, 6.0)
+    velocity(start_noise(pipeline), torch.tensor(0.5), torch.tensor(500.0))
+    hook.remove()
+    assert seen == [6016.0]  # 6000 has no neighbour nearer in bfloat16
+
+
+def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
+    pipeline, policy = shared(folder, torch.float32)
+    final = sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), 6.0)
+    assert pipeline.save_lora(tmp_path, policy.tensors(), policy.config).is_file()
+    pipe = HunyuanVideoPipeline.from_pretrained(folder)
+    without = stock_call(pipe, pipeline, 6.0, "latent")
+    pipe.load_lora_weights(tmp_path)
+    torch.testing.assert_close(stock_call(pipe, pipeline, 6.0, "latent"), final, atol=2e-5, rtol=1e-5)
+    assert (without - final).abs().max() > 1e-2
+
+
+def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
+    pipeline = tiny(folder)
+    together, alone = pipeline.encode([*PROMPTS, PROMPTS[0]]), tiny(folder).encode([PROMPTS[1]])
+    shapes = {"embeds": (3, 16, 24), "mask": (3, 16), "pooled": (3, 16)}
+    assert {name: tuple(t.shape) for name, t in together.tensors.items()} == shapes
+    for name, tensor in together.tensors.items():
+        assert torch.equal(tensor[1:2], alone.tensors[name])
+        assert torch.equal(tensor[0], tensor[2])
+    assert not torch.equal(together.tensors["embeds"][0], together.tensors["embeds"][1])
+    pipeline.free_text_encoders()
+    assert pipeline.pipe.text_encoder is None
+    with pytest.raises(ValueError, match="'three stars' was not encoded before"):
+        pipeline.encode(["three stars"])
+
+
+def test_clips_go_through_the_autoencoder_in_slices_and_with_gradient(folder: Path) -> None:
+    pipeline, sliced = tiny(folder, vae_slice=3), tiny(folder, vae_slice=1)
+    latents = start_noise(pipeline, 3)
+    clips = pipeline.decode(latents)
+    assert (clips.shape, clips.dtype) == ((3, 5, 3, 16, 32), torch.float32)
+    torch.testing.assert_close(sliced.decode(latents), clips, atol=1e-5, rtol=0)
+    raw = pipeline.pipe.vae.encode(2 * clips.transpose(1, 2) - 1).latent_dist.mode()
+    torch.testing.assert_close(sliced.encode_images(clips), raw * 0.476986, atol=1e-5, rtol=0)
+    assert sliced.encode_images(clips).shape[1:] == sliced.latent_shape == (4, 2, 2, 4)
+    leaf = latents.requires_grad_()
+    sliced.decode(leaf, gradient=True).square().sum().backward()
+    assert leaf.grad is not None
+    assert (leaf.grad.flatten(2).abs().amax(2) > 0).all()
+    assert tiny(folder, vae_tiling=True).pipe.vae.use_tiling
+    other = pipeline.resized(32, 16)
+    assert (other.latent_shape, other.image_shape) == ((4, 2, 4, 2), (5, 3, 32, 16))
+
+
+def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"num_frames \(6\) must be 1 plus a multiple of 4 .* nearest are 5 and 9"):
+        tiny(folder, num_frames=6)
+    with pytest.raises(ValueError, match=r"pipeline\.width \(24\) must be a multiple of 16"):
+        tiny(folder, width=24)
+    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    hunyuan_video.check(str(bare), LORA_TARGETS)
+    with pytest.raises(ValueError, match=r"'attn\.to_w' matches no linear layer"):
+        hunyuan_video.check(str(bare), ["attn.to_w"])
+    path = bare / "transformer" / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "guidance_embeds": False}), encoding="utf-8")
+    with pytest.raises(ValueError, match="guidance_embeds false"):
+        hunyuan_video.check(str(bare), None)
+    index = bare / "model_index.json"
+    content = json.loads(index.read_text(encoding="utf-8"))
+    index.write_text(json.dumps({**content, "_class_name": "WanPipeline"}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"is a WanPipeline, and pipeline\.name=hunyuan_video loads"):
+        hunyuan_video.check(str(bare), None)
+
+
+def test_published_size() -> None:
+    """12.8 billion parameters ("13B"), and LoRA targets that bind there."""
+    (name,) = KNOWN
+    hunyuan_video.check(name, LORA_TARGETS)
+    network = hunyuan_video.meta_denoiser(name)
+    assert network is not None
+    assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(12.8, abs=0.05)
+
+
+def test_the_stock_scheduler_can_be_replaced(folder: Path) -> None:
+    """The same steps at another shift, which the stock pipeline would take from its scheduler."""
+    pipeline, pipe = tiny(folder), HunyuanVideoPipeline.from_pretrained(folder)
+    schedule = pipeline.schedule(STEPS, "linspace", 3.0)
+    pipe.scheduler = OnSchedule(schedule)
+    torch.testing.assert_close(
+        sample_ode(pipeline, schedule, 6.0), stock_call(pipe, pipeline, 6.0, "latent"), atol=1e-5, rtol=1e-5
+    )

@@ -1,0 +1,165 @@
+"""LTX-Video against stock diffusers: packed tokens, a frame rate that the network reads, a grid shifted by tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import LTXPipeline
+from tiny_ltx_video import CHANNELS, OPTIONS, save_tiny_ltx_video
+from torch import Tensor
+from video_family import PROMPTS, STEPS, adapted, check_ratio_is_one, sample_ode, start_noise
+
+from flowrl.pipelines import ltx_video
+from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.ltx_video import KNOWN, LORA_TARGETS, LTXVideo
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_ltx_video(tmp_path_factory.mktemp("tiny") / "ltx_video")
+
+
+def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> LTXVideo:
+    return ltx_video.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
+
+
+@cache
+def shared(folder: Path, dtype: torch.dtype) -> tuple[LTXVideo, Policy]:
+    """With a LoRA, loaded once a setting; the tests that take it leave it as it was."""
+    pipeline = tiny(folder, dtype)
+    return pipeline, adapted(pipeline)
+
+
+def packed(x: Tensor) -> Tensor:
+    """Tokens of a patch of one latent pixel."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def stock_call(pipe: Any, pipeline: LTXVideo, scale: float, output: str, **more: Any) -> Tensor:
+    frames, _, height, width = pipeline.image_shape
+    pipe.set_progress_bar_config(disable=True)
+    return pipe(
+        prompt=PROMPTS, negative_prompt=[""] * 2, latents=packed(start_noise(pipeline)), guidance_scale=scale,
+        height=height, width=width, num_frames=frames, frame_rate=pipeline.fps, num_inference_steps=STEPS,
+        max_sequence_length=OPTIONS["max_sequence_length"], output_type=output, **more,
+    ).frames  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_ode_sampling_equals_the_stock_pipeline_and_its_own_scheduler(folder: Path, scale: float) -> None:
+    pipeline, pipe = tiny(folder), LTXPipeline.from_pretrained(folder)
+    schedule = pipeline.schedule(STEPS, "diffusers")
+    assert float(schedule.sigma[-2]) == pytest.approx(0.1, abs=1e-6)  # shift_terminal
+    final = sample_ode(pipeline, schedule, scale)
+    stock = stock_call(pipe, pipeline, scale, "latent")
+    torch.testing.assert_close(packed(final), stock, atol=1e-5, rtol=1e-5)
+    assert (final - start_noise(pipeline)).abs().mean() > 0.1  # the network did something
+    clips = stock_call(pipe, pipeline, scale, "pt")
+    torch.testing.assert_close(pipeline.decode(final), clips, atol=2e-5, rtol=0)
+    assert clips.shape == (2, 9, 3, 64, 32)
+    slower = tiny(folder, fps=25.0)
+    assert (sample_ode(slower, schedule, scale) - final).abs().max() > 1e-5  # the frame rate is read
+
+
+def test_a_decoder_that_reads_a_timestep(tmp_path: Path) -> None:
+    folder = save_tiny_ltx_video(tmp_path / "later", timestep_conditioning=True)
+    pipeline, pipe = tiny(folder, decode_timestep=0.05), LTXPipeline.from_pretrained(folder)
+    final = sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), 1.0)
+    clips = stock_call(pipe, pipeline, 1.0, "pt", decode_timestep=0.05, decode_noise_scale=0.0)
+    torch.testing.assert_close(pipeline.decode(final), clips, atol=2e-5, rtol=0)
+    assert (tiny(folder).decode(final) - clips).abs().max() > 1e-5
+
+
+def test_a_shift_replaces_the_tokens(folder: Path) -> None:
+    pipeline = tiny(folder)
+    u = torch.linspace(1, 1 / 8, 8, dtype=torch.float64)
+    sigma = 3 * u / (1 + 2 * u)
+    stretched = 1 - (1 - sigma) * 0.9 / (1 - sigma[-1])
+    for grid in ("diffusers", "linspace"):
+        found = pipeline.schedule(8, grid, 3.0)
+        torch.testing.assert_close(found.sigma[:-1].double(), stretched, atol=1e-6, rtol=0)
+        torch.testing.assert_close(found.timestep, 1000 * found.sigma[:-1])
+    with pytest.raises(ValueError, match="shift must be positive, got -1"):
+        pipeline.schedule(8, "diffusers", -1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_replayed_log_probs_equal_the_rollouts(folder: Path, scale: float, dtype: torch.dtype) -> None:
+    pipeline, policy = shared(folder, dtype)
+    check_ratio_is_one(pipeline, policy, scale)
+
+
+def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
+    pipeline, policy = shared(folder, torch.float32)
+    final = sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), 3.0)
+    assert pipeline.save_lora(tmp_path, policy.tensors(), policy.config).is_file()
+    pipe = LTXPipeline.from_pretrained(folder)
+    without = stock_call(pipe, pipeline, 3.0, "latent")
+    pipe.load_lora_weights(tmp_path)
+    torch.testing.assert_close(stock_call(pipe, pipeline, 3.0, "latent"), packed(final), atol=2e-5, rtol=1e-5)
+    assert (without - packed(final)).abs().max() > 1e-2
+
+
+def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
+    pipeline = tiny(folder)
+    together, alone = pipeline.encode([*PROMPTS, PROMPTS[0]]), tiny(folder).encode([PROMPTS[1]])
+    for name, tensor in together.tensors.items():
+        assert torch.equal(tensor[1:2], alone.tensors[name])
+        assert torch.equal(tensor[0], tensor[2])
+    assert together.tensors["mask"].sum(1).tolist() == [7, 4, 7]  # words, and the end
+    pipeline.free_text_encoders()
+    with pytest.raises(ValueError, match="'three stars' was not encoded before"):
+        pipeline.encode(["three stars"])
+
+
+def test_clips_go_through_the_autoencoder_in_slices_and_with_gradient(folder: Path) -> None:
+    pipeline, sliced = tiny(folder, vae_slice=3), tiny(folder, vae_slice=1)
+    latents = start_noise(pipeline, 3)
+    clips = pipeline.decode(latents)
+    assert (clips.shape, clips.dtype) == ((3, 9, 3, 64, 32), torch.float32)
+    torch.testing.assert_close(sliced.decode(latents), clips, atol=1e-5, rtol=0)
+    raw = pipeline.pipe.vae.encode(2 * clips.transpose(1, 2) - 1).latent_dist.mode()
+    mean, std = (torch.linspace(*ends, CHANNELS).view(1, -1, 1, 1, 1) for ends in ((-0.3, 0.3), (0.5, 1.5)))
+    torch.testing.assert_close(sliced.encode_images(clips), (raw - mean) / std, atol=1e-5, rtol=1e-5)
+    assert sliced.encode_images(clips).shape[1:] == sliced.latent_shape == (CHANNELS, 2, 2, 1)
+    leaf = latents.requires_grad_()
+    sliced.decode(leaf, gradient=True).square().sum().backward()
+    assert leaf.grad is not None
+    assert (leaf.grad.flatten(2).abs().amax(2) > 0).all()
+    assert tiny(folder, vae_tiling=True).pipe.vae.use_tiling
+    other = pipeline.resized(32, 96)
+    assert (other.latent_shape, other.image_shape) == ((CHANNELS, 2, 1, 3), (9, 3, 32, 96))
+
+
+def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"num_frames \(5\) must be 1 plus a multiple of 8 .* nearest are 1 and 9"):
+        tiny(folder, num_frames=5)
+    with pytest.raises(ValueError, match=r"pipeline\.width \(48\) must be a multiple of 32"):
+        tiny(folder, width=48)
+    with pytest.raises(ValueError, match=r"decode_timestep \(0\.05\) has no effect"):
+        tiny(folder, decode_timestep=0.05)
+    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    ltx_video.check(str(bare), LORA_TARGETS)
+    with pytest.raises(ValueError, match=r"'attn1\.to_w' matches no linear layer"):
+        ltx_video.check(str(bare), ["attn1.to_w"])
+    index = bare / "model_index.json"
+    content = json.loads(index.read_text(encoding="utf-8"))
+    index.write_text(json.dumps({**content, "_class_name": "LTX2Pipeline"}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"is a LTX2Pipeline, and pipeline\.name=ltx_video loads"):
+        ltx_video.check(str(bare), None)
+
+
+def test_published_size() -> None:
+    """1.92 billion parameters ("2B"), and LoRA targets that bind there."""
+    (name,) = KNOWN
+    ltx_video.check(name, LORA_TARGETS)
+    network = ltx_video.meta_denoiser(name)
+    assert network is not None
+    assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(1.92, abs=0.01)

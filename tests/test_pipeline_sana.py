@@ -1,0 +1,220 @@
+"""Sana against stock diffusers, and the replay of its rollouts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, SanaPipeline
+from tiny_sana import PUBLISHED, save_tiny_sana
+from tiny_sd import (
+    PROMPTS,
+    adapted,
+    assert_every_tensor_gets_gradient,
+    assert_replay_gives_ratio_one,
+    sample_ode,
+    start_noise,
+)
+from torch import Tensor
+
+from flowrl.pipelines import sana
+from flowrl.pipelines.lora import read_lora
+from flowrl.pipelines.sana import Sana
+from flowrl.randomness import counter_normal
+
+STEPS, CONTEXT = 5, 40
+# The stock scheduler hands a tensor to numpy in a way that numpy 2 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_sana(tmp_path_factory.mktemp("sana"))
+
+
+def loaded(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Sana:
+    return sana.load(str(folder), dtype=dtype, max_sequence_length=CONTEXT, **options)
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Sana:
+    """For tests that leave it as it was."""
+    return loaded(folder)
+
+
+def stock(folder: Path, scheduler: Any) -> SanaPipeline:
+    pipe = SanaPipeline.from_pretrained(folder, scheduler=scheduler)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def drawn(pipe: Any, latents: Tensor, scale: float, output: str = "latent", **more: Any) -> Tensor:
+    size = {"height": 64, "width": 64, "num_inference_steps": STEPS, "output_type": output} | more
+    return pipe(
+        prompt=PROMPTS, latents=latents.clone(), guidance_scale=scale, max_sequence_length=CONTEXT,
+        use_resolution_binning=False, **size,
+    ).images  # fmt: skip
+
+
+# ---- the same pictures as stock diffusers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.5])
+def test_ode_sampling_equals_stocks_solver_of_order_one(folder: Path, shared: Sana, scale: float) -> None:
+    """DPM-Solver++ of order 1 is the Euler step; noise levels, timesteps and instruction are the published ones."""
+    pipe, start = stock(folder, DPMSolverMultistepScheduler(**PUBLISHED | {"solver_order": 1})), start_noise(shared, 2)
+    final = sample_ode(shared, scale, shared.schedule(STEPS, "diffusers"))
+    wanted = drawn(pipe, start, scale)
+    torch.testing.assert_close(final, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(shared.decode(final), drawn(pipe, start, scale, "pt"), atol=1e-5, rtol=0)
+    assert (wanted - start).abs().mean() > 0.1
+
+
+def test_solver_dpm2_equals_the_published_scheduler(folder: Path, shared: Sana) -> None:
+    final = sample_ode(shared, 4.5, shared.schedule(STEPS, "diffusers"), solver="dpm2")
+    wanted = drawn(stock(folder, DPMSolverMultistepScheduler(**PUBLISHED)), start_noise(shared, 2), 4.5)
+    torch.testing.assert_close(final, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_grid_linspace_is_shifted_once(folder: Path, shared: Sana) -> None:
+    """S_3(u) = 3u / (1 + 2u), as a flow-matching scheduler with explicit sigmas has it."""
+    schedule = shared.schedule(STEPS, "linspace")
+    torch.testing.assert_close(schedule.sigma, torch.tensor([1, 12 / 13, 9 / 11, 2 / 3, 3 / 7, 0]))
+    sigmas = [1 - i / STEPS for i in range(STEPS)]
+    pipe = stock(folder, FlowMatchEulerDiscreteScheduler(shift=3.0))
+    wanted = drawn(pipe, start_noise(shared, 2), 4.5, sigmas=sigmas)
+    torch.testing.assert_close(sample_ode(shared, 4.5, schedule), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_steps", [1, 5, 20, 28])
+def test_schedule_is_the_published_schedulers(shared: Sana, num_steps: int) -> None:
+    scheduler = DPMSolverMultistepScheduler(**PUBLISHED)
+    scheduler.set_timesteps(num_steps)
+    schedule = shared.schedule(num_steps, "diffusers")
+    torch.testing.assert_close(schedule.sigma, scheduler.sigmas.float(), atol=1e-6, rtol=0)
+    assert schedule.timestep.tolist() == scheduler.timesteps.tolist()
+    other = DPMSolverMultistepScheduler(**PUBLISHED | {"flow_shift": 2.0})
+    other.set_timesteps(num_steps)
+    shifted = shared.schedule(num_steps, "diffusers", 2.0)
+    torch.testing.assert_close(shifted.sigma, other.sigmas.float(), atol=1e-6, rtol=0)
+    assert shared.schedule(2, "linspace", 1.0).sigma.tolist() == [1.0, 0.5, 0.0]
+
+
+def test_pictures_that_are_not_square(folder: Path, shared: Sana) -> None:
+    wide = shared.resized(64, 32)
+    assert (wide.latent_shape, wide.image_shape, shared.latent_shape) == ((4, 8, 4), (3, 64, 32), (4, 8, 8))
+    images = wide.decode(sample_ode(wide, 1.0, wide.schedule(STEPS, "diffusers")))
+    pipe = stock(folder, DPMSolverMultistepScheduler(**PUBLISHED | {"solver_order": 1}))
+    torch.testing.assert_close(images, drawn(pipe, start_noise(wide, 2), 1.0, "pt", width=32), atol=1e-5, rtol=0)
+
+
+# ---- prompts and pictures --------------------------------------------------------------------------------------------
+
+
+def test_encode_reads_the_instruction_before_prompts_and_not_before_the_empty_one(folder: Path, shared: Sana) -> None:
+    pipe = stock(folder, DPMSolverMultistepScheduler(**PUBLISHED))
+    embeds, mask, negative, negative_mask = pipe.encode_prompt(
+        PROMPTS, max_sequence_length=CONTEXT, complex_human_instruction=list(sana.INSTRUCTION)
+    )
+    found, empty = shared.encode(PROMPTS).tensors, shared.encode(["", ""]).tensors
+    torch.testing.assert_close(found["embeds"], embeds, atol=1e-5, rtol=0)
+    torch.testing.assert_close(empty["embeds"], negative, atol=1e-5, rtol=0)
+    assert torch.equal(found["mask"], mask)
+    assert torch.equal(empty["mask"], negative_mask)
+    assert found["embeds"].shape == (2, CONTEXT, 16)
+    assert 0 < int(empty["mask"][0].sum()) < int(found["mask"][1].sum()) < CONTEXT
+    plain = loaded(folder, instruction=False)
+    without, _, _, _ = pipe.encode_prompt(PROMPTS, max_sequence_length=CONTEXT)
+    torch.testing.assert_close(plain.encode(PROMPTS).tensors["embeds"], without, atol=1e-5, rtol=0)
+    assert (without - embeds).abs().max() > 1e-2
+    assert len(sana.INSTRUCTION) > 1
+    plain.free_text_encoders()
+    assert plain.pipe.text_encoder is None
+    with pytest.raises(ValueError, match="was not encoded"):
+        plain.encode(["three stars"])
+
+
+def test_gemma_keeps_its_range_where_the_network_runs_in_float16(folder: Path) -> None:
+    pipeline = loaded(folder, torch.float16)
+    assert pipeline.pipe.text_encoder.dtype == torch.bfloat16
+    assert pipeline.denoiser.dtype == pipeline.encode(PROMPTS).tensors["embeds"].dtype == torch.float16
+
+
+def test_pictures_are_encoded_as_decode_undoes_it(shared: Sana) -> None:
+    images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
+    latents, vae = shared.encode_images(images), shared.pipe.vae
+    with torch.no_grad():
+        bare = vae.encode(2 * images - 1).latent
+        torch.testing.assert_close(latents, bare * 0.41407, atol=1e-5, rtol=1e-5)
+        wanted = (vae.decode(bare).sample / 2 + 0.5).clamp(0, 1)
+        torch.testing.assert_close(shared.decode(latents), wanted, atol=1e-5, rtol=0)
+    assert shared.decode(latents.requires_grad_(), gradient=True).requires_grad
+
+
+# ---- the ratio is exactly 1, LoRA ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", ["flow_sde", "cps"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_replayed_log_probs_equal_the_rollouts(folder: Path, dtype: torch.dtype, kernel: str) -> None:
+    pipeline = loaded(folder, dtype, gradient_checkpointing=kernel == "cps")
+    policy = adapted(pipeline)
+    assert_replay_gives_ratio_one(pipeline, kernel, 4.5)
+    assert_every_tensor_gets_gradient(pipeline, policy)
+
+
+def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
+    pipeline = loaded(folder)
+    policy = adapted(pipeline)
+    pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
+    pipe = stock(folder, DPMSolverMultistepScheduler(**PUBLISHED | {"solver_order": 1}))
+    before = drawn(pipe, start_noise(pipeline, 2), 4.5)
+    pipe.load_lora_weights(tmp_path)
+    after = drawn(pipe, start_noise(pipeline, 2), 4.5)
+    assert (after - before).abs().max() > 1e-2
+    final = sample_ode(pipeline, 4.5, pipeline.schedule(STEPS, "diffusers"))
+    torch.testing.assert_close(final, after, atol=1e-5, rtol=1e-5)
+    assert read_lora(tmp_path)[1] == 4
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def edited(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    sana.check(str(bare), sana.LORA_TARGETS)
+    with pytest.raises(ValueError, match=r"'to_qq' matches no linear layer"):
+        sana.check(str(bare), ["to_qq"])
+    edited(bare / "transformer" / "config.json", guidance_embeds=True)
+    with pytest.raises(ValueError, match=r"guidance_embeds\): it is distilled"):
+        sana.check(str(bare), None)
+    edited(bare / "model_index.json", _class_name="SanaSprintPipeline")
+    with pytest.raises(ValueError, match=r"is a SanaSprintPipeline, and .*sana loads SanaPipeline"):
+        sana.check(str(bare), None)
+    with pytest.raises(ValueError, match=r"pipeline\.width \(40\) must be a multiple of 32"):
+        sana.load(str(folder), width=40)
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "blocks"),
+    [
+        ("Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers", 1_604_462_752, 20),
+        ("Efficient-Large-Model/Sana_600M_512px_diffusers", 591_747_872, 28),
+    ],
+)
+def test_lora_binds_to_the_real_network(model: str, parameters: int, blocks: int) -> None:
+    network = sana.meta_denoiser(model)
+    assert network is not None
+    assert sum(p.numel() for p in network.parameters()) == parameters
+    sana.check(model, sana.LORA_TARGETS)
+    bound = [name for name, _ in network.named_modules() if name.endswith(sana.LORA_TARGETS)]
+    assert len(bound) == blocks * 2 * 4
+    assert set(sana.LICENCES) == set(sana.KNOWN)

@@ -1,0 +1,182 @@
+"""Stable Diffusion XL in flow coordinates against stock diffusers, and the replay of its rollouts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import StableDiffusionXLPipeline
+from tiny_sd import (
+    PROMPTS,
+    adapted,
+    assert_every_tensor_gets_gradient,
+    assert_replay_gives_ratio_one,
+    sample_ode,
+    save_tiny_sdxl,
+    start_noise,
+)
+from torch import Tensor
+
+from flowrl.pipelines import sdxl
+from flowrl.pipelines.lora import read_lora
+from flowrl.pipelines.sdxl import SDXL
+from flowrl.randomness import counter_normal
+
+STEPS = 5
+# The stock scheduler hands a tensor to numpy in a way that numpy 2 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_sdxl(tmp_path_factory.mktemp("sdxl"))
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> SDXL:
+    """For tests that leave it as it was."""
+    return sdxl.load(str(folder), dtype=torch.float32)
+
+
+def stock(folder: Path) -> StableDiffusionXLPipeline:
+    """The stock pipeline with its own scheduler: Euler steps in another scale of the latents, which are DDIM's."""
+    pipe = StableDiffusionXLPipeline.from_pretrained(folder, add_watermarker=False)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def drawn(pipe: Any, latents: Tensor, scale: float, output: str = "latent", **more: Any) -> Tensor:
+    return pipe(
+        prompt=PROMPTS, latents=latents.clone(), guidance_scale=scale, num_inference_steps=STEPS, output_type=output,
+        **more,
+    ).images  # fmt: skip
+
+
+def assert_same(found: Tensor, wanted: Tensor, tolerance: float = 2e-6) -> None:
+    """Equal up to float32 rounding: random networks leave latents of up to 40, so it counts from the largest."""
+    assert float((found - wanted).abs().max()) <= tolerance * float(wanted.abs().max())
+
+
+# ---- the same pictures as stock diffusers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("negative", [None, "a green star"], ids=["none", "explicit"])
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_ode_sampling_equals_the_stock_pipeline(folder: Path, shared: SDXL, scale: float, negative: str | None) -> None:
+    """Without a negative prompt stock guides away from zeros, with one from its embeddings."""
+    schedule, start = shared.schedule(STEPS, "diffusers"), start_noise(shared, 2)
+    final = sample_ode(shared, scale, schedule, negative=negative or "")
+    given: dict[str, Any] = {} if negative is None else {"negative_prompt": [negative] * 2}
+    pipe = stock(folder)
+    assert_same(final, drawn(pipe, start, scale, **given))
+    torch.testing.assert_close(shared.decode(final), drawn(pipe, start, scale, "pt", **given), atol=1e-5, rtol=0)
+
+
+def test_the_drawn_size_is_told_to_the_network(folder: Path, shared: SDXL) -> None:
+    wide = shared.resized(64, 32)
+    assert (wide.latent_shape, wide.image_shape, shared.latent_shape) == ((4, 8, 4), (3, 64, 32), (4, 8, 8))
+    final = sample_ode(wide, 1.0, wide.schedule(STEPS, "diffusers"))
+    assert_same(final, drawn(stock(folder), start_noise(wide, 2), 1.0, height=64, width=32))
+    x, cond, timestep = start_noise(wide, 2), wide.encode(PROMPTS), torch.tensor([500.0, 500.0])
+    with torch.no_grad():
+        told = wide.network(x, timestep, cond)
+        wide._time_ids = shared._time_ids
+        assert (wide.network(x, timestep, cond) - told).abs().max() > 1e-3
+
+
+# ---- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def test_encode_equals_stock_and_the_empty_prompt_is_zeros(folder: Path, shared: SDXL) -> None:
+    embeds, negative, pooled, negative_pooled = stock(folder).encode_prompt(PROMPTS)
+    found, empty = shared.encode(PROMPTS).tensors, shared.encode(["", ""]).tensors
+    torch.testing.assert_close(found["embeds"], embeds, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found["pooled"], pooled, atol=1e-5, rtol=0)
+    assert torch.equal(empty["embeds"], negative)
+    assert torch.equal(empty["pooled"], negative_pooled)
+    assert float(empty["embeds"].abs().sum() + empty["pooled"].abs().sum()) == 0
+
+
+def test_the_empty_prompt_is_embedded_where_the_checkpoint_says_so(tmp_path: Path) -> None:
+    folder = save_tiny_sdxl(tmp_path, force_zeros=False)
+    _, negative, _, negative_pooled = stock(folder).encode_prompt(PROMPTS)
+    pipeline = sdxl.load(str(folder), dtype=torch.float32)
+    empty = pipeline.encode(["", ""]).tensors
+    torch.testing.assert_close(empty["embeds"], negative, atol=1e-5, rtol=0)
+    torch.testing.assert_close(empty["pooled"], negative_pooled, atol=1e-5, rtol=0)
+    assert float(empty["embeds"].abs().sum()) > 0
+    pipeline.free_text_encoders()
+    assert pipeline.pipe.text_encoder is pipeline.pipe.text_encoder_2 is None
+    assert torch.equal(pipeline.encode([""]).tensors["pooled"], empty["pooled"][:1])
+
+
+# ---- the ratio is exactly 1, LoRA ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+def test_replayed_log_probs_equal_the_rollouts(folder: Path, dtype: torch.dtype, checkpointed: bool) -> None:
+    pipeline = sdxl.load(str(folder), dtype=dtype, gradient_checkpointing=checkpointed)
+    policy = adapted(pipeline)
+    assert_replay_gives_ratio_one(pipeline, "ddim_flow", 5.0)
+    assert_every_tensor_gets_gradient(pipeline, policy)
+
+
+def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
+    pipeline = sdxl.load(str(folder), dtype=torch.float32)
+    policy = adapted(pipeline)
+    pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
+    pipe, start = stock(folder), start_noise(pipeline, 2)
+    before = drawn(pipe, start, 5.0)
+    pipe.load_lora_weights(tmp_path)
+    after = drawn(pipe, start, 5.0)
+    assert (after - before).abs().max() > 0.1
+    assert_same(sample_ode(pipeline, 5.0, pipeline.schedule(STEPS, "diffusers")), after, 1e-5)
+    tensors, alpha = read_lora(tmp_path)
+    assert alpha == 4
+    assert tensors.keys() == {name.replace(".default.", ".") for name in policy.parameters}
+
+
+def test_pictures_are_encoded_as_decode_undoes_it(shared: SDXL) -> None:
+    images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
+    latents, vae = shared.encode_images(images), shared.pipe.vae
+    with torch.no_grad():
+        mean = vae.encode(2 * images - 1).latent_dist.mean
+        torch.testing.assert_close(latents, mean * vae.config.scaling_factor, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            shared.decode(latents), (vae.decode(mean).sample / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=0
+        )
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, shared: SDXL, tmp_path: Path) -> None:
+    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    sdxl.check(str(bare), sdxl.LORA_TARGETS)
+    with pytest.raises(ValueError, match=r"'to_qq' matches no linear layer"):
+        sdxl.check(str(bare), ["to_qq"])
+    index = bare / "model_index.json"
+    changed = json.loads(index.read_text(encoding="utf-8")) | {"_class_name": "StableDiffusionPipeline"}
+    index.write_text(json.dumps(changed), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"is a StableDiffusionPipeline, and .*sdxl loads StableDiffusionXLPipeline"):
+        sdxl.check(str(bare), None)
+    with pytest.raises(ValueError, match=r"always have 16 tokens, got max_sequence_length 77"):
+        sdxl.load(str(folder), max_sequence_length=77)
+    with pytest.raises(ValueError, match="no shift"):
+        shared.schedule(4, "diffusers", 2.0)
+
+
+def test_lora_binds_to_the_real_network() -> None:
+    """Seventy transformer blocks: 2 x 2 and 2 x 10 down, 10 in the middle, 3 x 10 and 3 x 2 up."""
+    (model,) = sdxl.KNOWN
+    network = sdxl.meta_denoiser(model)
+    assert network is not None
+    assert sum(p.numel() for p in network.parameters()) == 2_567_463_684
+    sdxl.check(model, sdxl.LORA_TARGETS)
+    assert len([name for name, _ in network.named_modules() if name.endswith(sdxl.LORA_TARGETS)]) == 70 * 2 * 4
+    assert set(sdxl.LICENCES) == set(sdxl.KNOWN)

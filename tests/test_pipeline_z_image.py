@@ -1,0 +1,218 @@
+"""The Z-Image pipeline against stock diffusers, and the replay of its rollouts."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import ZImagePipeline
+from flow_family import (
+    NEGATIVE,
+    PROMPTS,
+    STEPS,
+    OnSchedule,
+    adapted,
+    check_replay,
+    check_schedule_is_stocks,
+    sample_ode,
+    start_noise,
+)
+from tiny_z_image import save_tiny_z_image
+from torch import Tensor
+
+from flowrl.pipelines import z_image
+from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.z_image import ZImage
+from flowrl.samplers import linspace_sigmas
+
+LENGTH, SIZE = 64, 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_z_image(tmp_path_factory.mktemp("tiny") / "z")
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> ZImage:
+    options = {"height": SIZE, "width": SIZE, "max_sequence_length": LENGTH, **options}
+    return z_image.load(str(folder), dtype=dtype, **options)
+
+
+@cache
+def shared(folder: Path) -> ZImage:
+    """Loaded once; the tests that take it leave it as it was."""
+    return load(folder)
+
+
+@cache
+def stock(folder: Path) -> ZImagePipeline:
+    pipe = ZImagePipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def stock_call(pipe: ZImagePipeline, pipeline: ZImage, scale: float, output: str, **options: Any) -> Tensor:
+    """The stock pipeline on the same prompts and start noise, both prompts at once."""
+    pipe.scheduler = OnSchedule(pipeline.schedule(STEPS, "diffusers"))
+    return pipe(
+        prompt=list(PROMPTS), negative_prompt=[NEGATIVE] * 2, guidance_scale=scale, latents=start_noise(pipeline, 2),
+        num_inference_steps=STEPS, output_type=output, height=pipeline.image_shape[1], width=pipeline.image_shape[2],
+        max_sequence_length=LENGTH, **options,
+    ).images  # fmt: skip
+
+
+def sampled(pipeline: ZImage, scale: float) -> Tensor:
+    negative = pipeline.encode([NEGATIVE]) if pipeline.passes(scale) == 2 else None
+    return sample_ode(pipeline, pipeline.encode(PROMPTS), negative, scale)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
+def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float) -> None:
+    pipeline = shared(folder)
+    assert pipeline.passes(scale) == (1 if scale == 0 else 2)
+    final = sampled(pipeline, scale)
+    torch.testing.assert_close(final, stock_call(stock(folder), pipeline, scale, "latent"), atol=1e-5, rtol=1e-5)
+    pictures = stock_call(stock(folder), pipeline, scale, "pt")
+    torch.testing.assert_close(pipeline.decode(final), pictures, atol=1e-5, rtol=0)
+    assert (final - start_noise(pipeline, 2)).abs().mean() > 0.1  # the network did something
+
+
+def test_the_norm_cap_is_stocks_normalisation(folder: Path) -> None:
+    pipeline = load(folder, norm_cap=0.9)
+    final = sampled(pipeline, 4.0)
+    capped = stock_call(stock(folder), pipeline, 4.0, "latent", cfg_normalization=0.9)
+    torch.testing.assert_close(final, capped, atol=1e-5, rtol=1e-5)
+    assert (final - sampled(shared(folder), 4.0)).abs().mean() > 1e-3
+
+
+def test_pictures_that_are_not_square_keep_height_and_width(folder: Path) -> None:
+    pipeline = shared(folder).resized(24, 16)
+    assert pipeline.latent_shape == (4, 12, 8)
+    assert shared(folder).latent_shape == (4, 8, 8)
+    expected = stock_call(stock(folder), pipeline, 4.0, "latent")
+    torch.testing.assert_close(sampled(pipeline, 4.0), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_sample_does_not_depend_on_the_prompts_beside_it(folder: Path) -> None:
+    pipeline, x = shared(folder), start_noise(shared(folder), 1).expand(2, -1, -1, -1)
+    cond = pipeline.encode(["zq" * 20, "a star"])  # more than 32 tokens, and fewer
+    assert cond.tensors["length"][0] > 32 > cond.tensors["length"][1]
+    with torch.no_grad():
+        together = pipeline.network(x, torch.tensor([700.0, 300.0]), cond)
+        alone = pipeline.network(x[:1], torch.tensor([300.0]), cond[1])
+        other = pipeline.network(x[:1], torch.tensor([300.0]), pipeline.encode(["two blue squares"]))
+    torch.testing.assert_close(together[1:], alone, atol=1e-5, rtol=1e-5)
+    assert (other - alone).abs().mean() > 1e-3
+
+
+def test_encoding_equals_stock_and_is_cut_where_stock_cuts(folder: Path) -> None:
+    cond = shared(folder).encode(PROMPTS)
+    for i, prompt in enumerate(PROMPTS):
+        (embeds,), _ = stock(folder).encode_prompt([prompt], max_sequence_length=LENGTH)
+        assert cond.tensors["length"][i] == len(embeds)
+        assert torch.equal(cond.tensors["embeds"][i, : len(embeds)], embeds)
+        assert not cond.tensors["embeds"][i, len(embeds) :].any()
+    (short,), _ = stock(folder).encode_prompt([PROMPTS[1]], max_sequence_length=12)
+    cut = load(folder, max_sequence_length=12).encode(PROMPTS)
+    assert torch.equal(cut.tensors["embeds"][1], short)
+    assert cut.tensors["length"].tolist() == [12, 12]
+
+
+def test_known_prompts_stay_after_the_encoder_is_freed(folder: Path) -> None:
+    pipeline = load(folder)
+    before = pipeline.encode(PROMPTS)
+    pipeline.free_text_encoders()
+    assert pipeline.pipe.text_encoder is None
+    assert torch.equal(pipeline.encode(PROMPTS[::-1]).tensors["embeds"], before.tensors["embeds"].flip(0))
+    with pytest.raises(ValueError, match="was not encoded"):
+        pipeline.encode(["a cube"])
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_replay_is_exact_and_every_lora_tensor_has_gradient(
+    folder: Path, dtype: torch.dtype, checkpointed: bool
+) -> None:
+    pipeline = load(folder, dtype, gradient_checkpointing=checkpointed)
+    policy = adapted(pipeline)
+    assert not check_replay(pipeline, policy, pipeline.encode(PROMPTS), pipeline.encode([NEGATIVE]), 4.0)
+    assert {p.dtype for p in policy.parameters.values()} == {torch.float32}
+    assert {p.dtype for p in pipeline.pipe.vae.parameters()} == {torch.float32}
+
+
+def test_a_saved_lora_gives_the_same_pictures_in_stock(folder: Path, tmp_path: Path) -> None:
+    pipeline = load(folder)
+    policy = adapted(pipeline)
+    ours = sampled(pipeline, 4.0)
+    assert (ours - sampled(shared(folder), 4.0)).abs().mean() > 1e-3
+    assert pipeline.save_lora(tmp_path, policy.tensors(), policy.config).is_file()
+    pipe = ZImagePipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.load_lora_weights(tmp_path)
+    torch.testing.assert_close(ours, stock_call(pipe, pipeline, 4.0, "latent"), atol=1e-5, rtol=1e-5)
+
+
+def test_pictures_go_into_latents_and_back(folder: Path) -> None:
+    pipeline = shared(folder)
+    latents = start_noise(pipeline, 3).requires_grad_()
+    images = pipeline.decode(latents, gradient=True)
+    assert images.shape == (3, *pipeline.image_shape)
+    (gradient,) = torch.autograd.grad(images.sum(), latents)
+    assert gradient.abs().sum() > 0
+    sliced = load(folder, vae_slice=2).decode(latents)
+    torch.testing.assert_close(sliced, images.detach(), atol=1e-5, rtol=0)
+    with torch.no_grad():
+        mode = pipeline.pipe.vae.encode(2 * images.detach() - 1).latent_dist.mode()
+    expected = (mode - 0.1159) * 0.3611
+    torch.testing.assert_close(pipeline.encode_images(images.detach()), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_schedules_are_stocks_with_a_static_and_with_a_dynamic_shift(folder: Path, tmp_path: Path) -> None:
+    pipeline = shared(folder)
+    check_schedule_is_stocks(pipeline, 0.5)
+    torch.testing.assert_close(pipeline.schedule(8, "diffusers").sigma, linspace_sigmas(8, 3.0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(pipeline.schedule(8, "linspace", shift=6.0).sigma, linspace_sigmas(8, 6.0))
+    dynamic = load(save_tiny_z_image(tmp_path, dynamic=True))
+    check_schedule_is_stocks(dynamic, 0.5 + 0.65 * (16 - 256) / (4096 - 256))
+
+
+# ---- what is known and what is refused -------------------------------------------------------------------------------
+
+
+def test_known_checkpoints_have_the_published_size_and_the_targets_bind() -> None:
+    for model in z_image.KNOWN:
+        network = z_image.meta_denoiser(model)
+        assert network is not None
+        assert sum(p.numel() for p in network.parameters()) == 6_154_908_736
+        check_targets(network, z_image.LORA_TARGETS)
+    assert z_image.meta_denoiser("someone/unknown") is None
+    assert z_image.LICENCES.keys() == z_image.KNOWN.keys()
+
+
+def test_wrong_folders_targets_and_options_are_refused(folder: Path, tmp_path: Path) -> None:
+    z_image.check(str(folder), z_image.LORA_TARGETS)
+    with pytest.raises(ValueError, match=r"'attn\.to_q' matches no linear layer"):
+        z_image.check(str(folder), ["attn.to_q"])
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"is a FluxPipeline, and pipeline\.name=z_image loads ZImagePipeline"):
+        z_image.check(str(tmp_path), None)
+    with pytest.raises(ValueError, match="could not load"):
+        z_image.load(str(tmp_path))
+    with pytest.raises(ValueError, match=r"pipeline\.width \(18\) must be a multiple of 4"):
+        load(folder, width=18)
+    with pytest.raises(ValueError, match=r"pipeline\.height \(132\) .* at most 128"):
+        load(folder, height=132)
+    with pytest.raises(ValueError, match=r"max_sequence_length \(225\) must lie in 1 \.\. 224"):
+        load(folder, max_sequence_length=225)
+    with pytest.raises(ValueError, match="norm_cap must be positive"):
+        load(folder, norm_cap=0.0)
+    pipeline = shared(folder)
+    with pytest.raises(ValueError, match="z_image takes no source picture"):
+        pipeline.encode(["a"], [[torch.zeros(3, 4, 4)]])
+    for scale, negative in ((4.0, None), (-1.0, pipeline.encode([""]))):
+        with pytest.raises(ValueError, match="0 for none"):
+            pipeline.guided(pipeline.network, pipeline.encode(["a"]), negative, scale)

@@ -1,0 +1,112 @@
+"""Random Qwen-Image pipelines of a few ten thousand weights: every class is the real one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from diffusers import (
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+)
+from tokenizers import pre_tokenizers
+
+WIDTH, CHANNELS, SIZE = 16, 4, 16
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+INSTRUCTIONS = (
+    "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of "
+    "the objects and background:user\nassistant\n Describe the key features of the input image (color, shape, size, "
+    "texture, objects, background), then explain how the user's text instruction should alter or modify the image. "
+    "Generate a new image that meets the user's requirements while maintaining consistency with the original input "
+    "where appropriate."
+)
+"""The words of the stock prompt templates: one token each, as in the published tokenizer."""
+
+
+def qwen_tokenizer() -> Any:
+    """Bytes, the tokens of the chat format, and the templates' words, so that their prefixes have published lengths."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = transformers.Qwen2Tokenizer(vocab={letter: i for i, letter in enumerate(letters)}, merges=[])
+    tokenizer.add_tokens(list(SPECIAL), special_tokens=True)
+    words = re.findall(r"'s| ?[A-Za-z]+| ?[^\s\w]+|\n", INSTRUCTIONS)
+    tokenizer.add_tokens([word for word in dict.fromkeys(words) if len(word) > 1])
+    return tokenizer
+
+
+def text_config(tokenizer: Any) -> dict[str, Any]:
+    """A language model of two layers."""
+    return {
+        "vocab_size": len(tokenizer), "hidden_size": WIDTH, "intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096, "bos_token_id": None,
+        "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
+    }  # fmt: skip
+
+
+def _text_encoder(tokenizer: Any) -> Any:
+    token = tokenizer.convert_tokens_to_ids
+    return transformers.Qwen2_5_VLForConditionalGeneration(
+        transformers.Qwen2_5_VLConfig(
+            text_config={
+                **text_config(tokenizer),
+                "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0},
+            },
+            vision_config={
+                "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH,
+                "fullatt_block_indexes": [0],
+            },
+            image_token_id=token("<|image_pad|>"), video_token_id=token("<|video_pad|>"),
+            vision_start_token_id=token("<|vision_start|>"), vision_end_token_id=token("<|vision_end|>"),
+        )
+    )  # fmt: skip
+
+
+def _parts(*, zero_cond_t: bool = False) -> dict[str, Any]:
+    """What all three pipelines share; attention and text are made strong enough to matter."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        tokenizer = qwen_tokenizer()
+        text_encoder = _text_encoder(tokenizer)
+        transformer = QwenImageTransformer2DModel(
+            in_channels=4 * CHANNELS, out_channels=CHANNELS, num_layers=2, attention_head_dim=8, num_attention_heads=2,
+            joint_attention_dim=WIDTH, axes_dims_rope=(2, 4, 2), zero_cond_t=zero_cond_t,
+        )  # fmt: skip
+        for part, factor in ((text_encoder, 10.0), (transformer, 2.0)):
+            for parameter in part.parameters():
+                parameter.data.mul_(factor) if parameter.ndim > 1 else None
+        vae = AutoencoderKLQwenImage(
+            base_dim=8, z_dim=CHANNELS, dim_mult=[1, 2], num_res_blocks=1, temperal_downsample=[False],
+            latents_mean=[0.1, -0.2, 0.3, -0.4], latents_std=[0.5, 1.5, 2.0, 0.8],
+        )  # fmt: skip
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, base_image_seq_len=256, max_image_seq_len=8192, base_shift=0.5, max_shift=0.9,
+        shift=1.0, shift_terminal=0.02,
+    )  # fmt: skip
+    return {
+        "tokenizer": tokenizer, "text_encoder": text_encoder, "transformer": transformer, "vae": vae,
+        "scheduler": scheduler,
+    }  # fmt: skip
+
+
+def save_tiny_qwen_image(folder: Path) -> Path:
+    """A complete pipeline folder for pictures of 16 x 16, latents [4, 8, 8], and Qwen-Image's scheduler."""
+    QwenImagePipeline(**_parts()).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_qwen_image_edit(folder: Path, *, several: bool = False, zero_cond_t: bool = False) -> Path:
+    """The same for edits of one source picture, or of several."""
+    parts = _parts(zero_cond_t=zero_cond_t)
+    processor = transformers.Qwen2VLProcessor(
+        image_processor=transformers.Qwen2VLImageProcessor(), tokenizer=parts["tokenizer"],
+        video_processor=transformers.Qwen2VLVideoProcessor(), chat_template="",
+    )  # fmt: skip
+    cls = QwenImageEditPlusPipeline if several else QwenImageEditPipeline
+    cls(**parts, processor=processor).save_pretrained(folder)
+    return folder
