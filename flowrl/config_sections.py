@@ -65,8 +65,8 @@ class PipelineConfig:
     """Tokens of the (longest) text encoder; null takes the family's own, 128 for sd3."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    vae_slice: int = 8
-    """Images decoded at once."""
+    vae_slice: int | None = None
+    """Images or videos decoded at once; null takes the family's own, 8 for pictures and 1 for videos."""
     free_text_encoders: bool = False
     """Encode all prompts at the start, then drop the text encoders from memory."""
     device: str = "auto"
@@ -135,8 +135,8 @@ class SamplerConfig:
     """Denoising steps of a rollout."""
     guidance_scale: float = 1.0
     """Classifier-free guidance; 1 is none and costs one network call a step instead of two."""
-    grid: Literal["diffusers", "linspace"] = "diffusers"
-    """Noise levels visited: as diffusers' scheduler spaces them, or evenly before the shift."""
+    grid: Literal["diffusers", "linspace", "unipc_flow"] = "diffusers"
+    """Noise levels visited: as diffusers' scheduler spaces them, evenly before the shift, or UniPC's of Wan 2.1."""
     shift: float | None = None
     """Shift of the noise levels towards noise; null takes the model's own, which may depend on the resolution."""
     sde_window_size: int = 0
@@ -279,7 +279,7 @@ class EvalConfig:
     """So many prompts, spread evenly over the file; null takes all."""
     num_images: int = 16
     """Images of the fixed sample grid; 0 draws none."""
-    grid: Literal["diffusers", "linspace"] | None = None
+    grid: Literal["diffusers", "linspace", "unipc_flow"] | None = None
     """Noise levels visited; null takes ``sampler.grid``."""
     height: int | None = None
     """Pixels that evaluations draw; null draws what is trained."""

@@ -47,7 +47,7 @@ def load_parts(config: TrainConfig, run: Run) -> tuple[Pipeline, Policy, Weighte
 def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipeline:
     """The generator, frozen; settings that are null are the family's own."""
     loaded: Pipeline = family(settings.name).load(
-        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, vae_slice=settings.vae_slice,
+        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device,
         gradient_checkpointing=settings.gradient_checkpointing, **_family_options(settings),
     )  # fmt: skip
     return loaded
@@ -55,8 +55,9 @@ def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipel
 
 def _family_options(settings: PipelineConfig) -> dict[str, Any]:
     """Options of a family's `load` that a configuration gives."""
-    sizes = {name: getattr(settings, name) for name in ("height", "width", "max_sequence_length", "num_frames", "fps")}
-    return {name: value for name, value in sizes.items() if value is not None} | settings.options
+    names = ("height", "width", "max_sequence_length", "num_frames", "fps", "vae_slice")
+    given = {name: getattr(settings, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None} | settings.options
 
 
 def check_pipeline(settings: PipelineConfig) -> None:

@@ -50,10 +50,16 @@ class Pipeline(Protocol):
     """Shape of one latent, without batch and unpacked: [C, h, w] of a picture, [C, F, h, w] of a video."""
     image_shape: tuple[int, ...]
     """Shape of what `decode` makes of one latent: [3, H, W], or [F, 3, H, W]."""
-    num_sources: tuple[int, int]
-    """Least and most source pictures of a prompt; (0, 0) where pictures come from text alone."""
-    fps: float | None
-    """Frames a second of videos; None for pictures."""
+
+    @property
+    def num_sources(self) -> tuple[int, int]:
+        """Least and most source pictures of a prompt; (0, 0) where pictures come from text alone."""
+        ...
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of videos; None for pictures."""
+        ...
 
     def encode(self, prompts: Sequence[str], sources: Sequence[Sequence[Tensor]] | None = None) -> Conditioning:
         """Embeds prompts with their source pictures (float32 [3, h, w] in [0, 1]), each once, on the own device."""

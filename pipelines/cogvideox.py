@@ -256,3 +256,38 @@ def load(
         max_sequence_length=max_sequence_length,
         vae_slice=vae_slice,
     )
+
+
+# ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
+
+
+def default_size(network: Any) -> tuple[int, int, int | None]:
+    """Height, width and frames that the model draws unless told otherwise."""
+    config = network.config
+    return config.sample_height * 8, config.sample_width * 8, config.sample_frames
+
+
+def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:
+    """Arguments of one evaluation of one sample, without numbers in them.
+
+    Raises:
+        ValueError: the model cannot draw this size, or takes no prompts of this length.
+    """
+    config, patch = network.config, 8 * network.config.patch_size
+    rotary, own = config.use_rotary_positional_embeddings, config.max_text_seq_length
+    if not rotary and text_tokens != own:
+        raise ValueError(
+            f"pipeline.max_sequence_length ({text_tokens}) must be {own} for this model: its table of positions "
+            "begins with so many of the text's"
+        )
+    frames = 2 * video.check_frames("this model", num_frames or 0, 8) - 1
+    common.check_size("this model", (height, width), patch)
+    arguments = common.meta_arguments({
+        "hidden_states": (1, frames, config.in_channels, height // 8, width // 8),
+        "encoder_hidden_states": (1, text_tokens, config.text_embed_dim),
+        "timestep": (1,),
+    })  # fmt: skip
+    if not rotary:
+        return arguments
+    positions = torch.empty(frames * (height // patch) * (width // patch), config.attention_head_dim, device="meta")
+    return arguments | {"image_rotary_emb": (positions, positions.clone())}

@@ -77,15 +77,18 @@ def check_bound(network: nn.Module | None, targets: Sequence[str] | None) -> Non
         check_targets(network, targets)
 
 
-def load_stock(cls: Any, model: str, *, family: str, dtype: torch.dtype, **options: Any) -> Any:
-    """A stock pipeline from a folder or the hub, on the CPU.
+def load_stock(
+    cls: Any, model: str, *, family: str, dtype: torch.dtype | Mapping[str, torch.dtype], **options: Any
+) -> Any:
+    """A stock pipeline from a folder or the hub, on the CPU; its autoencoder in float32, never rounded on the way.
 
     Raises:
         ValueError: nothing loadable there.
     """
     quiet_libraries()
+    parts = {"default": dtype, "vae": torch.float32} if isinstance(dtype, torch.dtype) else dict(dtype)
     try:
-        pipe = cls.from_pretrained(model, dtype=dtype, **options)
+        pipe = cls.from_pretrained(model, dtype=parts, **options)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"could not load {model!r} as a {family} pipeline ({str(error).splitlines()[0]}): give a folder written by "
@@ -109,6 +112,11 @@ def freeze(pipe: Any, device: torch.device | str, *, denoisers: Sequence[str], g
             part.requires_grad_(False).eval().to(device)
     for name in denoisers if gradient_checkpointing else ():
         getattr(pipe, name).enable_gradient_checkpointing()
+
+
+def meta_arguments(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Keyword arguments of a stock network that gives a tuple: tensors of these shapes on the meta device."""
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()} | {"return_dict": False}
 
 
 def check_size(model: str, size: tuple[int, int], multiple: int, largest: int | None = None) -> None:

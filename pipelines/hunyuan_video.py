@@ -229,3 +229,30 @@ def load(
         max_sequence_length=max_sequence_length,
         vae_slice=vae_slice,
     )
+
+
+# ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
+
+
+def default_size(network: Any) -> tuple[int, int, int | None]:
+    """Height, width and frames that the model draws unless told otherwise."""
+    return 720, 1280, 129
+
+
+def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:
+    """Arguments of one evaluation of one sample, without numbers in them.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    config = network.config
+    frames = video.check_frames("this model", num_frames or 0, 4, config.patch_size_t)
+    common.check_size("this model", (height, width), 8 * config.patch_size)
+    return common.meta_arguments({
+        "hidden_states": (1, config.in_channels, frames, height // 8, width // 8),
+        "timestep": (1,),
+        "encoder_hidden_states": (1, text_tokens, config.text_embed_dim),
+        "encoder_attention_mask": (1, text_tokens),
+        "pooled_projections": (1, config.pooled_projection_dim),
+        "guidance": (1,),
+    })  # fmt: skip

@@ -173,6 +173,13 @@ def read_lora(folder: Path) -> tuple[dict[str, Tensor], float]:
     Raises:
         ValueError: the folder holds neither layout, or a LoRA that is not simply `alpha / rank * B A`.
     """
+    if (folder / "transformer_2" / _DIFFUSERS_FILE).exists():
+        return _read_experts(folder)
+    return _read_one(folder)
+
+
+def _read_one(folder: Path) -> tuple[dict[str, Tensor], float]:
+    """The LoRA of one network; see `read_lora`."""
     if (folder / _DIFFUSERS_FILE).exists():
         path, prefixes = folder / _DIFFUSERS_FILE, _PARTS
         with safe_open(path, framework="pt") as file:
@@ -201,6 +208,22 @@ def read_lora(folder: Path) -> tuple[dict[str, Tensor], float]:
 def _without(prefixes: Sequence[str], name: str) -> str:
     """A name without the one of these prefixes that it starts with."""
     return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
+
+
+def _read_experts(folder: Path) -> tuple[dict[str, Tensor], float]:
+    """The LoRA of a model of two experts: the second one's file lies in a folder of its own, under equal names.
+
+    Raises:
+        ValueError: the two differ in alpha.
+    """
+    both, alphas = dict[str, Tensor](), set[float]()
+    for expert, place in (("transformer", folder), ("transformer_2", folder / "transformer_2")):
+        tensors, alpha = _read_one(place)
+        both |= {f"{expert}.{name}": tensor for name, tensor in tensors.items()}
+        alphas.add(alpha)
+    if len(alphas) > 1:
+        raise ValueError(f"the LoRAs of the two experts in {folder} have alphas {sorted(alphas)}: only one is read")
+    return both, alphas.pop()
 
 
 def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:

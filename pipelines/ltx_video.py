@@ -6,6 +6,7 @@ encoder; sigma grids shifted by the number of tokens. Guidance is two-pass class
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -239,3 +240,31 @@ def load(
         vae_slice=vae_slice,
         decode_timestep=decode_timestep,
     )
+
+
+# ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
+
+
+def default_size(network: Any) -> tuple[int, int, int | None]:
+    """Height, width and frames that the model draws unless told otherwise."""
+    return 512, 704, 161
+
+
+def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:
+    """Arguments of one evaluation of one sample at 25 frames a second, without numbers in them.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    config = network.config
+    patch = 32 * config.patch_size
+    frames = video.check_frames("this model", num_frames or 0, 8, config.patch_size_t) // config.patch_size_t
+    common.check_size("this model", (height, width), patch)
+    grid = {"num_frames": frames, "height": height // patch, "width": width // patch}
+    arguments = common.meta_arguments({
+        "hidden_states": (1, math.prod(grid.values()), config.in_channels),
+        "encoder_hidden_states": (1, text_tokens, config.caption_channels),
+        "timestep": (1,),
+        "encoder_attention_mask": (1, text_tokens),
+    })  # fmt: skip
+    return arguments | grid | {"rope_interpolation_scale": (8 / 25, 32, 32)}

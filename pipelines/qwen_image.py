@@ -53,6 +53,8 @@ LICENCES = {name: ("Apache-2.0", False) for name in KNOWN}
 LONGEST_PROMPT = 1024
 """Tokens of a prompt that stock keeps at most."""
 
+_PATCH = 16  # pixels of a token's side, in every published checkpoint
+
 
 class QwenImage:
     """A Qwen-Image pipeline; see `flowrl.pipelines.Pipeline` for what each member is."""
@@ -302,3 +304,30 @@ def load(
         max_sequence_length=max_sequence_length,
         vae_slice=vae_slice,
     )
+
+
+# ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
+
+
+def default_size(network: Any) -> tuple[int, int, int | None]:
+    """Height and width in pixels that the model draws unless told otherwise; no frames."""
+    return 1024, 1024, None
+
+
+def meta_call(
+    network: Any, height: int, width: int, num_frames: int | None, text_tokens: int, *, num_pictures: int = 1
+) -> dict[str, Any]:
+    """Arguments of one evaluation of one sample, without numbers in them; editing reads two pictures.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    config = network.config
+    common.check_size("this model", (height, width), _PATCH)
+    grid = (1, height // _PATCH, width // _PATCH)
+    arguments = common.meta_arguments({
+        "hidden_states": (1, num_pictures * math.prod(grid), config.in_channels),
+        "timestep": (1,),
+        "encoder_hidden_states": (1, text_tokens, config.joint_attention_dim),
+    })  # fmt: skip
+    return arguments | {"encoder_hidden_states_mask": None, "img_shapes": [[grid] * num_pictures]}

@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrl.images import to_pixels
-from flowrl.pipelines import common
+from flowrl.pipelines import common, qwen_image
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.pipelines.qwen_image import LORA_TARGETS as QWEN_TARGETS
 from flowrl.pipelines.qwen_image import (
@@ -262,3 +262,20 @@ def load(
         max_sequence_length=max_sequence_length,
         vae_slice=vae_slice,
     )
+
+
+# ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
+
+
+def default_size(network: Any) -> tuple[int, int, int | None]:
+    """Height and width in pixels that the model draws unless told otherwise; no frames."""
+    return qwen_image.default_size(network)
+
+
+def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:
+    """Arguments of one evaluation of one sample with one source of the drawn size, without numbers in them.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    return qwen_image.meta_call(network, height, width, num_frames, text_tokens, num_pictures=2)

@@ -58,6 +58,8 @@ KNOWN = {
 LICENCES = {name: ("NSCL v2-custom (not commercial), Gemma terms for the text encoder", False) for name in KNOWN}
 """Hub id -> (licence of the weights, whether the hub asks to accept it)."""
 
+_VAE_FACTOR = 32  # pixels of a latent's side, in every published checkpoint
+
 INSTRUCTION: tuple[str, ...] = tuple(
     inspect.signature(SanaPipeline.__call__).parameters["complex_human_instruction"].default
 )
@@ -250,3 +252,28 @@ def load(
         vae_slice=vae_slice,
         instruction=instruction,
     )
+
+
+# ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
+
+
+def default_size(network: Any) -> tuple[int, int, int | None]:
+    """Height and width in pixels that the model draws unless told otherwise; no frames."""
+    side = network.config.sample_size * _VAE_FACTOR
+    return side, side, None
+
+
+def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:
+    """Arguments of one evaluation of one sample, without numbers in them.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    config = network.config
+    common.check_size("this model", (height, width), _VAE_FACTOR * config.patch_size)
+    return common.meta_arguments({
+        "hidden_states": (1, config.in_channels, height // _VAE_FACTOR, width // _VAE_FACTOR),
+        "encoder_hidden_states": (1, text_tokens, config.caption_channels),
+        "encoder_attention_mask": (1, text_tokens),
+        "timestep": (1,),
+    })  # fmt: skip

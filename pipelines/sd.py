@@ -58,6 +58,9 @@ KNOWN = {
 }
 """Hub id -> its network's configuration. The names of runwayml (1.5) and stabilityai (2.x) are gone from the hub."""
 
+VAE_FACTOR = 8
+"""Pixels of a latent's side, in every published checkpoint."""
+
 LICENCES = {name: ("CreativeML Open RAIL++-M" if "2-1" in name else "CreativeML Open RAIL-M", False) for name in KNOWN}
 """Hub id -> (licence of the weights, whether the hub asks to accept it)."""
 
@@ -312,3 +315,34 @@ def load(
         size=(height or own[0], width or own[1]),
         vae_slice=vae_slice,
     )
+
+
+# ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
+
+
+def default_size(network: Any) -> tuple[int, int, int | None]:
+    """Height and width in pixels that the model draws unless told otherwise; no frames."""
+    size = network.config.sample_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return height * VAE_FACTOR, width * VAE_FACTOR, None
+
+
+def text_tokens(model: str, max_sequence_length: int) -> int:
+    """Tokens of a prompt: the tokenizer's context, which prompts always fill."""
+    path = Path(model) / "tokenizer" / "tokenizer_config.json"
+    return int(json.loads(path.read_text(encoding="utf-8"))["model_max_length"]) if path.is_file() else 77
+
+
+def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:
+    """Arguments of one evaluation of one sample, without numbers in them.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    config = network.config
+    common.check_size("this model", (height, width), VAE_FACTOR)
+    return common.meta_arguments({
+        "sample": (1, config.in_channels, height // VAE_FACTOR, width // VAE_FACTOR),
+        "timestep": (1,),
+        "encoder_hidden_states": (1, text_tokens, config.cross_attention_dim),
+    })  # fmt: skip

@@ -207,3 +207,28 @@ def load(
         size=(height or own[0], width or own[1]),
         vae_slice=vae_slice,
     )
+
+
+# ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
+
+
+def default_size(network: Any) -> tuple[int, int, int | None]:
+    """Height and width in pixels that the model draws unless told otherwise; no frames."""
+    return sd.default_size(network)
+
+
+def text_tokens(model: str, max_sequence_length: int) -> int:
+    """Tokens of a prompt: the tokenizers' context, which prompts always fill."""
+    return sd.text_tokens(model, max_sequence_length)
+
+
+def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:
+    """Arguments of one evaluation of one sample, without numbers in them.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    config = network.config
+    pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
+    added = {"text_embeds": torch.empty(1, pooled, device="meta"), "time_ids": torch.empty(1, 6, device="meta")}
+    return sd.meta_call(network, height, width, num_frames, text_tokens) | {"added_cond_kwargs": added}

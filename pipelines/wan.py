@@ -10,6 +10,7 @@ first latent frame is held at the picture's and fed at time 0 (2.2 TI2V-5B).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -73,25 +74,14 @@ class Wan:
     lora_targets: tuple[str, ...] = LORA_TARGETS
 
     def __init__(
-        self,
-        pipe: WanPipeline | WanImageToVideoPipeline,
-        *,
-        model: str,
-        dtype: torch.dtype,
-        device: torch.device,
-        size: tuple[int, int, int],
-        fps: float,
-        max_sequence_length: int,
-        vae_slice: int,
+        self, pipe: WanPipeline | WanImageToVideoPipeline, *, model: str, dtype: torch.dtype, device: torch.device,
+        size: tuple[int, int, int], fps: float, max_sequence_length: int, vae_slice: int,
         guidance_scale_2: float | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Takes a loaded stock pipeline; `size` is (frames, height, width) in pixels, `vae_slice` counts clips."""
         self.pipe, self.model, self.dtype, self.device, self.fps = pipe, model, dtype, device, fps
-        self.max_sequence_length, self.vae_slice, self.guidance_scale_2 = (
-            max_sequence_length,
-            vae_slice,
-            guidance_scale_2,
-        )
+        self.max_sequence_length, self.vae_slice = max_sequence_length, vae_slice
+        self.guidance_scale_2 = guidance_scale_2
         self.from_picture = isinstance(pipe, WanImageToVideoPipeline)
         self.num_sources = (1, 1) if self.from_picture else (0, 0)
         self.experts = {name: getattr(pipe, name) for name in _EXPERTS if getattr(pipe, name) is not None}
@@ -304,21 +294,11 @@ def _check_experts(model: str, first: bool, second: bool, boundary_ratio: float 
 
 
 def load(
-    model: str,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    device: torch.device | str = "cpu",
-    height: int | None = None,
-    width: int | None = None,
-    max_sequence_length: int = 512,
-    vae_slice: int = 1,
-    gradient_checkpointing: bool = False,
-    num_frames: int | None = None,
-    fps: float | None = None,
-    vae_tiling: bool = False,
-    guidance_scale_2: float | None = None,
-    image_to_video: bool | None = None,
-) -> Wan:
+    model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu", height: int | None = None,
+    width: int | None = None, max_sequence_length: int = 512, vae_slice: int = 1, gradient_checkpointing: bool = False,
+    num_frames: int | None = None, fps: float | None = None, vae_tiling: bool = False,
+    guidance_scale_2: float | None = None, image_to_video: bool | None = None,
+) -> Wan:  # fmt: skip
     """Loads a checkpoint from a folder or the hub.
 
     Args:
@@ -359,16 +339,10 @@ def load(
         pipe.vae.enable_tiling()
     own = (704, 1280, 24.0) if pipe.config.expand_timesteps else (480, 832, 16.0)
     return Wan(
-        pipe,
-        model=model,
-        dtype=dtype,
-        device=torch.device(device),
-        size=(81 if num_frames is None else num_frames, height or own[0], width or own[1]),
-        fps=fps or own[2],
-        max_sequence_length=max_sequence_length,
-        vae_slice=vae_slice,
-        guidance_scale_2=guidance_scale_2,
-    )
+        pipe, model=model, dtype=dtype, device=torch.device(device),
+        size=(81 if num_frames is None else num_frames, height or own[0], width or own[1]), fps=fps or own[2],
+        max_sequence_length=max_sequence_length, vae_slice=vae_slice, guidance_scale_2=guidance_scale_2,
+    )  # fmt: skip
 
 
 def _check_options(pipe: Any, model: str, max_sequence_length: int, guidance_scale_2: float | None) -> None:
@@ -387,3 +361,39 @@ def _check_options(pipe: Any, model: str, max_sequence_length: int, guidance_sca
             f"{model} reads {config.in_channels} channels, and {type(pipe).__name__} gives it {wanted}: set "
             "image_to_video to what the checkpoint is for"
         )
+
+
+# ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
+
+
+def default_size(network: Any) -> tuple[int, int, int | None]:
+    """Height, width and frames that the model draws unless told otherwise."""
+    return (704, 1280, 81) if network.config.out_channels == WAN_5B["out_channels"] else (480, 832, 81)
+
+
+def text_tokens(model: str, max_sequence_length: int) -> int:
+    """Tokens of a prompt; Wan 2.1 image to video fills it up."""
+    config = common.part_config(model, "transformer", KNOWN) or {}
+    return max_sequence_length if config.get("added_kv_proj_dim") is None else _PICTURE_TEXT
+
+
+def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:
+    """Arguments of one evaluation of one sample, without numbers in them; TI2V-5B has a first frame, which costs more.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    config, (step, *patch) = network.config, network.config.patch_size
+    held = config.out_channels == WAN_5B["out_channels"]
+    factor = 16 if held else 8  # pixels of a latent's side
+    frames = video.check_frames("this model", num_frames or 0, 4, step)
+    common.check_size("this model", (height, width), factor * max(patch), factor * max(patch) * config.rope_max_seq_len)
+    latent = (frames, height // factor, width // factor)
+    tokens = math.prod(latent) // math.prod(config.patch_size)
+    shapes: dict[str, tuple[int, ...]] = {
+        "hidden_states": (1, config.in_channels, *latent), "timestep": (1, tokens) if held else (1,),
+        "encoder_hidden_states": (1, text_tokens, config.text_dim),
+    }  # fmt: skip
+    if config.image_dim is not None:
+        shapes["encoder_hidden_states_image"] = (1, 257, config.image_dim)  # tokens of CLIP's picture of 224 x 224
+    return common.meta_arguments(shapes)

@@ -50,6 +50,8 @@ LICENCES = {name: ("Apache-2.0", False) for name in KNOWN}
 OWN_SIZE = 1024
 """Pixels that stock draws where nothing is said."""
 
+_VAE_FACTOR = 8  # pixels of a latent's side, in every published checkpoint
+
 
 class ZImage:
     """A Z-Image pipeline; see `flowrl.pipelines.Pipeline` for what each member is."""
@@ -229,3 +231,25 @@ def load(
         vae_slice=vae_slice,
         norm_cap=norm_cap,
     )
+
+
+# ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
+
+
+def default_size(network: Any) -> tuple[int, int, int | None]:
+    """Height and width in pixels that the model draws unless told otherwise; no frames."""
+    return OWN_SIZE, OWN_SIZE, None
+
+
+def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:
+    """Arguments of one evaluation of one sample, which come in lists, without numbers in them.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    config, patch = network.config, 2 * _VAE_FACTOR
+    common.check_size("this model", (height, width), patch, patch * min(config.axes_lens[1:]))
+    latent = (config.in_channels, 1, height // _VAE_FACTOR, width // _VAE_FACTOR)
+    caption = torch.empty(text_tokens, config.cap_feat_dim, device="meta")
+    arguments = common.meta_arguments({"t": (1,)})
+    return arguments | {"x": [torch.empty(latent, device="meta")], "cap_feats": [caption]}

@@ -36,6 +36,6 @@ def _wrong_shapes_where_refusals_are_tested(request: pytest.FixtureRequest) -> I
 @pytest.fixture(scope="session")
 def tiny_sd3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random SD3 pipeline, written once; copy it before changing anything in it."""
-    from tiny_models import write_tiny_sd3  # imports diffusers, which most tests do without
+    from tiny_models import save_tiny_sd3  # imports diffusers, which most tests do without
 
-    return write_tiny_sd3(tmp_path_factory.mktemp("tiny") / "sd3")
+    return save_tiny_sd3(tmp_path_factory.mktemp("tiny") / "sd3")

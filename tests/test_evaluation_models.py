@@ -33,7 +33,7 @@ def test_the_embedded_model_and_others_have_their_defaults() -> None:
     assert (embedded.model, embedded.lora) == (EMBEDDED, None)
     assert (embedded.num_steps, embedded.guidance_scale, embedded.max_sequence_length) == (10, 3.0, 16)
     hub = find_source("stabilityai/stable-diffusion-3.5-medium")
-    assert (hub.num_steps, hub.guidance_scale, hub.max_sequence_length, hub.dtype) == (40, 4.5, 128, "float32")
+    assert (hub.num_steps, hub.guidance_scale, hub.max_sequence_length, hub.dtype) == (40, 4.5, None, "float32")
     changed = find_source(EMBEDDED, num_steps=3, guidance_scale=1.0, max_sequence_length=8, dtype="bfloat16")
     assert (changed.num_steps, changed.guidance_scale, changed.max_sequence_length, changed.dtype) == (
         3, 1.0, 8, "bfloat16"
@@ -86,7 +86,7 @@ def test_the_fingerprint_notices_weights_and_lora_and_not_the_place(tmp_path: Pa
     def folder(name: str, middle: bytes = b"", end: bytes = b"") -> Path:
         path = tmp_path / name
         (path / "transformer").mkdir(parents=True)
-        (path / "model_index.json").write_text("{}")
+        (path / "model_index.json").write_text('{"_class_name": "StableDiffusion3Pipeline"}')
         (path / "transformer" / "model.safetensors").write_bytes(bytes(2**20) + middle + bytes(2**20) + end)
         return path
 
@@ -104,7 +104,7 @@ def test_the_fingerprint_notices_weights_and_lora_and_not_the_place(tmp_path: Pa
     marks.add(fingerprint(replace(source, lora=lora)))
     save_file({"x": torch.ones(2)}, lora / "pytorch_lora_weights.safetensors")
     marks.add(fingerprint(replace(source, lora=lora)))
-    (first / "model_index.json").write_text("{ }")
+    (first / "model_index.json").write_text('{ "_class_name": "StableDiffusion3Pipeline"}')
     marks.add(fingerprint(source))
     assert len(marks) == 6
     assert None not in marks

@@ -17,7 +17,7 @@ from torch import Tensor
 from flowrl.pipelines.lora import Policy, add_saved_lora, read_lora
 from flowrl.pipelines.sd3 import LORA_TARGETS, SD3
 from flowrl.pipelines.tiny import CONTEXT
-from flowrl.recipes import loop
+from flowrl.recipes import saving
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -226,7 +226,7 @@ def test_an_unknown_slot_is_refused_by_name(tiny_sd3_folder: Path) -> None:
 def saved(tiny_sd3_folder: Path, tmp_path: Path) -> Path:
     """The LoRA of `adapted`, saved as a run saves it."""
     pipeline, policy = adapted(tiny_sd3_folder)
-    loop.save_lora(tmp_path / "lora", pipeline, policy)
+    saving.save_lora(tmp_path / "lora", pipeline, policy)
     assert [path.name for path in tmp_path.iterdir()] == ["lora"]
     return tmp_path / "lora"
 
@@ -273,9 +273,9 @@ def test_what_is_saved_is_the_slot_that_is_at_work(tiny_sd3_folder: Path, tmp_pa
     policy.add_slot("ema")
     at_first = probe(pipeline)
     fill_lora(policy, seed=2)
-    loop.save_lora(tmp_path / "lora", pipeline, policy)
+    saving.save_lora(tmp_path / "lora", pipeline, policy)
     with policy.under("ema"):
-        loop.save_lora(tmp_path / "lora", pipeline, policy)  # replaces the first
+        saving.save_lora(tmp_path / "lora", pipeline, policy)  # replaces the first
     fresh = load_tiny(tiny_sd3_folder)
     add_saved_lora(fresh.denoiser, tmp_path / "lora")
     assert torch.equal(probe(fresh), at_first)

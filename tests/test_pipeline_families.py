@@ -31,6 +31,20 @@ TINY = {
     "sd3": "tiny_models:save_tiny_sd3", "sdxl": "tiny_sd:save_tiny_sdxl", "wan": "tiny_wan", "z_image": "tiny_z_image",
 }  # fmt: skip
 """Family -> module in tests/ that writes its smallest folder, and the function where it is not `save_tiny_<family>`."""
+_CLIP = {"height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_length": 16}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cogvideox": {**_CLIP, "num_frames": 9}, "hunyuan_video": _CLIP, "ltx_video": {**_CLIP, "num_frames": 9}, "wan": _CLIP,
+    "flux": {"height": 32, "width": 32, "max_sequence_length": 16},
+    "flux2": {"height": 64, "width": 64, "max_sequence_length": 64},
+    "kontext": {"height": 32, "width": 32, "max_sequence_length": 16},
+    "qwen_image": {"height": 16, "width": 16, "max_sequence_length": 24},
+    "qwen_image_edit": {"height": 16, "width": 16, "max_sequence_length": 128},
+    "sana": {"max_sequence_length": 16},
+    "sd3": {"max_sequence_length": 16},
+    "z_image": {"height": 16, "width": 16, "max_sequence_length": 24},
+}  # fmt: skip
+"""Family -> settings of its tiny folder that are not the family's own."""
+
 REWARDS = """
 def darkness(images, prompts, metadata):
     return -images.mean((1, 2, 3))
@@ -51,8 +65,7 @@ def test_tables_name_the_same_families() -> None:
 @pytest.mark.parametrize("name", PIPELINES)
 def test_module_is_whole(name: str) -> None:
     module = family(name)
-    wanted = ("load", "check", "meta_denoiser", "LORA_TARGETS", "KNOWN", "LICENCES", "meta_call", "default_size",
-              "text_tokens")  # fmt: skip
+    wanted = ("load", "check", "meta_denoiser", "LORA_TARGETS", "KNOWN", "LICENCES", "meta_call", "default_size")  # fmt: skip
     assert [part for part in wanted if not hasattr(module, part)] == []
     assert module.KNOWN, "name at least one published checkpoint"
     assert set(module.KNOWN) == set(module.LICENCES)
@@ -61,7 +74,13 @@ def test_module_is_whole(name: str) -> None:
     assert {"dtype", "device", "height", "width", "vae_slice", "gradient_checkpointing"} <= set(options)
     returned = inspect.signature(module.load).return_annotation
     built = getattr(module, returned) if isinstance(returned, str) else returned
-    methods = [part for part in vars(Pipeline) if not part.startswith("_") and callable(getattr(Pipeline, part))]
+    methods = [
+        part
+        for part in vars(Pipeline)
+        if not part.startswith("_")
+        and callable(getattr(Pipeline, part))
+        or isinstance(getattr(Pipeline, part), property)
+    ]
     assert [part for part in methods if not hasattr(built, part)] == []
     for model in module.KNOWN:
         assert family_of(model) == name
@@ -122,10 +141,6 @@ def test_one_training_iteration(name: str, tmp_path: Path, capsys: pytest.Captur
     assert kept == ({".mp4", ".png"} if loaded.fps else {".png"})
     assert (tmp_path / "run" / "samples" / "sources").is_dir() == bool(least)
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
-
-
-SETTINGS: dict[str, dict[str, Any]] = {}
-"""Family -> settings of its tiny folder that are not the family's own."""
 
 
 def _sources(folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
 from flowrl.config import load_config
 from flowrl.pipelines import PIPELINES, sd3
@@ -19,9 +20,11 @@ from flowrl.plan.arguments import add_plan
 from flowrl.plan.checkpoints import in_cache
 from flowrl.plan.command import plan
 from flowrl.plan.memory import GIB
+from flowrl.plan.network import Network, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY, CLIP, GENEVAL = "tiny_grpo_geneval", "sd35m_grpo_clip_24gb", "sd35m_grpo_geneval"
+MEASURED: dict[tuple[Any, ...], Network] = {}
 QUICK = ("pipeline.model=asset:tiny-sd3", "pipeline.height=64", "pipeline.width=64", "pipeline.max_sequence_length=16")
 
 
@@ -33,6 +36,20 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("connect", "connect_ex", "sendto"):
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture(autouse=True)
+def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of one network measure it once."""
+
+    def remembered(denoiser: nn.Module, call: dict[str, Any], **settings: Any) -> Network:
+        shapes = tuple(str(value.shape) for value in call.values() if isinstance(value, Tensor))
+        key = (shapes, sum(p.numel() for p in denoiser.parameters()), *map(str, settings.values()))
+        if key not in MEASURED:
+            MEASURED[key] = measure(denoiser, call, **settings)
+        return MEASURED[key]
+
+    monkeypatch.setattr("flowrl.plan.gather.measure", remembered)
 
 
 def run(*arguments: str) -> int:

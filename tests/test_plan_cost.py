@@ -13,6 +13,7 @@ import torch
 import toy_pipeline
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 from toy_pipeline import PROMPTS, QuickRun, toy_config, write_toy
 
 from flowrl import rewards
@@ -23,7 +24,7 @@ from flowrl.plan import checkpoints
 from flowrl.plan.cost import decode_flops
 from flowrl.plan.counts import Counts, graph_rows, of_iteration, of_run
 from flowrl.plan.memory import CARDS, GIB, OVERHEAD, Memory, allowed_sizes, fitting, trained_bytes
-from flowrl.plan.network import Network, measure, passes_of
+from flowrl.plan.network import Flops, Network, measure, passes_of
 from flowrl.recipes.loop import Loop
 
 KINDS = ("rollout", "completion", "update", "reference", "backward")
@@ -113,7 +114,8 @@ def test_foretold_evaluations_are_those_that_a_run_counts(toy: Path, name: str) 
 
 def test_offline_pairs_are_compared_and_nothing_is_sampled(toy: Path) -> None:
     options = ("objective.name=dpo_offline", "objective.options.pairs=pairs", "group_size=2")
-    assert of_iteration(toy_config(toy, *PAIRS, *options), 0, two_passes) == Counts(update=8, reference=8, backward=8)
+    config = toy_config(toy, *PAIRS, *options)
+    assert of_iteration(config, 0, two_passes, config.resolve_batch(1)) == Counts(update=8, reference=8, backward=8)
 
 
 def test_updates_are_the_most_there_can_be(toy: Path) -> None:
@@ -216,6 +218,17 @@ def test_a_network_that_can_be_counted_by_hand() -> None:
     assert found.saved == 4 * (5 * 8 + 2 * 5 * 2 + 5 * 24 + 5 * 8 + 2 * 5 + 5 * 8)
     assert (found.saved_checkpointed, found.blocks, found.attended) == (found.saved, 0, 5)
     assert found.attention == attention / found.forward
+
+
+def test_flops_are_those_of_torchs_own_counter() -> None:
+    denoiser = sd3.meta_denoiser(str(resolve_path("asset:tiny-sd3")))
+    assert denoiser is not None
+    call = sd3.meta_call(denoiser, 64, 64, None, 32)
+    with Flops() as own:
+        denoiser(**call)[0].sum().backward()
+    with FlopCounterMode(display=False) as stock:
+        denoiser(**call)[0].sum().backward()
+    assert own.total == stock.get_total_flops() > 0
 
 
 def test_low_precision_halves_what_is_saved_but_for_casts() -> None:

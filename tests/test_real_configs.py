@@ -10,7 +10,7 @@ import torch
 from flowrl.config import ConfigError, TrainConfig, load_config, resolve_path
 from flowrl.parts import reward_specs
 from flowrl.pipelines.lora import Policy, check_targets
-from flowrl.pipelines.sd3 import LORA_TARGETS, check, meta_transformer
+from flowrl.pipelines.sd3 import LORA_TARGETS, check, meta_denoiser
 from flowrl.prompts import read_prompts
 from flowrl.rewards.specs import validate_reward_specs
 
@@ -61,7 +61,7 @@ def test_trained_steps_are_the_published_ones() -> None:
 def test_lora_on_the_real_network_without_weights() -> None:
     """2.243 billion frozen numbers; r (in + out) numbers a layer: 8 layers in 24 blocks, of which the last has 7."""
     config = config_of(GENEVAL)
-    network = meta_transformer(SD35M)
+    network = meta_denoiser(SD35M)
     assert network is not None
     assert sum(parameter.numel() for parameter in network.parameters()) == 2_243_171_520
     check_targets(network, LORA_TARGETS)

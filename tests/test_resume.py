@@ -168,9 +168,9 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
         else:
             from safetensors import SafetensorError
 
-            from flowrl.recipes import loop
+            from flowrl.recipes import loop, saving
 
-            save_lora = loop.save_lora
+            save_lora = saving.save_lora
 
             def failing_lora(folder: Path, *arguments: Any) -> None:
                 if checkpoints(run):

@@ -20,7 +20,7 @@ PROMPTS = ["a photo of a red circle", "two blue squares", "a green star left of 
 RANK, ALPHA = 2, 4
 
 
-def write_tiny_sd3(folder: Path) -> Path:
+def save_tiny_sd3(folder: Path) -> Path:
     """A complete pipeline folder whose attention tells prompts and positions apart, although nothing is trained."""
     build_tiny_sd3(0, width=32, num_layers=2, vae_channels=(8, 8, 16, 16)).save_pretrained(folder)
     return folder

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.plan.checkpoints import VAE_4, VAE_16, VAE_32, VAE_WAN, Part
 from flowrl.plan.counts import Counts, RunCounts
-from flowrl.plan.network import Network
+from flowrl.plan.network import Flops, Network
 
 FLOOR = 788.0
 """TFLOP/s of bfloat16 matrix products that an H200 was measured to reach; nothing can be faster."""
@@ -106,6 +105,6 @@ def _measured(config: Mapping[str, object], height: int, width: int) -> float:
         vae = AutoencoderKL.from_config(dict(config))
         factor = 2 ** (len(vae.config.block_out_channels) - 1)
         latent = torch.empty(1, vae.config.latent_channels, height // factor, width // factor)
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), Flops() as counter:
             vae.decode(latent)
-    return float(counter.get_total_flops())
+    return counter.total

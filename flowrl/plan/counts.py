@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from flowrl.backprop import PATHS
-from flowrl.config import TrainConfig
+from flowrl.backprop import PATHS, Path
+from flowrl.config import Geometry, TrainConfig
 from flowrl.credit import CREDIT, Method
 from flowrl.drift import KL_PROMPTS, KL_SIGMAS
 from flowrl.forward_losses import FORWARD
@@ -65,15 +65,22 @@ class RunCounts:
     evaluation_images: int | None
 
 
-def of_iteration(config: TrainConfig, iteration: int, passes: Passes, processes: int = 1) -> Counts:
-    """One iteration over all processes; with `curriculum.max_rounds` above 1, one of its rounds."""
+def of_iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometry) -> Counts:
+    """One iteration over all processes; with `curriculum.max_rounds` above 1, one of its rounds.
+
+    Args:
+        config: the run's settings.
+        iteration: counts from 0.
+        passes: of the family.
+        geometry: `config.resolve_batch` of the run's processes.
+    """
     if config.recipe == "forward":
         return _forward(config, passes)
     if config.recipe == "preference":
         return _preference(config, iteration, passes)
     if config.recipe == "backprop":
         return _backprop(config, iteration, passes)
-    return _grpo(config, iteration, passes, processes)
+    return _grpo(config, iteration, passes, geometry)
 
 
 def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: int | None) -> RunCounts:
@@ -85,12 +92,16 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
         processes: of the run.
         num_eval_items: images of an evaluation; None where that is not known.
     """
+    geometry, known = config.resolve_batch(processes), dict[object, Counts]()
     total, done, evaluated = Counts(), 0, 0
     evaluates = bool(config.eval_every or config.budget.evals)
     evaluations = int(evaluates and config.eval.initial)
     spent = 0.0
     for iteration in range(config.num_iterations):
-        total = total + of_iteration(config, iteration, passes, processes)
+        drawn = _drawn(config, iteration)
+        if drawn not in known:
+            known[drawn] = of_iteration(config, iteration, passes, geometry)
+        total = total + known[drawn]
         done = iteration + 1
         spent = _spent(config, total)
         last = done == config.num_iterations or spent >= 1
@@ -106,6 +117,16 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
     return RunCounts(
         iterations=done, total=total, evaluations=evaluations, evaluation_rows=rows, evaluation_images=num_eval_items
     )
+
+
+def _drawn(config: TrainConfig, iteration: int) -> object:
+    """What an iteration draws that its evaluations depend on; equal for equal iterations."""
+    if config.recipe == "backprop":
+        return backprop_path(config, iteration)
+    if config.recipe == "grpo" and CREDIT[config.credit.method].plan == "tree":
+        return _splits(config, iteration), stochastic_steps(config.sampler, config.seed, iteration)
+    reads_steps = config.recipe == "grpo" or config.objective.name == "d3po"
+    return stochastic_steps(config.sampler, config.seed, iteration) if reads_steps else ()
 
 
 def _spent(config: TrainConfig, total: Counts) -> float:
@@ -137,7 +158,7 @@ class _Paths:
     sources: dict[int, int]
 
 
-def _grpo(config: TrainConfig, iteration: int, passes: Passes, processes: int) -> Counts:
+def _grpo(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometry) -> Counts:
     sampler, method = config.sampler, CREDIT[config.credit.method]
     steps = stochastic_steps(sampler, config.seed, iteration)
     if not steps:  # sampler.published_window, at the end of a round
@@ -145,8 +166,7 @@ def _grpo(config: TrainConfig, iteration: int, passes: Passes, processes: int) -
     paths = _paths(config, method, iteration, steps)
     everything = sum(paths.sources.values())
     trained = _trained(config, paths.sources)
-    geometry, updates = config.resolve_batch(processes), config.updates_per_rollout
-    again = 0
+    updates, again = config.updates_per_rollout, 0
     if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
         again = trained
     elif geometry.micro_batch_size != geometry.rollout_batch_size or (method.plan != "trajectories" and updates > 1):
@@ -209,20 +229,25 @@ def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _P
 
 def _tree(config: TrainConfig, iteration: int, num_steps: int, steps: tuple[int, ...]) -> _Paths:
     """A node is evaluated once, however many children it gets."""
-    credit = config.credit
-    if credit.splits is None:
-        depth = tree_depth(config.group_size, credit.children)
-        first = window_start(num_steps, depth, _TREE_WINDOW_RATIO, config.seed, iteration)
-        splits = stochastic = tuple(range(first, first + depth))
-    else:
-        splits, stochastic = credit.splits, tuple(sorted({*steps, *credit.splits}))
+    splits = _splits(config, iteration)
+    stochastic = splits if config.credit.splits is None else {*steps, *splits}
     nodes, rollout, sources = config.prompts_per_step, 0, {}
     for step in range(num_steps):
         rollout += nodes
         if step in stochastic:
             sources[step] = nodes
-        nodes *= credit.children if step in splits else 1
+        nodes *= config.credit.children if step in splits else 1
     return _Paths(rollout=rollout, completion=0, images=nodes, sources=sources)
+
+
+def _splits(config: TrainConfig, iteration: int) -> tuple[int, ...]:
+    """The steps at which an iteration's trees split."""
+    credit = config.credit
+    if credit.splits is not None:
+        return credit.splits
+    depth = tree_depth(config.group_size, credit.children)
+    first = window_start(config.sampler.num_steps, depth, _TREE_WINDOW_RATIO, config.seed, iteration)
+    return tuple(range(first, first + depth))
 
 
 # ---- the other recipes -----------------------------------------------------------------------------------------------
@@ -267,7 +292,7 @@ def _backprop(config: TrainConfig, iteration: int, passes: Passes) -> Counts:
     )  # fmt: skip
 
 
-def backprop_path(config: TrainConfig, iteration: int) -> backprop.Path:
+def backprop_path(config: TrainConfig, iteration: int) -> Path:
     """The path of an iteration of recipe backprop."""
     name = config.objective.name or "draft"
     options, _ = backprop.split_options(name, config.objective.options)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.config import Geometry, TrainConfig
 from flowrl.config_rewards import RewardConfig
@@ -18,7 +17,7 @@ from flowrl.plan.checkpoints import Part
 from flowrl.plan.cost import Cost, cost_of, decode_flops
 from flowrl.plan.counts import RunCounts, graph_rows, of_run
 from flowrl.plan.memory import Memory, trained_bytes
-from flowrl.plan.network import Network, first_expert, measure, passes_of
+from flowrl.plan.network import Flops, Network, cast, first_expert, measure, passes_of
 from flowrl.plan.refusals import is_here
 from flowrl.prompts import eval_items
 from flowrl.recipes import forward_settings
@@ -178,14 +177,10 @@ def _forward(module: Any, network: nn.Module, size: Size, tokens: int) -> float:
         call = module.meta_call(network, *size, tokens)
     except ValueError as error:
         raise ValueError(str(error).replace("pipeline.", "eval.")) from error
-    dtype = next(network.parameters()).dtype
-    given = {
-        key: value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-        for key, value in call.items()
-    }
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    given = cast(call, next(network.parameters()).dtype)
+    with torch.no_grad(), Flops() as counter:
         network(**given)
-    return float(counter.get_total_flops())
+    return counter.total
 
 
 def _geometry(config: TrainConfig, processes: int) -> Geometry:
@@ -203,8 +198,10 @@ def _geometry(config: TrainConfig, processes: int) -> Geometry:
 
 def _slots(config: TrainConfig) -> int:
     """Copies of the trained weights beside themselves."""
-    own = {"forward": lambda: len(forward_settings.slot_decays(config)), "preference": lambda: 1}
-    return int(config.policy.ema_decay > 0) + own.get(config.recipe, lambda: 0)()
+    average = int(config.policy.ema_decay > 0)
+    if config.recipe == "forward":
+        return average + len(forward_settings.slot_decays(config))
+    return average + int(config.recipe == "preference")
 
 
 def _eval_items(config: TrainConfig) -> int | None:

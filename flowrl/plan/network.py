@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from flowrl.pipelines.lora import check_targets
 
@@ -118,21 +119,21 @@ def measure(
     for parameter in network.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    given = {key: _cast(value, dtype) for key, value in call.items()}
+    given = cast(call, dtype)
     saved = _Saved(network, dtype)
     blocks = _checkpointed(network, saved.block)
-    counter = FlopCounterMode(display=False)
     with saved, saved_tensors_hooks(saved.pack, lambda tensor: tensor):
-        with counter:
+        with Flops() as there:
             output = network(**given)
-        forward = counter.get_total_flops() + saved.attention
-        answer = output if isinstance(output, Tensor) else output[0]
-        # Entering a counter again would start it anew, so the backward pass has its own.
-        with FlopCounterMode(display=False) as backward_counter:
+        answer = output
+        while not isinstance(answer, Tensor):  # one of a tuple, and of Z-Image's list of samples
+            answer = answer[0]
+        with Flops() as back:
             answer.float().sum().backward()
+    forward = there.total + saved.attention
     return Network(
         parameters=frozen, lora_parameters=trained, latent=_latent(given), attended=saved.attended,
-        forward=float(forward), backward=float(backward_counter.get_total_flops() + 2 * saved.attention),
+        forward=forward, backward=back.total + 2 * saved.attention,
         attention=saved.attention / forward, saved=saved.bytes(), saved_checkpointed=saved.bytes(checkpointed=True),
         blocks=saved.blocks if blocks else 0,
     )  # fmt: skip
@@ -155,12 +156,18 @@ def passes_of(module: Any, model: str) -> tuple[Callable[[float], int], bool]:
     return lambda scale: int(pipeline.passes(scale)), True
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    floating = isinstance(value, Tensor) and value.is_floating_point()
-    return value.to(dtype) if floating else value
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors in a dtype, those of lists and dictionaries too, and everything else as it is."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: cast(item, dtype) for key, item in value.items()}
+    return [cast(item, dtype) for item in value] if type(value) is list else value
 
 
 def _latent(call: dict[str, Any]) -> tuple[int, ...]:
+    if "x" in call:  # a list, one picture a sample
+        return tuple(call["x"][0].shape)
     value = call.get("hidden_states", call.get("sample"))
     return tuple(value.shape[1:]) if isinstance(value, Tensor) else ()
 
@@ -172,6 +179,24 @@ def _checkpointed(network: Any, function: Callable[..., Any]) -> bool:
     except (AttributeError, TypeError, ValueError):  # it has no blocks that could be recomputed
         return False
     return True
+
+
+class Flops(TorchDispatchMode):
+    """Adds up the FLOPs of what runs inside, by torch's own formulas; what has none counts nothing.
+
+    `FlopCounterMode` gives the same sums, but takes every other operation apart to look for products in it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=output)
+        return output
 
 
 class _Attention(torch.autograd.Function):
@@ -258,7 +283,7 @@ class _Saved(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _low(self, value: Any) -> Any:
-        return value if self.dtype is None else _cast(value, self.dtype)
+        return value if self.dtype is None else cast(value, self.dtype)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -266,7 +291,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _float(value: Any) -> Any:
-    return _cast(value, torch.float32)
+    return cast(value, torch.float32)
 
 
 def _mapped(cast: Callable[[Any], Any], arguments: Sequence[Any]) -> tuple[Any, ...]:

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -37,12 +36,12 @@ from flowrl.parts import (
     load_parts,
     read_prompts,
 )
-from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.progress import progress
 from flowrl.prompting import encode_prompts, guided
 from flowrl.prompts import Prompt, eval_items, prompts_of_iteration
 from flowrl.randomness import counter_seed, sample_normals
+from flowrl.recipes.saving import restore, save_lora
 from flowrl.recipes.scoring import (
     WINDOW,
     Scoring,
@@ -377,21 +376,3 @@ def share_spent(budget: BudgetConfig, counters: Mapping[str, Any]) -> float:
 def eval_slot(config: TrainConfig, policy: Policy) -> str:
     """The weights that are evaluated and shipped: the average where there is one."""
     return "ema" if config.eval.ema and "ema" in policy.slots else "policy"
-
-
-def save_lora(folder: Path, pipeline: Pipeline, policy: Policy) -> None:
-    """Replaces the LoRA in a folder in one step."""
-    staged = pipeline.save_lora(folder.with_name(".lora.writing"), policy.tensors(), policy.config)
-    folder.mkdir(exist_ok=True)
-    staged.replace(folder / staged.name)
-    staged.parent.rmdir()
-
-
-def restore(state: dict[str, Any], policy: Policy, optimizer: torch.optim.Optimizer) -> int:
-    """Puts a checkpoint back; returns the number of finished iterations."""
-    policy.load(state["policy"])
-    for slot, tensors in state["slots"].items():
-        for name, tensor in tensors.items():
-            policy.slots[slot][name].copy_(tensor)
-    optimizer.load_state_dict(state["optimizer"])
-    return int(state["iteration"])

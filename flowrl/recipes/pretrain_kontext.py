@@ -68,8 +68,10 @@ class KontextConfig:
     """CPU threads."""
     num_edits: int = 12_288
     """Pairs of pictures encoded once."""
-    steps: int = 3000
+    steps: int = 2000
     """Updates of transformer and text encoders."""
+    lr_steps: int = 3000
+    """Updates over which the learning rate falls; training stops before, so that there is something left to learn."""
     batch_size: int = 64
     """Edits an update."""
     lr: float = 1e-3
@@ -165,17 +167,19 @@ def main(config: KontextConfig) -> Path:
         )
 
     parts = nn.ModuleDict({name: getattr(pipe, name) for name in ("transformer", "text_encoder", "text_encoder_2")})
-    course = Course(steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every)
+    course = Course(
+        steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every, lr_steps=config.lr_steps
+    )
     seconds = train_network(
         "denoiser", parts.train(), loss_of, course, out / "denoiser.pt",
         lambda n: pipe.save_pretrained(out / f"pipeline-{n:05d}"),
     )  # fmt: skip
     folder = write_asset(pipe, out / "tiny-kontext", "")
-    prompts = read_prompts(resolve_path("asset:prompts/edits_heldout.jsonl"))[:HELD_OUT_IMAGES]
+    asked = read_prompts(resolve_path("asset:prompts/edits_heldout.jsonl"))[:HELD_OUT_IMAGES]
     score = held_out_score(
-        load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64), prompts,
+        load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64), asked,
         build_reward("edit_verdict", options={"credit": "strict"}), num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE,
     )  # fmt: skip
-    text = _README.format(score=score, count=len(prompts), minutes=seconds / 60, **asdict(config))
+    text = _README.format(score=score, count=len(asked), minutes=seconds / 60, **asdict(config))
     (folder / "README.md").write_text(text, encoding="utf-8")
     return folder

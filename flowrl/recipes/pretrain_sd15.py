@@ -145,11 +145,11 @@ def main(config: Sd15Config) -> Path:
         lambda n: pipe.save_pretrained(out / f"pipeline-{n:05d}"),
     )
     folder = write_asset(pipe, out / "tiny-sd15", "")
-    prompts = read_prompts(resolve_path("asset:prompts/world_heldout.jsonl"))[:HELD_OUT_IMAGES]
+    asked = read_prompts(resolve_path("asset:prompts/world_heldout.jsonl"))[:HELD_OUT_IMAGES]
     score = held_out_score(
-        load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT), prompts,
+        load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT), asked,
         build_reward("geneval", options={"credit": "official"}), num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE,
     )  # fmt: skip
-    text = _README.format(score=score, count=len(prompts), minutes=seconds / 60, **asdict(config))
+    text = _README.format(score=score, count=len(asked), minutes=seconds / 60, **asdict(config))
     (folder / "README.md").write_text(text, encoding="utf-8")
     return folder

@@ -88,7 +88,7 @@ class WanConfig:
     """How much more a shape's pixels count in the autoencoder's error; without it colours are not learned."""
     num_clips: int = 4096
     """Clips encoded once for stage 3."""
-    steps: int = 3000
+    steps: int = 2000
     """Updates of transformer and text encoder."""
     batch_size: int = 32
     """Clips an update of stage 3."""
@@ -217,14 +217,14 @@ def main(config: WanConfig) -> Path:
         lambda n: pipe.save_pretrained(out / f"pipeline-{n:05d}"),
     )
     folder = write_asset(pipe, out / "tiny-wan", "")
-    prompts = (6 * read_prompts(resolve_path("asset:prompts/motion_heldout.jsonl")))[:HELD_OUT_IMAGES]
+    asked = (6 * read_prompts(resolve_path("asset:prompts/motion_heldout.jsonl")))[:HELD_OUT_IMAGES]
     pipeline = load(
         str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64, num_frames=FRAMES, fps=FPS
     )
     score = held_out_score(
-        pipeline, prompts, build_reward("motion_verdict", options={"credit": "strict"}), num_steps=NUM_STEPS,
+        pipeline, asked, build_reward("motion_verdict", options={"credit": "strict"}), num_steps=NUM_STEPS,
         guidance_scale=GUIDANCE_SCALE,
     )  # fmt: skip
-    text = _README.format(score=score, count=len(prompts), minutes=seconds / 60, **asdict(config))
+    text = _README.format(score=score, count=len(asked), minutes=seconds / 60, **asdict(config))
     (folder / "README.md").write_text(text, encoding="utf-8")
     return folder

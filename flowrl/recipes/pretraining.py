@@ -63,6 +63,7 @@ class Course:
 
     Attributes:
         steps: updates.
+        lr_steps: updates that the learning rate's course is laid out for; 0 takes `steps`.
         lr: peak learning rate, after a linear warm-up and before a cosine down to a fiftieth.
         checkpoint_every: updates between checkpoints.
         betas: of AdamW.
@@ -76,6 +77,7 @@ class Course:
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.01
     ema_decay: float = 0.998
+    lr_steps: int = 0
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int = 100) -> float:
@@ -128,7 +130,7 @@ def train_network(
     with progress(name, course.steps, start) as advance:
         for step in range(start, course.steps):
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, course.steps, course.lr)
+                group["lr"] = learning_rate(step, course.lr_steps or course.steps, course.lr)
             loss = loss_of(step)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
