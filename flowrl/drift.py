@@ -27,9 +27,23 @@ KL_TEXT = (
 @torch.no_grad()
 def velocity_distance(
     pipeline: Pipeline, policy: Policy, items: Sequence[EvalItem], schedule: Schedule, *, scale: float, seed: int,
-    slot: str = "policy",
+    slot: str = "policy", batch_size: int = KL_PROMPTS,
 ) -> float:  # fmt: skip
-    """`KL_TEXT`, of the weights of a slot; start noise as in the evaluation, whose `seed` it takes."""
+    """`KL_TEXT`, of the weights of a slot; start noise as in the evaluation, whose `seed` it takes.
+
+    `batch_size` prompts are run at once.
+    """
+    parts = [items[first : first + batch_size] for first in range(0, len(items), batch_size)]
+    total = 0.0
+    for part in parts:
+        total += len(part) * _distance(pipeline, policy, part, schedule, scale=scale, seed=seed, slot=slot)
+    return total / len(items)
+
+
+def _distance(
+    pipeline: Pipeline, policy: Policy, items: Sequence[EvalItem], schedule: Schedule, *, scale: float, seed: int,
+    slot: str,
+) -> float:  # fmt: skip
     prompts = [item.prompt for item in items]
     velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), scale)
     noise = sample_normals(pipeline.latent_shape, [(seed, "eval", prompt.key, 0) for prompt in prompts])

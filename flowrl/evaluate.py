@@ -18,7 +18,7 @@ from torch import Tensor
 from flowrl.benchmarks.geneval import TASKS
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
-from flowrl.prompting import encode_prompts, guided, reward_inputs
+from flowrl.prompting import device_of, encode_prompts, guided, reward_inputs
 from flowrl.prompts import EvalItem, Prompt, load_sources, spread
 from flowrl.randomness import counter_seed, sample_normals
 from flowrl.rewards.compose import WeightedSum
@@ -36,7 +36,8 @@ def generate(
     pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
 ) -> Tensor:
     """Images float32 `[b, 3, H, W]`, or videos `[b, F, 3, H, W]`, of prompts from start noise `x` `[b, *latent]` by
-    the ODE sampler."""
+    the ODE sampler. The noise may lie on any device."""
+    x = x.to(device_of(pipeline))
     velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), guidance_scale)
     done = rollout(velocity, x, schedule, KERNELS["ode"], lambda step: x, stochastic=())
     return pipeline.decode(done.final)

@@ -40,7 +40,7 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
         if state is not None and (said := _finished(folder, config, state)):
             print(said)
             return 0
-    _check_before_loading(config)
+    check_before_loading(config)
     return _run(config, name, folder_wanted, resumed=folder is not None)
 
 
@@ -153,7 +153,7 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
     return folder
 
 
-def _check_before_loading(config: TrainConfig) -> None:
+def check_before_loading(config: TrainConfig) -> None:
     """Prompt files, rewards, model folder, LoRA targets, device: whatever can be checked without weights.
 
     Raises:
@@ -202,6 +202,11 @@ def _check_prompts(config: TrainConfig, text: str, rewards: Sequence[RewardConfi
     from flowrl.parts import read_prompts
 
     rows = read_prompts(config.prompts, text)
+    if with_video := next((row for row in rows if row.video is not None), None):
+        raise ValueError(
+            f"{text}: prompt {with_video.text!r} names a source_video, and no family edits videos yet: remove it, or "
+            "give the frame to start from under 'source'"
+        )
     if not any(reward.name == "geneval" for reward in rewards):
         return
     if text.endswith(".txt"):

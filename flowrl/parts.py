@@ -143,9 +143,12 @@ def encode_everything(
     config: TrainConfig, pipeline: Pipeline, drawn: Pipeline, train_prompts: Sequence[Prompt]
 ) -> None:
     """Embeds every prompt the run can meet, for `drawn` those of evaluations; then frees the text encoders."""
-    for prompt in train_prompts:
-        encode_prompts(pipeline, [prompt])
-    for prompt in read_prompts(config.prompts, config.prompts.eval) if config.prompts.eval is not None else ():
-        encode_prompts(drawn, [prompt])
+    from flowrl.pipelines.common import keeping_all  # diffusers takes seconds to import
+
+    held_out = read_prompts(config.prompts, config.prompts.eval) if config.prompts.eval is not None else []
+    with keeping_all():
+        for owner, prompts in ((pipeline, train_prompts), (drawn, held_out)):
+            for prompt in prompts:
+                encode_prompts(owner, [prompt])
     for one in {id(one): one for one in (pipeline, drawn)}.values():
         one.free_text_encoders()

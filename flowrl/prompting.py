@@ -24,8 +24,7 @@ def encode_prompts(pipeline: Pipeline, prompts: Sequence[Prompt | str]) -> Condi
         ValueError: a prompt has source pictures that the family does not take, or lacks those it needs.
     """
     rows = [prompt if isinstance(prompt, Prompt) else Prompt(text=prompt, metadata={}) for prompt in prompts]
-    height, width = pipeline.image_shape[-2:]
-    sources = [load_sources(row, (height, width)) for row in rows]
+    sources = [load_sources(row) for row in rows]  # at their own size: families bring them to theirs
     positive = pipeline.encode([row.text for row in rows], sources)
     if not reads_negative(pipeline):
         return positive

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.rlg import adapter_layers, adapter_network, add_adapter
-from flowrl.prompting import encode_prompts, guided
+from flowrl.prompting import device_of, encode_prompts, guided
 from flowrl.prompts import Prompt
 from flowrl.samplers import KERNELS, rollout
 from flowrl.samplers.guidance import Scale, Velocity, by_step, network_rows, rl_first, rl_outside, rlg_experts
@@ -167,7 +167,11 @@ def generate_rlg(
     *,
     guidance_scale: float,
 ) -> Tensor:
-    """Images float32 `[b, 3, H, W]` of prompts from start noise `x` `[b, *latent]` by the ODE sampler under RLG."""
+    """Images float32 `[b, 3, H, W]` of prompts from start noise `x` `[b, *latent]` by the ODE sampler under RLG.
+
+    The noise may lie on any device.
+    """
+    x = x.to(device_of(pipeline))
     velocity = rlg_velocity(
         pipeline, names, prompts, settings.schedules(schedule),
         guidance_scale=guidance_scale, base_guidance_scale=settings.base_guidance_scale,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrl.evaluate import generate
-from flowrl.evaluation.models import Source, find_source, load_source
+from flowrl.evaluation.models import Source, find_source, load_source, schedule_of
 from flowrl.images import grid, save_png
 from flowrl.progress import progress
 from flowrl.prompts import Prompt, read_prompts
@@ -23,6 +23,7 @@ from flowrl.videos import contact_sheet, save_mp4
 __all__ = ["BATCH", "load_source", "parse_seeds", "resolve_source", "sample"]
 
 BATCH = 16
+"""Pictures at once; videos are drawn one by one."""
 
 
 def sample(options: argparse.Namespace) -> int:
@@ -40,15 +41,17 @@ def sample(options: argparse.Namespace) -> int:
         raise ValueError('no prompt was given: add --prompt "a photo of a red circle" or --prompts FILE')
     seeds = parse_seeds(options.seeds)
     source = resolve_source(options)
+    prompts = [prompt if prompt.negative else replace(prompt, negative=source.negative) for prompt in prompts]
     loras = given_loras(options) or ([source.lora] if source.lora is not None else [])
     draw, fps = drawing(source, rlg_settings(options, loras))
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
     options.out.mkdir(parents=True, exist_ok=True)
     images = []
-    batches = range(0, len(pairs), BATCH)
+    size = 1 if fps else BATCH
+    batches = range(0, len(pairs), size)
     with progress("sampling", len(batches)) as advance:
         for first in batches:
-            batch = pairs[first : first + BATCH]
+            batch = pairs[first : first + size]
             images.append(draw(batch).cpu())
             advance("")
     drawn = torch.cat(images)
@@ -67,8 +70,12 @@ def sample(options: argparse.Namespace) -> int:
     return 0
 
 
-def wanted_prompts(options: argparse.Namespace) -> list[Prompt]:
+def wanted_prompts(options: argparse.Namespace, negative: str = "") -> list[Prompt]:
     """The prompts of `--prompt`, with the pictures of `--source`, and those of `--prompts`; each once.
+
+    Args:
+        options: of the command line.
+        negative: for the prompts without a negative prompt of their own.
 
     Raises:
         ValueError: a picture or a row of the file is bad.
@@ -76,8 +83,8 @@ def wanted_prompts(options: argparse.Namespace) -> list[Prompt]:
     pictures = tuple(str(path.resolve()) for path in getattr(options, "source_picture", None) or [])
     for picture in pictures:
         check_picture(picture)
-    rows = [Prompt(text=text, metadata={}, sources=pictures) for text in options.prompt]
-    rows += read_prompts(options.prompts) if options.prompts else []
+    rows = [Prompt(text=text, metadata={}, negative=negative, sources=pictures) for text in options.prompt]
+    rows += read_prompts(options.prompts, negative) if options.prompts else []
     return list({row.key: row for row in rows}.values())
 
 
@@ -87,7 +94,7 @@ def drawing(source: Source, settings: RLG | None) -> tuple[Callable[[Sequence[tu
     if settings is not None:
         settings.check(source.num_steps)
     pipeline = load_source(source if settings is None else replace(source, lora=None))
-    schedule = pipeline.schedule(source.num_steps, source.grid, source.shift)
+    schedule = schedule_of(source, pipeline)
     names = [] if settings is None else add_experts(pipeline, settings.loras)
     if settings is not None:
         print(settings.describe(schedule, source.guidance_scale))

@@ -18,14 +18,15 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from flowrl.pipelines import Pipeline
+from flowrl.prompting import reward_inputs
 from flowrl.prompts import Prompt
-from flowrl.rewards import Reward, RewardInputs
+from flowrl.rewards import Reward
 from flowrl.rewards.outputs import check_output
 from flowrl.samplers import KERNELS, Velocity, rollout
 from flowrl.samplers.search import Pruning, best, search
 from flowrl.trajectory import Schedule
 
-Make = Callable[[Sequence[str]], Velocity]
+Make = Callable[[Sequence[Prompt]], Velocity]
 """The velocity of a batch of prompts."""
 
 
@@ -64,7 +65,7 @@ class Candidates:
 def in_batches(make: Make, size: int) -> Make:
     """A velocity that hands the network at most `size` images at once."""
 
-    def whole(prompts: Sequence[str]) -> Velocity:
+    def whole(prompts: Sequence[Prompt]) -> Velocity:
         parts = [make(prompts[first : first + size]) for first in range(0, len(prompts), size)]
 
         def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ def in_batches(make: Make, size: int) -> Make:
 
 
 @torch.no_grad()
-def draw(pipeline: Pipeline, make: Make, prompts: Sequence[str], x: Tensor, schedule: Schedule) -> Tensor:
+def draw(pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Tensor, schedule: Schedule) -> Tensor:
     """Images float32 [b, 3, H, W] on the host, of start noise [b, *latent], by the ODE sampler of evaluations."""
     done = rollout(make(prompts), x, schedule, KERNELS["ode"], lambda step: x, stochastic=())
     return pipeline.decode(done.final).cpu()
@@ -90,8 +91,8 @@ def candidates(
     """Draws and scores N images of each prompt; arguments as `best_of_n`."""
     count = _check(prompts, x)
     rows = torch.arange(x[:, :, 0].shape[:2].numel())
-    images = draw(pipeline, make, [prompts[row // count].text for row in rows], x.flatten(0, 1), schedule)
-    scores = _score(reward, part, prompts, images, rows, count)
+    images = draw(pipeline, make, [prompts[row // count] for row in rows], x.flatten(0, 1), schedule)
+    scores = _score(pipeline, reward, part, prompts, images, rows, count)
     return Candidates(images=images.unflatten(0, (len(prompts), count)), scores=scores.reshape(len(prompts), count))
 
 
@@ -104,7 +105,7 @@ def best_of_n(
     Args:
         pipeline: decodes.
         make: what is drawn from.
-        prompts: P prompts with what the reward reads of them.
+        prompts: P prompts with their negative ones and pictures, and what the reward reads of them.
         x: start noise.
         schedule: of the deterministic sampler.
         reward: any of `flowrl.rewards`; those that compare get the candidates of a prompt as a group.
@@ -136,9 +137,9 @@ def prune_steps(
     count = _check(prompts, x)
 
     def score(clean: Tensor, rows: Tensor) -> Tensor:
-        return _score(reward, part, prompts, pipeline.decode(clean).cpu(), rows, count)
+        return _score(pipeline, reward, part, prompts, pipeline.decode(clean).cpu(), rows, count)
 
-    found = search(lambda rows: make([prompts[row // count].text for row in rows]), x, schedule, plan, score)
+    found = search(lambda rows: make([prompts[row // count] for row in rows]), x, schedule, plan, score)
     return Found(
         images=pipeline.decode(found.final).cpu(), chosen=found.chosen, scores=found.scores,
         evaluations=plan.evaluations(schedule.num_steps), looks=plan.looks,
@@ -152,13 +153,13 @@ def _check(prompts: Sequence[Prompt], x: Tensor) -> int:
 
 
 def _score(
-    reward: Reward, part: str | None, prompts: Sequence[Prompt], images: Tensor, rows: Tensor, count: int
-) -> Tensor:
+    pipeline: Pipeline, reward: Reward, part: str | None, prompts: Sequence[Prompt], images: Tensor, rows: Tensor,
+    count: int,
+) -> Tensor:  # fmt: skip
     """[b] of candidates by their numbers; NaN where the reward failed."""
-    owners = (rows // count).tolist()
-    inputs = RewardInputs(
-        prompts=[prompts[owner].text for owner in owners], images=images.float(),
-        metadata=[prompts[owner].metadata for owner in owners], group_ids=rows // count, sample_ids=rows % count,
+    inputs = reward_inputs(
+        pipeline, [prompts[row // count] for row in rows], images.float(), group=rows // count,
+        numbers=(rows % count).tolist(), iteration=0,
     )  # fmt: skip
     output = check_output(reward(inputs), len(inputs), reward.name)
     if part is not None and part not in output.parts:

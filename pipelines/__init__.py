@@ -131,7 +131,7 @@ def family_of(model: str) -> str:
     """The family of a model: of a folder by its model_index.json, of a hub id by the families' lists.
 
     Raises:
-        ValueError: a folder of a class that no family loads. A hub id that none lists is taken for SD3's.
+        ValueError: a folder of a class that no family loads, or a hub id that none lists.
     """
     index = Path(model) / "model_index.json"
     if index.is_file():
@@ -144,7 +144,10 @@ def family_of(model: str) -> str:
     for name in PIPELINES:
         if model in family(name).KNOWN:
             return name
-    return "sd3"
+    raise ValueError(
+        f"{model} is no folder here, and no hub id that a family lists, so its family is not known: for training set "
+        "pipeline.name; `flowrl sample` and `flowrl eval` take a run, or a folder that it was downloaded to"
+    )
 
 
 def family(name: str) -> Any:

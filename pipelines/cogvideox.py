@@ -44,10 +44,13 @@ COGVIDEOX_5B = {
     **COGVIDEOX_2B, "num_attention_heads": 48, "num_layers": 42, "use_rotary_positional_embeddings": True,
 }  # fmt: skip
 
-KNOWN = {"THUDM/CogVideoX-2b": COGVIDEOX_2B, "THUDM/CogVideoX-5b": COGVIDEOX_5B}
-"""Hub id -> its transformer's configuration."""
+KNOWN = {
+    "THUDM/CogVideoX-2b": COGVIDEOX_2B, "THUDM/CogVideoX-5b": COGVIDEOX_5B,
+    "zai-org/CogVideoX-2b": COGVIDEOX_2B, "zai-org/CogVideoX-5b": COGVIDEOX_5B,
+}  # fmt: skip
+"""Hub id -> its transformer's configuration; the publisher has two names."""
 
-LICENCES = {"THUDM/CogVideoX-2b": ("Apache-2.0", False), "THUDM/CogVideoX-5b": ("CogVideoX", False)}
+LICENCES = {name: ("Apache-2.0" if name.endswith("2b") else "CogVideoX", False) for name in KNOWN}
 """Hub id -> (licence of the weights, whether the hub asks to accept it)."""
 
 
@@ -205,6 +208,15 @@ def _check_version(model: str, patch_size_t: int | None) -> None:
         )
 
 
+def _check_text(model: str, tokens: int, config: Mapping[str, Any]) -> None:
+    own = config["max_text_seq_length"]
+    if tokens != own:
+        raise ValueError(
+            f"pipeline.max_sequence_length ({tokens}) must be {own} for {model}: its network attends to padding as to "
+            "words and was trained with so many tokens of text"
+        )
+
+
 def load(
     model: str,
     *,
@@ -227,7 +239,7 @@ def load(
         device: where everything lives.
         height: pixels; None takes the checkpoint's own, 480.
         width: pixels; None takes the checkpoint's own, 720.
-        max_sequence_length: T5 tokens; padding is attended to, so another number than 226 is another function.
+        max_sequence_length: T5 tokens; padding is attended to, so only the checkpoint's own number, 226, is taken.
         vae_slice: clips decoded at once.
         gradient_checkpointing: recompute blocks in the backward pass (same numbers, less memory, +40 % time).
         num_frames: of a clip, 1 and a multiple of 8; None takes the checkpoint's own, 49.
@@ -236,12 +248,17 @@ def load(
             learn to exploit or to hide them: leave it off where memory allows.
 
     Raises:
-        ValueError: nothing loadable there, or a size or number of frames that the model cannot draw.
+        ValueError: nothing loadable there, another length of prompts than the model's, or a size or number of frames
+            that it cannot draw.
     """
+    known = common.part_config(model, "transformer", KNOWN)
+    if known is not None and "max_text_seq_length" in known:
+        _check_text(model, max_sequence_length, known)
     precision: Any = {"default": dtype, "vae": torch.float32}
     pipe = common.load_stock(CogVideoXPipeline, model, family="CogVideoX", dtype=precision)
     config, factor = pipe.transformer.config, pipe.vae_scale_factor_spatial
     _check_version(model, config.patch_size_t)
+    _check_text(model, max_sequence_length, config)
     common.freeze(pipe, device, denoisers=("transformer",), gradient_checkpointing=gradient_checkpointing)
     if vae_tiling:
         pipe.vae.enable_tiling()
@@ -274,12 +291,7 @@ def meta_call(network: Any, height: int, width: int, num_frames: int | None, tex
         ValueError: the model cannot draw this size, or takes no prompts of this length.
     """
     config, patch = network.config, 8 * network.config.patch_size
-    rotary, own = config.use_rotary_positional_embeddings, config.max_text_seq_length
-    if not rotary and text_tokens != own:
-        raise ValueError(
-            f"pipeline.max_sequence_length ({text_tokens}) must be {own} for this model: its table of positions "
-            "begins with so many of the text's"
-        )
+    _check_text("this model", text_tokens, config)
     frames = 2 * video.check_frames("this model", num_frames or 0, 8) - 1
     common.check_size("this model", (height, width), patch)
     arguments = common.meta_arguments({
@@ -287,7 +299,7 @@ def meta_call(network: Any, height: int, width: int, num_frames: int | None, tex
         "encoder_hidden_states": (1, text_tokens, config.text_embed_dim),
         "timestep": (1,),
     })  # fmt: skip
-    if not rotary:
+    if not config.use_rotary_positional_embeddings:
         return arguments
     positions = torch.empty(frames * (height // patch) * (width // patch), config.attention_head_dim, device="meta")
     return arguments | {"image_rotary_emb": (positions, positions.clone())}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import diffusers
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from flowrl.pipelines.lora import check_targets, lora_ready_for_diffusers
 from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, linear_cfg
-from flowrl.trajectory import Conditioning
+from flowrl.samplers.schedules import build_schedule, dynamic_mu
+from flowrl.trajectory import Conditioning, Schedule
 
 Sources = Sequence[Sequence[Tensor]]
 """The source pictures of each prompt, float32 [3, h, w] in [0, 1]."""
@@ -163,8 +165,11 @@ def check_sources(sources: Sources | None, prompts: Sequence[str], allowed: tupl
 class Embedded:
     """Embeddings of prompts, each computed once and by itself, so that it does not depend on its batch.
 
-    `encode_one(prompt, sources)` gives a Conditioning of one row; rows are kept on the host.
+    `encode_one(prompt, sources)` gives a Conditioning of one row; rows are kept on the host, the newest `limit` of them
+    while they can be computed again.
     """
+
+    limit: ClassVar[int | None] = EMBEDDING_CACHE
 
     def __init__(self, encode_one: Callable[[str, Sequence[Tensor]], Conditioning]) -> None:
         self.encode_one = encode_one
@@ -188,7 +193,7 @@ class Embedded:
                     )
                 self.rows[key] = self.encode_one(key[0], pictures).to("cpu")
         cond = Conditioning.cat([self.rows[key] for key in keys]).to(device)
-        while not self.freed and len(self.rows) > EMBEDDING_CACHE:
+        while not self.freed and Embedded.limit is not None and len(self.rows) > Embedded.limit:
             del self.rows[next(iter(self.rows))]  # the oldest; it can be computed again
         return cond
 
@@ -198,6 +203,16 @@ class Embedded:
         pipe.register_modules(**dict.fromkeys(parts))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+@contextmanager
+def keeping_all() -> Iterator[None]:
+    """Inside, embeddings have no limit: for what is encoded before the text encoders go."""
+    Embedded.limit, usual = None, Embedded.limit
+    try:
+        yield
+    finally:
+        Embedded.limit = usual
 
 
 def _digest(picture: Tensor) -> str:
@@ -229,6 +244,61 @@ def two_pass_guidance(
 def with_shift(config: Mapping[str, Any], shift: float | None) -> dict[str, Any]:
     """A flow scheduler's configuration with another static shift; None leaves it."""
     return dict(config) if shift is None else {**config, "shift": shift}
+
+
+def own_mu(config: Mapping[str, Any], num_tokens: int) -> float:
+    """Logarithm of the shift that a flow scheduler's configuration gives a latent of so many tokens."""
+    return dynamic_mu(
+        num_tokens,
+        base_shift=config.get("base_shift", 0.5),
+        max_shift=config.get("max_shift", 1.15),
+        base_tokens=config.get("base_image_seq_len", 256),
+        max_tokens=config.get("max_image_seq_len", 4096),
+    )
+
+
+def flux_schedule(
+    config: Mapping[str, Any], shape: Sequence[int], num_steps: int, grid: str, shift: float | None
+) -> Schedule:
+    """`stock_schedule` of latents `[c, h, w]` that are read as tokens of 2 x 2 pixels."""
+    return stock_schedule(config, num_steps, grid, own_mu(config, (shape[-2] // 2) * (shape[-1] // 2)), shift)
+
+
+def stock_schedule(config: Mapping[str, Any], num_steps: int, grid: str, mu: float, shift: float | None) -> Schedule:
+    """The grid of a stock pipeline that hands `linspace(1, 1/T, T)` to its scheduler, under the name "diffusers" too.
+
+    Args:
+        config: of the scheduler.
+        num_steps: T.
+        grid: "diffusers" or "linspace".
+        mu: logarithm of the shift, where the scheduler shifts by resolution.
+        shift: takes the place of exp(mu), or of the scheduler's static shift.
+
+    Raises:
+        ValueError: another grid, or a shift that is not positive.
+    """
+    if shift is not None and not shift > 0:
+        raise ValueError(
+            f"shift must be positive, got {shift}: 1 leaves the grid unshifted, null takes the model's own"
+        )
+    grid = "linspace" if grid == "diffusers" else grid
+    if not config.get("use_dynamic_shifting"):
+        return build_schedule(with_shift(config, shift), num_steps, grid=grid)
+    return build_schedule(config, num_steps, grid=grid, mu=mu if shift is None else math.log(shift))
+
+
+def pack(x: Tensor) -> Tensor:
+    """Latents `[b, c, h, w]` as tokens of 2 x 2 pixels, row by row, `[b, h/2 * w/2, 4c]`."""
+    b, channels, height, width = x.shape
+    patches = x.reshape(b, channels, height // 2, 2, width // 2, 2)
+    return patches.permute(0, 2, 4, 1, 3, 5).reshape(b, (height // 2) * (width // 2), 4 * channels)
+
+
+def unpack(tokens: Tensor, shape: Sequence[int]) -> Tensor:
+    """Tokens `[b, n, 4c]` as latents `[b, c, h, w]`; the inverse of `pack`."""
+    channels, height, width = shape
+    patches = tokens.reshape(len(tokens), height // 2, width // 2, channels, 2, 2)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens), channels, height, width)
 
 
 def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor], *, gradient: bool) -> Tensor:

@@ -7,7 +7,6 @@ input of the network (dev), or there is none (schnell). What Kontext and FLUX.2 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -18,10 +17,9 @@ from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
 from flowrl.pipelines import common
-from flowrl.pipelines.common import Embedded, Sources
+from flowrl.pipelines.common import Embedded, Sources, pack, unpack
 from flowrl.samplers.guidance import Network, Velocity, conditioned
 from flowrl.samplers.guidance_rules import embedded_guidance
-from flowrl.samplers.schedules import build_schedule, dynamic_mu
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = (
@@ -41,17 +39,25 @@ FLUX_SCHNELL: dict[str, Any] = {
 FLUX_DEV: dict[str, Any] = {**FLUX_SCHNELL, "guidance_embeds": True}
 """The dimensions of FLUX.1-dev's transformer."""
 
-KNOWN = {"black-forest-labs/FLUX.1-dev": FLUX_DEV, "black-forest-labs/FLUX.1-schnell": FLUX_SCHNELL}
+KNOWN = {
+    "black-forest-labs/FLUX.1-dev": FLUX_DEV,
+    "black-forest-labs/FLUX.1-schnell": FLUX_SCHNELL,
+    "black-forest-labs/FLUX.1-Krea-dev": FLUX_DEV,
+}
 """Hub id -> its transformer's configuration: LoRA targets can be checked before gigabytes are fetched."""
 
 LICENCES = {
     "black-forest-labs/FLUX.1-dev": ("FLUX.1 [dev] Non-Commercial", True),
     "black-forest-labs/FLUX.1-schnell": ("Apache 2.0", True),
+    "black-forest-labs/FLUX.1-Krea-dev": ("FLUX.1 [dev] Non-Commercial", True),
 }
 """Hub id -> (licence of the weights, whether the hub asks to accept it)."""
 
 ENCODERS = ("text_encoder", "text_encoder_2")
 """A FLUX.1 pipeline's text encoders."""
+
+LENGTH, LENGTH_SCHNELL = 512, 256
+"""T5 tokens that models with guidance as an input (dev), and those without (schnell), were released for."""
 
 PATCH = 16
 """Pixels of a token's side, in every published checkpoint of FLUX.1 and FLUX.2."""
@@ -122,7 +128,7 @@ class Flux:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Grids "diffusers", the stock pipeline's, and "linspace" are the same here."""
-        return flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
+        return common.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
@@ -144,17 +150,6 @@ class Flux:
 
 
 # ---- what FLUX.1 models share ----------------------------------------------------------------------------------------
-
-
-def pack(x: Tensor) -> Tensor:
-    """Latents `[b, c, h, w]` as tokens of 2 x 2 pixels, row by row, `[b, h/2 * w/2, 4c]`."""
-    return nn.functional.pixel_unshuffle(x, 2).flatten(2).transpose(1, 2)
-
-
-def unpack(tokens: Tensor, shape: Sequence[int]) -> Tensor:
-    """Tokens `[b, n, 4c]` as latents `[b, c, h, w]`; the inverse of `pack`."""
-    c, h, w = shape
-    return nn.functional.pixel_shuffle(tokens.transpose(1, 2).reshape(-1, 4 * c, h // 2, w // 2), 2)
 
 
 def token_ids(shape: Sequence[int], picture: int = 0) -> Tensor:
@@ -217,39 +212,19 @@ def distilled_guidance(network: Network, cond: Conditioning, scale: float, *, em
     return conditioned(network, cond)
 
 
-def flux_schedule(
-    config: Mapping[str, Any], shape: Sequence[int], num_steps: int, grid: str, shift: float | None
-) -> Schedule:
-    """The grid of FLUX.1's stock pipelines, shifted as the scheduler's configuration says for latents of a shape."""
-    mu = dynamic_mu(
-        shape[1] * shape[2] // 4,
-        base_shift=config.get("base_shift", 0.5),
-        max_shift=config.get("max_shift", 1.15),
-        base_tokens=config.get("base_image_seq_len", 256),
-        max_tokens=config.get("max_image_seq_len", 4096),
-    )
-    return stock_schedule(config, num_steps, grid, mu, shift)
-
-
-def stock_schedule(config: Mapping[str, Any], num_steps: int, grid: str, mu: float, shift: float | None) -> Schedule:
-    """The grid of a stock pipeline that hands `linspace(1, 1/T, T)` to its scheduler, under the name "diffusers" too.
-
-    Args:
-        config: of the scheduler.
-        num_steps: T.
-        grid: "diffusers" or "linspace".
-        mu: logarithm of the shift, where the scheduler shifts by resolution.
-        shift: takes the place of exp(mu), or of the scheduler's static shift.
+def prompt_length(model: str, guidance_embeds: bool, asked: int | None) -> int:
+    """T5 tokens of a prompt: those asked for, or what the model was released for, 512 with guidance and 256 without.
 
     Raises:
-        ValueError: another grid, or a shift that is not positive.
+        ValueError: a model without guidance is asked for more than it was released for.
     """
-    grid = "linspace" if grid == "diffusers" else grid
-    if not config.get("use_dynamic_shifting"):
-        return build_schedule(common.with_shift(config, shift), num_steps, grid=grid)
-    if shift is not None and not shift > 0:
-        raise ValueError(f"shift must be positive, got {shift}: 1 leaves the grid unshifted")
-    return build_schedule(config, num_steps, grid=grid, mu=mu if shift is None else math.log(shift))
+    own = LENGTH if guidance_embeds else LENGTH_SCHNELL
+    if asked is not None and not guidance_embeds and asked > own:
+        raise ValueError(
+            f"pipeline.max_sequence_length ({asked}) must be at most {own} for {model}, a distilled model without "
+            "guidance: null takes that"
+        )
+    return own if asked is None else asked
 
 
 def scaled_mode(vae: Any, x: Tensor) -> Tensor:
@@ -305,7 +280,7 @@ def load(
     device: torch.device | str = "cpu",
     height: int | None = None,
     width: int | None = None,
-    max_sequence_length: int = 512,
+    max_sequence_length: int | None = None,
     vae_slice: int = 8,
     gradient_checkpointing: bool = False,
 ) -> Flux:
@@ -317,14 +292,15 @@ def load(
         device: where everything lives.
         height: pixels; None takes the stock pipeline's own, 1024.
         width: pixels; None takes the stock pipeline's own, 1024.
-        max_sequence_length: T5 tokens.
+        max_sequence_length: T5 tokens; None takes 512, and 256 (the most there is) for models without guidance.
         vae_slice: images decoded at once.
         gradient_checkpointing: recompute blocks in the backward pass (same numbers, less memory, +40 % time).
 
     Raises:
-        ValueError: nothing loadable there.
+        ValueError: nothing loadable there, or a size or length that the model cannot take.
     """
     pipe = common.load_stock(FluxPipeline, model, family="FLUX.1", dtype=dtype)
+    length = prompt_length(model, pipe.transformer.config.guidance_embeds, max_sequence_length)
     common.freeze(pipe, device, denoisers=("transformer",), gradient_checkpointing=gradient_checkpointing)
     own = pipe.default_sample_size * pipe.vae_scale_factor
     return Flux(
@@ -333,7 +309,7 @@ def load(
         dtype=dtype,
         device=torch.device(device),
         size=(height or own, width or own),
-        max_sequence_length=max_sequence_length,
+        max_sequence_length=length,
         vae_slice=vae_slice,
     )
 
@@ -344,6 +320,13 @@ def load(
 def default_size(network: nn.Module) -> tuple[int, int, int | None]:
     """Height and width in pixels that the model draws unless told otherwise; no frames."""
     return 1024, 1024, None
+
+
+def text_tokens(model: str, max_sequence_length: int) -> int:
+    """T5 tokens of every prompt; 0 asks for the model's own, which are dev's where nothing is known of it."""
+    config = common.part_config(model, "transformer", KNOWN)
+    embeds = config is None or bool(config.get("guidance_embeds"))
+    return prompt_length(model, embeds, max_sequence_length or None)
 
 
 def meta_call(

@@ -95,9 +95,9 @@ class Kontext:
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
         """Velocity in float32; the network runs in the pipeline's dtype, its LoRA weights stay float32."""
         with common.autocast(self.device, self.dtype):
-            tokens = torch.cat([flux.pack(x.to(self.dtype)), flux.pack(cond.tensors["image_latents"])], dim=1)
+            tokens = torch.cat([common.pack(x.to(self.dtype)), common.pack(cond.tensors["image_latents"])], dim=1)
             output = flux.evaluate(self.denoiser, tokens, timestep, cond, self._ids)
-        return flux.unpack(output[:, : self._num_tokens].float(), self.latent_shape)
+        return common.unpack(output[:, : self._num_tokens].float(), self.latent_shape)
 
     def passes(self, scale: float) -> int:
         """One at every scale."""
@@ -109,7 +109,7 @@ class Kontext:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Grids "diffusers", the stock pipeline's, and "linspace" are the same here."""
-        return flux.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
+        return common.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from flowrl.pipelines import common, video
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity
-from flowrl.samplers.schedules import dynamic_mu
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = (
@@ -136,13 +135,7 @@ class LTXVideo:
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Grid "diffusers" is "linspace" here: the stock pipeline passes evenly spaced sigmas in."""
         config, (_, frames, height, width) = self.pipe.scheduler.config, self.latent_shape
-        mu = dynamic_mu(
-            frames * height * width,
-            base_shift=config.get("base_shift", 0.5),
-            max_shift=config.get("max_shift", 1.15),
-            base_tokens=config.get("base_image_seq_len", 256),
-            max_tokens=config.get("max_image_seq_len", 4096),
-        )
+        mu = common.own_mu(config, frames * height * width)
         return video.flow_schedule(self.pipe.scheduler, num_steps, grid, shift, sigmas="linspace", mu=mu)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:

@@ -21,10 +21,9 @@ from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
 from torch import Tensor, nn
 
 from flowrl.pipelines import common
-from flowrl.pipelines.common import Embedded, Sources
+from flowrl.pipelines.common import Embedded, Sources, pack, unpack
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
-from flowrl.samplers.schedules import build_schedule, dynamic_mu
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = (
@@ -44,7 +43,7 @@ QWEN_IMAGE: dict[str, Any] = {
 }  # fmt: skip
 """The dimensions of Qwen-Image's transformer, 20.43 B parameters."""
 
-KNOWN = {"Qwen/Qwen-Image": QWEN_IMAGE}
+KNOWN = {"Qwen/Qwen-Image": QWEN_IMAGE, "Qwen/Qwen-Image-2512": QWEN_IMAGE}
 """Hub id -> its transformer's configuration: LoRA targets can be checked before gigabytes are fetched."""
 
 LICENCES = {name: ("Apache-2.0", False) for name in KNOWN}
@@ -129,7 +128,7 @@ class QwenImage:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Both grids are the stock pipeline's: it passes its own evenly spaced levels, which are shifted once."""
-        return size_dependent_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
+        return common.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
@@ -154,20 +153,6 @@ def latent_shape(pipe: Any, height: int, width: int) -> tuple[int, int, int]:
     return pipe.transformer.config.in_channels // 4, height // pipe.vae_scale_factor, width // pipe.vae_scale_factor
 
 
-def pack(x: Tensor) -> Tensor:
-    """Latents `[b, C, h, w]` as tokens `[b, h/2 * w/2, 4 C]`, one a patch of 2 x 2."""
-    b, channels, height, width = x.shape
-    patches = x.reshape(b, channels, height // 2, 2, width // 2, 2)
-    return patches.permute(0, 2, 4, 1, 3, 5).reshape(b, (height // 2) * (width // 2), 4 * channels)
-
-
-def unpack(tokens: Tensor, shape: Sequence[int]) -> Tensor:
-    """Tokens back as latents `[b, *shape]`."""
-    channels, height, width = shape
-    patches = tokens.reshape(len(tokens), height // 2, width // 2, channels, 2, 2)
-    return patches.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens), channels, height, width)
-
-
 def grid_of(x: Tensor) -> tuple[int, int, int]:
     """Frames, rows and columns of tokens of latents `[..., h, w]`."""
     return 1, x.shape[-2] // 2, x.shape[-1] // 2
@@ -190,38 +175,6 @@ def unpadded(cond: Conditioning) -> tuple[Tensor, Tensor | None]:
 def rescaled_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
     """`qwen_norm_rescale` of unpacked outputs: norms are those of tokens."""
     return unpack(qwen_norm_rescale(pack(negative), pack(positive), scale), positive.shape[1:])
-
-
-def size_dependent_schedule(
-    config: Mapping[str, Any], shape: Sequence[int], num_steps: int, grid: str, shift: float | None
-) -> Schedule:
-    """Evenly spaced levels, shifted as a scheduler's configuration says: by the number of tokens, or by a fixed shift.
-
-    Args:
-        config: of a flow scheduler.
-        shape: of one latent.
-        num_steps: T.
-        grid: "diffusers" or "linspace", the same here.
-        shift: replaces the configuration's; it is exp(mu) where that shifts by size.
-
-    Raises:
-        ValueError: shift is not positive, or the grid is none of the two.
-    """
-    if shift is not None and not shift > 0:
-        raise ValueError(
-            f"shift must be positive, got {shift}: 1 leaves the grid unshifted, null takes the model's own"
-        )
-    grid = "linspace" if grid == "diffusers" else grid
-    if not config.get("use_dynamic_shifting"):
-        return build_schedule(common.with_shift(config, shift), num_steps, grid=grid)
-    own = dynamic_mu(
-        (shape[-2] // 2) * (shape[-1] // 2),
-        base_shift=config.get("base_shift", 0.5),
-        max_shift=config.get("max_shift", 1.15),
-        base_tokens=config.get("base_image_seq_len", 256),
-        max_tokens=config.get("max_image_seq_len", 4096),
-    )
-    return build_schedule(config, num_steps, grid=grid, mu=own if shift is None else math.log(shift))
 
 
 def pictures_of(vae: Any, latents: Tensor) -> Tensor:

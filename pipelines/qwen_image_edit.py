@@ -9,13 +9,15 @@ source is resized to one size (whatever its aspect ratio) before it is encoded: 
 recipes do, unless `source_height` and `source_width` say otherwise. Stock takes about 1024 x 1024 pixels at the
 source's own aspect ratio. What the text encoder sees follows stock: that resized picture in the first pipeline, about
 384 x 384 pixels at the source's own aspect ratio in the second. Embeddings are padded to `max_sequence_length`, which
-counts the pictures' tokens too; what is longer is refused, because stock never cuts them.
+counts the pictures' tokens too, and has room for them unless told otherwise; what is longer is refused, because stock
+never cuts them.
 
 Everything else is as in `flowrl.pipelines.qwen_image`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -26,22 +28,20 @@ from diffusers import DiffusionPipeline, QwenImageEditPipeline, QwenImageEditPlu
 from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import CONDITION_IMAGE_SIZE, calculate_dimensions
 from PIL import Image
 from torch import Tensor, nn
+from transformers import Qwen2VLImageProcessor
 
 from flowrl.images import to_pixels
 from flowrl.pipelines import common, qwen_image
-from flowrl.pipelines.common import Embedded, Sources
+from flowrl.pipelines.common import Embedded, Sources, pack, unpack
 from flowrl.pipelines.qwen_image import LORA_TARGETS as QWEN_TARGETS
 from flowrl.pipelines.qwen_image import (
     QWEN_IMAGE,
     grid_of,
     latent_shape,
     latents_of,
-    pack,
     padded,
     pictures_of,
     rescaled_by_token,
-    size_dependent_schedule,
-    unpack,
     unpadded,
 )
 from flowrl.samplers.guidance import Network, Velocity
@@ -62,6 +62,12 @@ LICENCES = {name: ("Apache-2.0", False) for name in KNOWN}
 
 MOST_SOURCES = 3
 """Source pictures that the second pipeline is made for."""
+
+TEXT_TOKENS = 512
+"""Tokens beside the source pictures' that a prompt may have unless told otherwise."""
+
+_FIRST, _SECOND = QwenImageEditPipeline.__name__, QwenImageEditPlusPipeline.__name__
+_OWN_SIDE = 128  # latents of a drawn side, in both stock pipelines
 
 
 class QwenImageEdit:
@@ -164,7 +170,7 @@ class QwenImageEdit:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Both grids are the stock pipeline's; tokens of sources do not count in the shift."""
-        return size_dependent_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
+        return common.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
@@ -198,6 +204,68 @@ def check(model: str, targets: Sequence[str] | None) -> None:
     common.check_bound(meta_denoiser(model), targets)
 
 
+def _kind(model: str) -> str | None:
+    """Name of the stock pipeline, before weights load; None where it is neither of the two or not known."""
+    index = Path(model) / "model_index.json"
+    if index.is_file():
+        found = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
+        return found if found in (_FIRST, _SECOND) else None
+    return None if model not in KNOWN else _FIRST if model == "Qwen/Qwen-Image-Edit" else _SECOND
+
+
+def _reader(model: str) -> Any:
+    """What brings pictures to the size that the text encoder sees: of a folder, else as it is published."""
+    folder = Path(model) / "processor"
+    if folder.is_dir():
+        return Qwen2VLImageProcessor.from_pretrained(folder)
+    return Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": 12_845_056})
+
+
+def picture_tokens(reader: Any, height: int, width: int) -> int:
+    """Tokens of a picture in the text encoder: squares of 28 x 28 pixels, once its sides are multiples of that."""
+    return int(reader.get_number_of_image_patches(height, width)) // reader.merge_size**2
+
+
+def _sizes(
+    model: str, factor: int, drawn: tuple[int | None, int | None], source: tuple[int | None, int | None]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Height and width of what is drawn and of sources, None filled in; `factor` is the autoencoder's."""
+    own = _OWN_SIDE * factor
+    size = drawn[0] or own, drawn[1] or own
+    common.check_size(model, size, 2 * factor)
+    source_size = source[0] or size[0], source[1] or size[1]
+    if any(pixels <= 0 or pixels % (2 * factor) for pixels in source_size):
+        raise ValueError(
+            f"pipeline.options source_height and source_width {source_size} must be multiples of {2 * factor} for "
+            f"{model}"
+        )
+    return size, source_size
+
+
+def _length(
+    model: str, kind: str, reader: Any, source_size: tuple[int, int], num_sources: int, given: int | None
+) -> int:
+    """Tokens that prompts are padded to: what is given, else `TEXT_TOKENS` and those of the source pictures."""
+    most = MOST_SOURCES if kind == _SECOND else 1
+    if not 1 <= num_sources <= most:
+        raise ValueError(
+            f"pipeline.options num_sources ({num_sources}) must lie in 1 .. {most} for {model}, a {kind}: "
+            "Qwen-Image-Edit-2509 and -2511 read up to 3 source pictures"
+        )
+    # The second pipeline keeps a picture's aspect ratio, which only the prompts tell: a square stands for all.
+    seen = calculate_dimensions(CONDITION_IMAGE_SIZE, 1)[:2] if kind == _SECOND else source_size
+    pictures = num_sources * picture_tokens(reader, *seen)
+    if given is None:
+        return TEXT_TOKENS + pictures
+    if given <= pictures:
+        raise ValueError(
+            f"pipeline.max_sequence_length ({given}) leaves no room for words: the source pictures ({num_sources}, "
+            f"seen at {seen[0]} x {seen[1]}) take {pictures} tokens; leave it out for {TEXT_TOKENS + pictures}"
+            + (", or set a smaller pipeline.options source_height and source_width" if kind == _FIRST else "")
+        )
+    return given
+
+
 def load(
     model: str,
     *,
@@ -205,7 +273,7 @@ def load(
     device: torch.device | str = "cpu",
     height: int | None = None,
     width: int | None = None,
-    max_sequence_length: int = 1024,
+    max_sequence_length: int | None = None,
     vae_slice: int = 8,
     gradient_checkpointing: bool = False,
     num_sources: int = 1,
@@ -220,8 +288,9 @@ def load(
         device: where everything lives.
         height: pixels; None takes 1024.
         width: pixels; None takes 1024.
-        max_sequence_length: tokens of a prompt with its source pictures. A picture of 512 x 512 takes 324 of them, one
-            of 1024 x 1024 1369, and one of about 384 x 384, which 2509 and 2511 read, 196.
+        max_sequence_length: tokens of a prompt with its source pictures; None takes the pictures' and 512 more. A
+            picture of 512 x 512 takes 324, one of 1024 x 1024 1369, and one of about 384 x 384, which 2509 and 2511
+            read, 196.
         vae_slice: images decoded at once.
         gradient_checkpointing: recompute blocks in the backward pass (same numbers, less memory, +40 % time).
         num_sources: source pictures of every prompt; more than 1, and at most 3, with 2509 and 2511 only.
@@ -229,28 +298,23 @@ def load(
         source_width: the same for the width.
 
     Raises:
-        ValueError: nothing loadable there, or a size or number of sources that the model cannot take.
+        ValueError: nothing loadable there, a size or number of sources that the model cannot take, or no room for words
+            beside the source pictures.
     """
-    if max_sequence_length < 1:
-        raise ValueError(f"pipeline.max_sequence_length ({max_sequence_length}) must be at least 1")
+    drawn, source, kind = (height, width), (source_height, source_width), _kind(model)
+    vae = common.part_config(model, "vae", {name: {} for name in KNOWN})
+    if kind is not None and vae is not None:  # all is refused once more below, where it was not known before
+        levels = vae.get("temperal_downsample", (False, True, True))
+        _, early = _sizes(model, 2 ** len(levels), drawn, source)
+        _length(model, kind, _reader(model), early, num_sources, max_sequence_length)
     pipe = common.load_stock(DiffusionPipeline, model, family="Qwen-Image-Edit", dtype=dtype)
     if not isinstance(pipe, QwenImageEditPipeline | QwenImageEditPlusPipeline):
         raise ValueError(f"{model} is a {type(pipe).__name__}, no Qwen-Image-Edit: set pipeline.name to its family")
-    most = MOST_SOURCES if isinstance(pipe, QwenImageEditPlusPipeline) else 1
-    if not 1 <= num_sources <= most:
-        raise ValueError(
-            f"pipeline.options num_sources ({num_sources}) must lie in 1 .. {most} for {model}, a "
-            f"{type(pipe).__name__}: Qwen-Image-Edit-2509 and -2511 read up to 3 source pictures"
-        )
+    size, source_size = _sizes(model, pipe.vae_scale_factor, drawn, source)
+    length = _length(
+        model, type(pipe).__name__, pipe.processor.image_processor, source_size, num_sources, max_sequence_length
+    )
     common.freeze(pipe, device, denoisers=("transformer",), gradient_checkpointing=gradient_checkpointing)
-    own, multiple = pipe.default_sample_size * pipe.vae_scale_factor, 2 * pipe.vae_scale_factor
-    size = height or own, width or own
-    common.check_size(model, size, multiple)
-    source_size = source_height or size[0], source_width or size[1]
-    if any(pixels <= 0 or pixels % multiple for pixels in source_size):
-        raise ValueError(
-            f"pipeline.options source_height and source_width {source_size} must be multiples of {multiple} for {model}"
-        )
     return QwenImageEdit(
         pipe,
         model=model,
@@ -259,7 +323,7 @@ def load(
         size=size,
         source_size=source_size,
         num_sources=num_sources,
-        max_sequence_length=max_sequence_length,
+        max_sequence_length=length,
         vae_slice=vae_slice,
     )
 
@@ -270,6 +334,13 @@ def load(
 def default_size(network: Any) -> tuple[int, int, int | None]:
     """Height and width in pixels that the model draws unless told otherwise; no frames."""
     return qwen_image.default_size(network)
+
+
+def text_tokens(model: str, max_sequence_length: int) -> int:
+    """Tokens that a prompt with one source is padded to; 0 asks for what `load` takes at the published size."""
+    side = _OWN_SIDE * 8
+    kind = _kind(model) or _FIRST
+    return max_sequence_length or _length(model, kind, _reader(model), (side, side), 1, None)
 
 
 def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:

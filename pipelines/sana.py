@@ -1,11 +1,11 @@
 """Sana 1 and 1.5: any checkpoint that stock `SanaPipeline` loads.
 
-Flow network `SanaTransformer2DModel` with linear attention, an autoencoder of factor 32 (`AutoencoderDC`), and Gemma 2
-as text encoder. As in stock's own call, a prompt is read behind an instruction to describe the picture in more detail,
-and of all embeddings the first and the last ones are kept. The empty prompt, which guidance leads away from, is read
-alone; a negative prompt with words is read behind the instruction too, where stock reads it alone (`instruction=False`
-leaves it out everywhere). Guidance is two-pass classifier-free guidance. Left out: cleaning of captions, and stock's
-rounding of sizes to its list of aspect ratios.
+Flow network `SanaTransformer2DModel` with linear attention, whose sums are float32 in every dtype; an autoencoder of
+factor 32 (`AutoencoderDC`), and Gemma 2 as text encoder. As in stock's own call, a prompt is read behind an instruction
+to describe the picture in more detail, and of all embeddings the first and the last ones are kept. The empty prompt,
+which guidance leads away from, is read alone; a negative prompt with words is read behind the instruction too, where
+stock reads it alone (`instruction=False` leaves it out everywhere). Guidance is two-pass classifier-free guidance. Left
+out: cleaning of captions, and stock's rounding of sizes to its list of aspect ratios.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from diffusers import SanaPipeline, SanaTransformer2DModel
 from torch import Tensor, nn
 
 from flowrl.pipelines import common
+from flowrl.pipelines.attention import exact_linear
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.samplers.schedules import build_schedule
@@ -238,6 +239,7 @@ def load(
     """
     pipe = common.load_stock(SanaPipeline, model, family="Sana", dtype=dtype)
     _check_distilled(model, pipe.transformer)
+    exact_linear(pipe.transformer)
     common.freeze(pipe, device, denoisers=("transformer",), gradient_checkpointing=gradient_checkpointing)
     if dtype == torch.float16:
         pipe.text_encoder.to(torch.bfloat16)

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from flowrl.pipelines import common
 from flowrl.pipelines.common import Embedded, Sources
-from flowrl.pipelines.qwen_image import size_dependent_schedule
 from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import z_image
 from flowrl.trajectory import Conditioning, Schedule
@@ -128,10 +127,16 @@ class ZImage:
         """Guidance in two passes, `positive + scale * (positive - negative)`; scale 0 is one pass.
 
         Raises:
-            ValueError: the scale is negative, or asks for a negative prompt and there is none.
+            ValueError: the scale is negative, or asks for a negative prompt and there is none; or it is not 0, and
+                the model's name says that it is a turbo.
         """
         if scale == 0:
             return conditioned(network, cond)
+        if "turbo" in Path(self.model).name.lower():
+            raise ValueError(
+                f"{self.model} is distilled to draw without guidance, which is scale 0 in this family, got scale "
+                f"{scale:g}: set sampler.guidance_scale=0 and eval.guidance_scale=0"
+            )
         if not scale > 0 or negative is None:
             raise ValueError(
                 f"guidance at scale {scale} is not to be had: Z-Image takes positive scales with a negative prompt, "
@@ -144,7 +149,7 @@ class ZImage:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Both grids are the stock pipeline's: it passes its own evenly spaced levels, which are shifted once."""
-        return size_dependent_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
+        return common.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""

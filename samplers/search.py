@@ -21,7 +21,7 @@ from torch import Tensor
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import ode
 from flowrl.samplers.parametrization import clean_from_velocity
-from flowrl.trajectory import Schedule
+from flowrl.trajectory import Schedule, start_state
 
 
 def best_of_n_kl(count: int) -> float:
@@ -157,7 +157,7 @@ def search(
     Args:
         velocity_of: `velocity_of(rows)`, the velocity of a batch of candidates by their numbers int64 [b] in 0 .. PN-1;
             asked for at the start and after each cut.
-        x: start noise; candidate n of group p is row `p N + n`.
+        x: standard normal start noise; candidate n of group p is row `p N + n`.
         schedule: T steps.
         plan: N candidates and the cuts.
         score: `score(clean, rows) -> [b]`, of predicted or finished clean latents [b, *latent]; NaN: failed.
@@ -183,7 +183,7 @@ def search(
         scores[cut, rows] = torch.where(torch.isfinite(number), number, math.nan)
         return scores[cut, rows].reshape(rows_PA.shape)
 
-    flat, velocity = x.flatten(0, 1), velocity_of(rows_PA.flatten())
+    flat, velocity = start_state(x.flatten(0, 1), schedule), velocity_of(rows_PA.flatten())
     for step in range(schedule.num_steps):
         sigma, sigma_next = schedule.sigma[step], schedule.sigma[step + 1]
         predicted = velocity(flat, sigma, schedule.timestep[step])

@@ -19,11 +19,15 @@ from tiny_runs import TinyRuns, metrics, tiny_runs
 
 import flowrl.compare.measure as compare_measure
 import flowrl.compare.run as compare_run
+from flowrl import parts
 from flowrl.cli import main
 from flowrl.compare.measure import image_spread
-from flowrl.compare.plan import ask, parse_budget, read_journal
+from flowrl.compare.plan import ask, base_key, parse_budget, read_journal
 from flowrl.compare.progress import spent_share, standing
+from flowrl.config import load_config
+from flowrl.pipelines import Pipeline
 from flowrl.run import Run
+from flowrl.trajectory import Schedule
 
 BUDGET = ("--budget", "nfe=100", "--evals", "1")  # two iterations of 56
 START_PROCESS = compare_run.start_process
@@ -276,6 +280,39 @@ def test_a_wrong_key_is_refused_before_anything_starts(
     assert "did you mean" in capsys.readouterr().err
     assert started == []
     assert not (tiny.folder / "typo").exists()
+
+
+@pytest.mark.parametrize("setting", [
+    "pipeline.num_frames=9", "pipeline.fps=8", "pipeline.options={t5: false}", "sampler.shift=3", "eval.height=64",
+    "eval.width=64", "eval.shift=training", "eval.rewards=[{name: jpeg_compressibility}]", "prompts.negative=blurry",
+    "eval.seed=1",
+])  # fmt: skip
+def test_runs_share_the_first_evaluation_only_where_it_is_the_same(tiny: TinyRuns, setting: str) -> None:
+    path = tiny.folder / "tiny_slow.yaml"
+    plain = base_key(load_config(path))
+    assert base_key(load_config(path, ["optim.lr=0.5", "seed=3"])) == plain
+    assert base_key(load_config(path, [setting])) != plain
+
+
+def test_distances_are_measured_on_the_noise_levels_of_the_evaluation(
+    compared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a shift may go by the size that was trained on, or by the one that is drawn."""
+    run = compared / "tiny_slow-s0"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["eval"] |= {"height": 48, "width": 56, "shift": "training"}
+    write(run / "config.yaml", config)
+    (run / "measure.json").unlink()
+    seen: list[tuple[int, ...]] = []
+    whole = parts.eval_schedule
+
+    def spy(settings: Any, trained: Pipeline, drawn: Pipeline) -> Schedule:
+        seen.extend((trained.image_shape, drawn.image_shape))
+        return whole(settings, trained, drawn)
+
+    monkeypatch.setattr(compare_measure, "eval_schedule", spy)
+    assert compare_measure.measure(run)["kl"] > 0
+    assert seen[1] == (3, 48, 56) != seen[0]
 
 
 def test_standing_tells_what_is_spent_and_what_is_left() -> None:

@@ -20,17 +20,25 @@ from flowrl.evaluation.outcome import over_models, plain
 from flowrl.evaluation.text import aligned, as_text
 from flowrl.pipelines import PIPELINES
 
+MODELS = ("toy", "other/toy", "a/toy", "b/toy", "a/b", "a/c", "d")
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy stands for every model of SD3's family, and these hub ids are of it."""
+    monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")
+    monkeypatch.setattr(toy_pipeline, "KNOWN", MODELS, raising=False)
+
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
-    """The toy stands for every model; what was loaded is listed."""
+    """What was loaded; fingerprints are known without it."""
     loaded: list[Source] = []
 
     def load(source: Source) -> Any:
         loaded.append(source)
         return toy_pipeline.load(source.model)
 
-    monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")
     monkeypatch.setattr(generate, "load_source", load)
     monkeypatch.setattr(generate, "fingerprint", lambda source: f"mark of {source.model} {source.lora}")
     return loaded
@@ -207,6 +215,8 @@ def test_means_over_models_have_students_interval() -> None:
         (("--images", "x", "--compare", "base"), "needs a MODEL with a LoRA"),
         (("toy", "--option", "detector"), "must be KEY=VALUE"),
         (("toy", "--steps", "0"), "must be at least 1"),
+        (("asset:tiny-wan",), r"asset:tiny-wan makes videos \(family wan\) and flowrl eval judges pictures"),
+        (("toy", "--compare", "asset:tiny-wan"), "asset:tiny-wan makes videos"),
         (("toy", "--prompts", "nowhere.jsonl"), "there is no 'nowhere.jsonl'"),
         (("toy", "--train-prompts", "nowhere.txt"), "there is no 'nowhere.txt'"),
     ],

@@ -97,6 +97,52 @@ def test_prompts_are_taken_once_and_evenly() -> None:
     assert choose([*PROMPTS, other], None) == PROMPTS  # the first of a text counts
 
 
+def test_prompts_of_one_text_with_other_pictures_are_told_apart(tmp_path: Path) -> None:
+    first, second = (Prompt(text="make it red", metadata={}, sources=(f"/pictures/{name}.png",)) for name in "ab")
+    assert choose([first, second, first], None) == [first, second]
+    items = [(index, sample) for index in range(2) for sample in range(2)]
+    assert list(generate._numbers([first, second], items).values()) == [0, 1, 0, 1]
+    assert list(generate._numbers([first, first], items).values()) == [0, 1, 2, 3]
+
+
+def test_records_name_pictures_by_absolute_paths(tmp_path: Path) -> None:
+    picture = str(tmp_path / "elsewhere" / "a.png")
+    prompt = Prompt(text="a", metadata={"prompt": "a", "tag": "x", "references": "a.png"}, references=(picture,))
+    drawn(tmp_path / "a", [prompt], samples=1)
+    record = json.loads((tmp_path / "a" / "00000" / "metadata.jsonl").read_text())
+    assert record == {"prompt": "a", "tag": "x", "references": [picture]}
+
+
+def test_prompts_without_a_negative_prompt_take_that_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    encode = Toy.encode
+
+    def watched(self: Toy, prompts: Any, sources: Any = None) -> Any:
+        asked.extend(prompts)
+        return encode(self, prompts, sources)
+
+    monkeypatch.setattr(Toy, "encode", watched)
+    rows = [PROMPTS[0], replace(PROMPTS[1], negative="grey"), replace(PROMPTS[1], negative="brown")]
+    source = replace(SOURCE, guidance_scale=2.0, negative="blurred")
+    drawn(tmp_path / "a", rows, source, samples=1)
+    texts = [PROMPTS[0].text, PROMPTS[1].text]
+    assert asked[:6] == [texts[0], "blurred", texts[1], "grey", texts[1], "brown"]  # before the encoders go
+    assert asked[6:] == [texts[0], texts[1], texts[1], "blurred", "grey", "brown"]
+
+
+def test_a_folder_from_before_further_settings_were_noted_goes_on(tmp_path: Path, loads: list[str]) -> None:
+    source = replace(SOURCE, options={"height": 2, "width": 2, "vae_slice": 1})
+    whole = drawn(tmp_path / "a", source=source)
+    note = json.loads((tmp_path / "a" / DRAWN).read_text())
+    for name in ("options", "shift", "training_size", "negative"):
+        assert note.pop(name) is None
+    assert (note["height"], note["width"]) == (2, 2)
+    (tmp_path / "a" / DRAWN).write_text(json.dumps(note))
+    assert drawn(tmp_path / "a", source=replace(source, options=source.options | {"vae_slice": 2})) == whole
+
+
 def test_a_complete_folder_loads_no_model(tmp_path: Path, loads: list[str]) -> None:
     whole = drawn(tmp_path / "a")
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
@@ -166,6 +212,10 @@ def _draw_slowly(folder: Path) -> None:
         ({"source": replace(SOURCE, guidance_scale=2.0)}, r"guidance_scale 1.0 \(now 2.0\)"),
         ({"source": replace(SOURCE, model="other")}, r"fingerprint 'mark of toy' \(now 'mark of other'\), model"),
         ({"source": replace(SOURCE, dtype="bfloat16")}, r"dtype 'float32' \(now 'bfloat16'\)"),
+        ({"source": replace(SOURCE, shift=3.0)}, r"shift None \(now 3.0\)"),
+        ({"source": replace(SOURCE, training_size=(64, None))}, r"training_size None \(now \[64, None\]\)"),
+        ({"source": replace(SOURCE, negative="grey")}, r"negative None \(now 'grey'\)"),
+        ({"source": replace(SOURCE, options={"upcast": True})}, r"options None \(now {'upcast': True}\)"),
     ],
 )
 def test_other_settings_are_refused(tmp_path: Path, loads: list[str], change: dict[str, Any], words: str) -> None:

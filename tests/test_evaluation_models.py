@@ -10,11 +10,24 @@ from typing import Any
 
 import pytest
 import torch
+import toy_pipeline
 import yaml
 from safetensors.torch import save_file
 from toy_pipeline import write_toy
 
-from flowrl.evaluation.models import EMBEDDED, check_source, find_source, fingerprint, label_of
+from flowrl.evaluation.models import (
+    EMBEDDED,
+    check_pictures,
+    check_source,
+    find_source,
+    fingerprint,
+    label_of,
+    load_source,
+    schedule_of,
+    with_negative,
+)
+from flowrl.pipelines import PIPELINES
+from flowrl.prompts import Prompt
 from flowrl.samplers import build_schedule
 
 
@@ -51,6 +64,74 @@ def test_a_run_says_itself_how_it_is_sampled(tmp_path: Path) -> None:
     plain = make_run(tmp_path / "plain")
     assert (find_source(str(plain)).num_steps, find_source(str(plain)).guidance_scale) == (4, 1.0)
     assert len(build_schedule({"shift": 2.0}, 4, grid=find_source(str(plain)).grid).timestep) == 4
+
+
+def test_a_run_gives_its_negative_prompt_and_how_it_decodes(tmp_path: Path) -> None:
+    file = tmp_path / "two.txt"
+    file.write_text("a red circle\na blue square\n")
+    run = make_run(
+        tmp_path / "run", prompts={"train": str(file), "negative": "blurred"},
+        pipeline={"model": "toy", "height": 32, "width": 48, "vae_slice": 2}, eval={"height": 64},
+    )  # fmt: skip
+    source = find_source(str(run))
+    assert (source.negative, source.height, source.width) == ("blurred", 64, 48)
+    assert source.options == {"height": 64, "width": 48, "vae_slice": 2}
+    own, plain = Prompt(text="a", metadata={}, negative="grey"), Prompt(text="b", metadata={})
+    assert [row.negative for row in with_negative([own, plain], source)] == ["grey", "blurred"]
+    assert with_negative([own, plain], find_source(EMBEDDED)) == [own, plain]
+
+
+class Sized:
+    """A pipeline whose noise levels are its size; of its own it draws 1024 x 1024."""
+
+    denoiser = torch.nn.Linear(1, 1)
+
+    def __init__(self, height: int = 256, width: int = 512) -> None:
+        self.size = (height, width)
+
+    def resized(self, height: int, width: int) -> Sized:
+        return Sized(height, width)
+
+    def schedule(self, num_steps: int, grid: str, shift: float | None) -> Any:
+        return (*self.size, num_steps, grid, shift)
+
+
+@pytest.mark.parametrize(
+    ("trained", "evaluated", "size"),
+    [
+        ({"height": 64, "width": 96}, {"height": 256, "width": 512, "shift": "training"}, (64, 96)),
+        ({"height": 64}, {"height": 256, "shift": "training"}, (64, 1024)),
+        ({}, {"width": 512, "shift": "training"}, (1024, 1024)),
+        ({"height": 64, "width": 96}, {"height": 256, "width": 512}, (256, 512)),
+        ({"height": 256, "width": 512}, {"shift": "training"}, (256, 512)),
+    ],
+)
+def test_the_noise_levels_of_training_are_visited_at_another_size(
+    tmp_path: Path, trained: dict[str, int], evaluated: dict[str, Any], size: tuple[int, int]
+) -> None:
+    run = make_run(tmp_path / "run", pipeline={"name": "flux", "model": "toy", **trained}, eval=evaluated,
+                   sampler={"kernel": "flow_sde", "num_steps": 4, "shift": 1.5})  # fmt: skip
+    sized: Any = Sized()
+    found: Any = schedule_of(find_source(str(run)), sized)
+    assert found == (*size, 4, "diffusers", 1.5)
+
+
+def test_a_model_is_loaded_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")
+    monkeypatch.setattr(toy_pipeline, "load", lambda model, **options: asked.update(options))
+    source = find_source(EMBEDDED)
+    load_source(source, "meta")
+    assert asked["device"] == "meta"
+    load_source(source)
+    assert asked["device"] in ("cpu", "cuda")
+
+
+def test_models_of_videos_are_refused_where_pictures_are_judged() -> None:
+    check_pictures(find_source(EMBEDDED), "a card")
+    check_pictures(find_source("asset:tiny-kontext"), "a card")
+    with pytest.raises(ValueError, match=r"asset:tiny-wan makes videos \(family wan\) and a card judges pictures"):
+        check_pictures(find_source("asset:tiny-wan"), "a card")
 
 
 def test_the_lora_folder_of_a_run_is_the_run(tmp_path: Path) -> None:
@@ -111,9 +192,9 @@ def test_the_fingerprint_notices_weights_and_lora_and_not_the_place(tmp_path: Pa
 
 
 def test_a_hub_model_that_is_not_here_has_no_fingerprint_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = find_source("somebody/some-model")
+    source = find_source("stabilityai/stable-diffusion-3.5-medium")
     assert fingerprint(source) is None
-    snapshot = tmp_path / "models--somebody--some-model" / "snapshots" / "0123abc"
+    snapshot = tmp_path / "models--stabilityai--stable-diffusion-3.5-medium" / "snapshots" / "0123abc"
     snapshot.mkdir(parents=True)
     (snapshot / "model_index.json").write_text("{}")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name: str(snapshot / name))

@@ -18,6 +18,7 @@ from video_family import PROMPTS, STEPS, adapted, check_ratio_is_one, sample_ode
 from flowrl.pipelines import cogvideox
 from flowrl.pipelines.cogvideox import KNOWN, LORA_TARGETS, CogVideoX, plain_config
 from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.tiny import CONTEXT
 from flowrl.samplers.flow_coordinates import alpha_bars, flow_sigma
 
 
@@ -134,6 +135,13 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
         tiny(folder).schedule(STEPS, "diffusers", 3.0)
     bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
     cogvideox.check(str(bare), LORA_TARGETS)
+    with pytest.raises(ValueError, match=rf"max_sequence_length \({CONTEXT - 1}\) must be {CONTEXT} for .*bare: "):
+        tiny(bare, max_sequence_length=CONTEXT - 1)  # before weights load: there are none
+    for name in ("THUDM/CogVideoX-2b", "zai-org/CogVideoX-5b"):
+        with pytest.raises(ValueError, match=rf"max_sequence_length \(225\) must be 226 for {name}"):
+            cogvideox.load(name, max_sequence_length=225)
+        with pytest.raises(ValueError, match=r"max_sequence_length \(225\) must be 226 for this model"):
+            cogvideox.meta_call(cogvideox.meta_denoiser(name), 480, 720, 49, 225)
     with pytest.raises(ValueError, match=r"'attn1\.to_w' matches no linear layer"):
         cogvideox.check(str(bare), ["attn1.to_w"])
     path = bare / "transformer" / "config.json"
@@ -148,7 +156,7 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
         cogvideox.check(str(bare), None)
 
 
-@pytest.mark.parametrize(("name", "billions"), list(zip(KNOWN, (1.69, 5.57), strict=True)))
+@pytest.mark.parametrize(("name", "billions"), list(zip(KNOWN, (1.69, 5.57) * 2, strict=True)))
 def test_published_sizes(name: str, billions: float) -> None:
     """Billions of parameters ("2b", "5b"), and LoRA targets that bind there."""
     cogvideox.check(name, LORA_TARGETS)

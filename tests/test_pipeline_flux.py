@@ -12,7 +12,7 @@ from diffusers import FluxPipeline
 from tiny_flux import ALPHA, PROMPTS, RANK, STEPS, adapted, check_replay, same, sample_ode, save_tiny_flux, start_noise
 from torch import Tensor
 
-from flowrl.pipelines import flux
+from flowrl.pipelines import common, flux
 from flowrl.pipelines.flux import Flux
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.tiny import CONTEXT
@@ -32,7 +32,7 @@ def distilled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Flux:
     return flux.load(
-        str(folder), dtype=dtype, max_sequence_length=CONTEXT, **{"height": 32, "width": 32} | options
+        str(folder), dtype=dtype, **{"height": 32, "width": 32, "max_sequence_length": CONTEXT} | options
     )  # fmt: skip
 
 
@@ -82,10 +82,10 @@ def test_the_scale_is_an_input_of_the_network(folder: Path) -> None:
 
 def test_tokens_are_two_by_two_pixels_row_by_row() -> None:
     x = torch.arange(2 * 4 * 6).float().view(1, 2, 4, 6)
-    tokens = flux.pack(x)
+    tokens = common.pack(x)
     assert torch.equal(tokens, FluxPipeline._pack_latents(x, 1, 2, 4, 6))
     assert tokens[0, 1].tolist() == [2, 3, 8, 9, 26, 27, 32, 33]
-    assert torch.equal(flux.unpack(tokens, (2, 4, 6)), x)
+    assert torch.equal(common.unpack(tokens, (2, 4, 6)), x)
     assert flux.token_ids((2, 4, 6), 1).tolist() == [[1, r, c] for r in range(2) for c in range(3)]
 
 
@@ -173,6 +173,25 @@ def test_guidance_of_a_model_that_has_none_is_refused(distilled: Path) -> None:
     with pytest.raises(ValueError, match="has no guidance, got scale 0"):
         pipeline.guided(pipeline.network, cond, None, 0.0)
     assert pipeline.passes(2.0) == pipeline.passes(1.0) == 1
+
+
+def test_a_prompt_has_as_many_tokens_as_the_model_was_released_for(folder: Path, distilled: Path) -> None:
+    own: dict[str, Any] = {"dtype": torch.float32, "height": 32, "width": 32}
+    assert flux.load(str(folder), **own).max_sequence_length == 512
+    assert flux.load(str(folder), **own, max_sequence_length=300).max_sequence_length == 300
+    schnell = flux.load(str(distilled), **own)
+    assert schnell.encode(PROMPTS[:1]).tensors["embeds"].shape[:2] == (1, 256)
+    assert flux.load(str(distilled), **own, max_sequence_length=256).max_sequence_length == 256
+    assert [flux.text_tokens(model, 0) for model in (DEV, SCHNELL, "someone/unknown")] == [512, 256, 512]
+    assert [flux.text_tokens(str(where), 0) for where in (folder, distilled)] == [512, 256]
+    assert [flux.text_tokens(model, 200) for model in (DEV, SCHNELL)] == [200, 200]
+
+
+def test_more_tokens_than_a_distilled_model_was_released_for_are_refused(distilled: Path) -> None:
+    with pytest.raises(ValueError, match=r"pipeline\.max_sequence_length \(257\) must be at most 256 for "):
+        load(distilled, max_sequence_length=257)
+    with pytest.raises(ValueError, match=r"max_sequence_length \(512\) must be at most 256 for black-forest-labs"):
+        flux.text_tokens(SCHNELL, 512)
 
 
 def test_folders_targets_and_sizes_that_do_not_fit_are_refused(folder: Path, tiny_sd3_folder: Path) -> None:

@@ -26,8 +26,9 @@ from tiny_qwen_image import SIZE, save_tiny_qwen_image
 from torch import Tensor
 
 from flowrl.pipelines import qwen_image
+from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.lora import check_targets
-from flowrl.pipelines.qwen_image import QwenImage, pack, unpack
+from flowrl.pipelines.qwen_image import QwenImage
 from flowrl.samplers import dynamic_sigmas
 
 LENGTH = 48

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ from torch import Tensor
 
 from flowrl.images import to_pixels
 from flowrl.pipelines import qwen_image_edit
+from flowrl.pipelines.common import pack
 from flowrl.pipelines.lora import check_targets
-from flowrl.pipelines.qwen_image import pack
 from flowrl.pipelines.qwen_image_edit import QwenImageEdit
 from flowrl.randomness import counter_normal
 
@@ -239,6 +240,48 @@ def test_wrong_folders_and_targets_are_refused(root: Path, tmp_path: Path) -> No
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}), encoding="utf-8")
     with pytest.raises(ValueError, match="could not load"):
         qwen_image_edit.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(("kind", "picture_tokens"), [("one", 18 * 37), ("several", 2 * 14 * 14)])
+def test_prompts_have_room_beside_their_pictures_by_default(root: Path, kind: str, picture_tokens: int) -> None:
+    """A side of 512 pixels is 18 squares of 28, one of 1024 37, and one of 384 14, rounded."""
+    size: dict[str, Any] = {"source_height": 512, "source_width": 1024, "max_sequence_length": None}
+    assert load(root, kind, **size).max_sequence_length == 512 + picture_tokens
+    bare = root / f"{kind}_bare"
+    shutil.copytree(root / kind, bare, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    message = rf"max_sequence_length \({picture_tokens}\) leaves no room .* take {picture_tokens} tokens"
+    with pytest.raises(ValueError, match=message):  # before weights load: there are none
+        qwen_image_edit.load(
+            str(bare), **size | {"max_sequence_length": picture_tokens, "num_sources": 1 + (kind != "one")}
+        )
+    one_more = load(root, kind, **size | {"max_sequence_length": picture_tokens + 1})
+    assert one_more.max_sequence_length == picture_tokens + 1
+
+
+def test_published_models_are_checked_without_a_download() -> None:
+    first, second = "Qwen/Qwen-Image-Edit", "Qwen/Qwen-Image-Edit-2511"
+    with pytest.raises(
+        ValueError, match=r"max_sequence_length \(1024\) leaves no room .* 1369 tokens; .* for 1881, or"
+    ):
+        qwen_image_edit.load(first, max_sequence_length=1024)
+    with pytest.raises(ValueError, match=r"\(3, seen at 384 x 384\) take 588 tokens; leave it out for 1100$"):
+        qwen_image_edit.load(second, max_sequence_length=512, num_sources=3)
+    assert [qwen_image_edit.text_tokens(model, 0) for model in (first, second)] == [512 + 1369, 512 + 196]
+    assert qwen_image_edit.text_tokens(first, 77) == 77
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+def test_a_pictures_tokens_are_counted_as_the_text_encoder_sees_them(root: Path, kind: str) -> None:
+    pipeline = load(root, kind, source_height=140, source_width=84, max_sequence_length=None)
+    square = [picture(i, 32, 32) for i in range(pipeline.num_sources[0])]
+    seen: list[Tensor] = []
+    hook = pipeline.pipe.text_encoder.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
+    )
+    pipeline.encode(["a"], [square])
+    hook.remove()
+    pad = pipeline.pipe.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert int((seen[0] == pad).sum()) == pipeline.max_sequence_length - 512 == {"one": 15, "several": 392}[kind]
 
 
 def test_wrong_sources_and_sizes_are_refused(root: Path) -> None:

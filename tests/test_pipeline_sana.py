@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, SanaPipeline
+from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
 from tiny_sana import PUBLISHED, save_tiny_sana
 from tiny_sd import (
     PROMPTS,
@@ -22,6 +23,7 @@ from tiny_sd import (
 from torch import Tensor
 
 from flowrl.pipelines import sana
+from flowrl.pipelines.attention import LinearAttention, linear_attention
 from flowrl.pipelines.lora import read_lora
 from flowrl.pipelines.sana import Sana
 from flowrl.randomness import counter_normal
@@ -110,6 +112,62 @@ def test_pictures_that_are_not_square(folder: Path, shared: Sana) -> None:
     images = wide.decode(sample_ode(wide, 1.0, wide.schedule(STEPS, "diffusers")))
     pipe = stock(folder, DPMSolverMultistepScheduler(**PUBLISHED | {"solver_order": 1}))
     torch.testing.assert_close(images, drawn(pipe, start_noise(wide, 2), 1.0, "pt", width=32), atol=1e-5, rtol=0)
+
+
+# ---- linear attention ------------------------------------------------------------------------------------------------
+
+
+def attention(dtype: torch.dtype, norm: str | None = None) -> Attention:
+    """Stock's own, of two heads, at random."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Attention(
+            query_dim=16,
+            heads=2,
+            kv_heads=2,
+            dim_head=8,
+            bias=False,
+            qk_norm=norm,
+            processor=SanaLinearAttnProcessor2_0(),
+        )
+    return module.to(dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("norm", [None, "rms_norm_across_heads"])
+def test_linear_attention_equals_stock_bit_for_bit_in_float32(norm: str | None) -> None:
+    module, x = attention(torch.float32, norm), counter_normal((3, 9, 16), "tokens")
+    wanted = module(x)
+    module.set_processor(LinearAttention())
+    assert torch.equal(module(x), wanted)
+    assert wanted.abs().mean() > 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_linear_attention_is_float32_under_autocast(dtype: torch.dtype) -> None:
+    query, key, value = (counter_normal((2, 2, 8, 300), "core", name).to(dtype) for name in "qkv")
+    query, key = query.relu(), key.relu()
+    with torch.autocast("cpu", dtype):
+        found = linear_attention(query, key, value)
+    q, k, v = (part.double() for part in (query, key, value))
+    weights = torch.einsum("bhdi,bhdj->bhij", q, k)
+    wanted = torch.einsum("bhij,bhej->bhei", weights, v) / (weights.sum(-1)[:, :, None] + 1e-15)  # 0 where a query is 0
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_large_activations_stay_finite_in_float16_where_stock_has_none() -> None:
+    module, x = attention(torch.float16), 60 * counter_normal((1, 600, 16), "tokens").half()
+    with torch.autocast("cpu", torch.float16):
+        assert not module(x).isfinite().all()
+        module.set_processor(LinearAttention())
+        found = module(x)
+    torch.testing.assert_close(found.float(), module.float()(x.float()), atol=0.1, rtol=0.01)
+
+
+def test_every_linear_attention_of_a_loaded_pipeline_is_ours(shared: Sana) -> None:
+    found = [block.attn1.processor for block in shared.pipe.transformer.transformer_blocks]
+    assert [type(processor) for processor in found] == [LinearAttention] * 2
+    assert not isinstance(shared.pipe.transformer.transformer_blocks[0].attn2.processor, LinearAttention)
 
 
 # ---- prompts and pictures --------------------------------------------------------------------------------------------

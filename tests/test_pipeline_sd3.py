@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def test_gradient_checkpointing_is_on_when_asked_for_and_changes_no_gradient(tin
     for checkpointed in (False, True):
         pipeline, policy = shared(tiny_sd3_folder, torch.bfloat16, checkpointed)
         calls: list[int] = []
-        block = pipeline.denoiser.transformer_blocks[0]
+        block = pipeline.pipe.transformer.transformer_blocks[0]
         # Counted on entry: a recomputation stops as soon as it has what the backward pass asked for.
         hook = block.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         velocity = guided(pipeline, PROMPTS[:2], 4.0)
@@ -189,13 +190,13 @@ def test_an_embedding_does_not_depend_on_its_batch_and_is_computed_once(
 ) -> None:
     pipeline, other = load_tiny(tiny_sd3_folder, dtype), load_tiny(tiny_sd3_folder, dtype)
     encoded: list[str] = []
-    original = pipeline._encode_one
+    original = pipeline._embedded.encode_one
 
-    def noted(prompt: str) -> Conditioning:
+    def noted(prompt: str, sources: Sequence[torch.Tensor]) -> Conditioning:
         encoded.append(prompt)
-        return original(prompt)
+        return original(prompt, sources)
 
-    monkeypatch.setattr(pipeline, "_encode_one", noted)
+    monkeypatch.setattr(pipeline._embedded, "encode_one", noted)
     together = pipeline.encode([*PROMPTS, PROMPTS[0]])
     alone = other.encode([PROMPTS[2]])
     for name, tensor in together.tensors.items():
@@ -271,7 +272,7 @@ def test_folders_of_another_kind_are_refused(folder_without_weights: Path, tmp_p
         sd3.check(str(tmp_path / "empty"), None)
     with pytest.raises(ValueError, match=r"could not load .*empty.*give a folder"):
         sd3.load(str(tmp_path / "empty"))
-    with pytest.raises(ValueError, match="unknown pipeline 'sd4': choose one of sd3"):
+    with pytest.raises(ValueError, match="unknown pipeline 'sd4': choose one of cogvideox, flux"):
         family("sd4")
 
 

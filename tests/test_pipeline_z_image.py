@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,20 @@ def test_wrong_folders_targets_and_options_are_refused(folder: Path, tmp_path: P
     for scale, negative in ((4.0, None), (-1.0, pipeline.encode([""]))):
         with pytest.raises(ValueError, match="0 for none"):
             pipeline.guided(pipeline.network, pipeline.encode(["a"]), negative, scale)
+
+
+def test_guidance_of_a_turbo_is_refused(folder: Path) -> None:
+    pipeline = copy(shared(folder))
+    cond, negative = pipeline.encode(["a star"]), pipeline.encode([NEGATIVE])
+    for name in ("Tongyi-MAI/Z-Image-Turbo", "/models/z-image-turbo/"):
+        pipeline.model = name
+        for scale in (1.0, 4.0):
+            with pytest.raises(ValueError, match=r"set sampler\.guidance_scale=0 and eval\.guidance_scale=0"):
+                pipeline.guided(pipeline.network, cond, negative, scale)
+        assert [pipeline.passes(scale) for scale in (0.0, 1.0)] == [1, 2]
+        x, sigma, time = start_noise(pipeline, 1), torch.tensor([0.5]), torch.tensor([500.0])
+        with torch.no_grad():
+            plain = pipeline.guided(pipeline.network, cond, None, 0.0)(x, sigma, time)
+            assert torch.equal(plain, pipeline.network(x, time, cond))
+    pipeline.model = "/turbo/z-image"  # a folder around it is not its name
+    pipeline.guided(pipeline.network, cond, negative, 4.0)

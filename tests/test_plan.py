@@ -88,6 +88,15 @@ def test_the_plan_of_a_run_on_one_card(capsys: pytest.CaptureFixture[str]) -> No
     assert "all 39.4 TF 5.04 PF 1.62 EF" in text
 
 
+def test_the_published_run_costs_what_was_reckoned_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """175 TF an image: 26 % rollout, 49 % update, 23 % reference, 2 % autoencoder, text and reward."""
+    text = printed(capsys, GENEVAL, "pipeline.dtype=bfloat16")
+    assert "all 174 TF 200 PF" in text
+    for stage, share in (("rollout", 26), ("update", 49), ("reference", 23), ("decoding", 1)):
+        cost = text.split("Cost ")[1].split(f"{stage} ")[1]
+        assert cost.split("%")[0].endswith(f" {share}")
+
+
 def test_processes_divide_time_and_tflops_are_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("prompts.eval=null", "eval_every=0", *QUICK)
     text = printed(capsys, GENEVAL, *options, "--processes", "8", "--tflops", "400")

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from flowrl.examine.arguments import add_card
-from flowrl.examine.card import as_json, card, without_cache
+from flowrl.examine.card import as_json, card, draw_pictures, without_cache
 from flowrl.examine.card_page import render
 from flowrl.examine.card_text import overall, percent, summary, verdicts
 from flowrl.examine.folder import Item, read_items
@@ -386,6 +386,30 @@ def test_pictures_are_drawn_for_the_prompts_of_a_file(tmp_path: Path) -> None:
     assert (told["pictures"], told["prompts"]) == (4, 2)
     with pytest.raises(ValueError, match="is there already: give it as FOLDER"):
         run(*given, "--out", out)
+
+
+def test_edits_of_one_instruction_are_told_apart_by_their_pictures(tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir()
+    for name, colour in (("a", "red"), ("b", "blue")):
+        Image.new("RGB", (64, 64), colour).save(tmp_path / "given" / f"{name}.png")
+    text = "make it green"
+    rows = [{"prompt": text, "source": f"given/{name}.png"} for name in "aba"]
+    prompts = tmp_path / "edits.jsonl"
+    prompts.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    draw_pictures("asset:tiny-kontext", prompts, tmp_path / "images", num_prompts=8, samples=1)
+    drawn_items = read_items(tmp_path / "images")
+    assert [(item.file, item.prompt) for item in drawn_items] == [(f"{p:05d}/samples/0000.png", text) for p in (0, 1)]
+    assert [item.metadata["sources"] for item in drawn_items] == [
+        [str(tmp_path / "given" / f"{name}.png")] for name in "ab"
+    ]
+    assert len({item.path.read_bytes() for item in drawn_items}) == 2
+
+
+def test_models_of_videos_are_refused_before_they_load(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a red circle", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"asset:tiny-wan makes videos \(family wan\) and flowrl reward card judges"):
+        run("attributes", "--model", "asset:tiny-wan", "--prompts", tmp_path / "prompts.txt", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_json_knows_no_infinity(items: list[Item]) -> None:

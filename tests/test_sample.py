@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from tiny_runs import TinyRuns, tiny_runs
+from torch import Tensor
+from toy_pipeline import Toy
 
+from flowrl import evaluate, rlg
+from flowrl import sample as module
 from flowrl.cli import main
-from flowrl.sample import parse_seeds
+from flowrl.prompts import Prompt
+from flowrl.rlg import RLG
+from flowrl.sample import BATCH, parse_seeds, wanted_prompts
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +75,47 @@ def test_a_run_without_a_lora_yet_says_so(runs: TinyRuns, run: Path, capsys: pyt
     (begun / "config.yaml").write_text((run / "config.yaml").read_text())
     assert main(["sample", str(begun), "--prompt", "a", "--out", str(runs.folder / "none")]) == 1
     assert "no LoRA" in capsys.readouterr().err
+
+
+def test_prompts_without_a_negative_prompt_take_that_of_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(
+        '{"prompt": "a"}\n{"prompt": "b", "negative_prompt": "grey"}\n{"prompt": "c", "negative_prompt": ""}'
+    )
+    rows = wanted_prompts(Namespace(prompt=["d"], prompts=file), "blurred")
+    assert [(row.text, row.negative) for row in rows] == [("d", "blurred"), ("a", "blurred"), ("b", "grey"), ("c", "")]
+
+
+@pytest.mark.parametrize(("fps", "sizes"), [(8.0, [1] * 20), (0.0, [BATCH, 4])])
+def test_videos_are_drawn_one_by_one(
+    fps: float, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    def draw(batch: Sequence[tuple[Prompt, int]]) -> Tensor:
+        drawn.append(len(batch))
+        return torch.zeros(len(batch), *((2,) if fps else ()), 3, 16, 16)
+
+    monkeypatch.setattr(module, "drawing", lambda source, settings: (draw, fps))
+    monkeypatch.setattr(module, "save_mp4", lambda clip, path, fps: None)
+    arguments = ["sample", "asset:tiny-wan", "--prompt", "a", "--seeds", "0-19", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    assert drawn == sizes
+
+
+def test_noise_goes_to_where_the_network_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def arrived(velocity: Any, x: Tensor, *rest: Any, **options: Any) -> Any:
+        return SimpleNamespace(final=x)
+
+    monkeypatch.setattr(evaluate, "rollout", arrived)
+    monkeypatch.setattr(rlg, "rollout", arrived)
+    monkeypatch.setattr(rlg, "rlg_velocity", lambda *given, **options: None)
+    pipeline = Toy()
+    pipeline.denoiser.to("meta")
+    x, schedule = torch.zeros(1, 3, 2, 2), pipeline.schedule(2, "diffusers")
+    assert evaluate.generate(pipeline, ["a"], x, schedule, guidance_scale=1.0).device.type == "meta"
+    guided = RLG(loras=(Path("a"),), scales=(2.0,))
+    assert rlg.generate_rlg(pipeline, ["a"], ["a"], x, schedule, guided, guidance_scale=1.0).device.type == "meta"
 
 
 def test_seed_lists() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,12 @@ from torch import Tensor
 from toy_pipeline import Toy
 
 from flowrl.evaluate import generate
+from flowrl.images import save_png
+from flowrl.prompting import encode_prompts, guided
 from flowrl.prompts import Prompt
 from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
-from flowrl.samplers import Velocity, build_schedule, classifier_free_guidance
+from flowrl.samplers import Velocity, build_schedule
 from flowrl.samplers.search import Pruning, best, best_of_n_kl, pruning, search, survivors
 from flowrl.search import best_of_n, candidates, in_batches, prune_steps
 from flowrl.trajectory import Conditioning
@@ -163,6 +167,17 @@ def test_a_single_survivor_is_not_scored_again() -> None:
     assert bool(torch.isnan(done.scores[0, 0, 3]))
 
 
+def test_start_noise_is_scaled_to_the_first_state() -> None:
+    """Of a velocity of 0 the first state is the last one."""
+    x = counter_normal((2, 3, 1, 1), "start")
+    scaled = replace(SCHEDULE, start_scale=4.0)
+    done = search(
+        lambda rows: lambda x, sigma, timestep: torch.zeros_like(x), x, scaled, pruning(3, [2]),
+        lambda clean, rows: clean[:, 0, 0],
+    )  # fmt: skip
+    assert torch.equal(done.final, 4 * x.amax(1))
+
+
 def test_a_search_refuses_what_does_not_fit() -> None:
     flow = Straight(torch.zeros(4, 1))
     x = torch.zeros(1, 4, 1)
@@ -194,8 +209,19 @@ class Counted(Toy):
         self.decoded += len(latents)
         return super().decode(latents, gradient=gradient)
 
-    def make(self, prompts: Sequence[str]) -> Velocity:
-        return classifier_free_guidance(self.network, self.encode(prompts), self.encode([""]), 3.0)
+    def make(self, prompts: Sequence[Prompt]) -> Velocity:
+        pipeline: Any = self
+        return guided(pipeline, self.network, encode_prompts(pipeline, prompts), 3.0)
+
+
+class Sourced(Counted):
+    """Reads source pictures, by their brightness."""
+
+    num_sources = (1, 1)
+
+    def encode(self, prompts: Sequence[str], sources: Any = None) -> Conditioning:
+        shades = torch.stack([row[0].mean() for row in sources])
+        return Conditioning({"text": super().encode(prompts).tensors["text"] + shades[:, None]})
 
 
 def bright(inputs: RewardInputs) -> RewardOutput:
@@ -285,6 +311,33 @@ def test_small_batches_give_the_same_images() -> None:
     )  # fmt: skip
     assert parts.chosen.tolist() == whole.chosen.tolist()
     assert torch.allclose(parts.images, whole.images, atol=1e-6)
+
+
+def test_prompts_keep_what_they_carry(tmp_path: Path) -> None:
+    """Negative prompts reach the velocity; of one text, each prompt is drawn and judged with its own picture."""
+    rows = []
+    for shade, name in ((0.25, "dark"), (0.75, "light")):
+        save_png(torch.full((3, 2, 2), shade), tmp_path / f"{name}.png")
+        rows.append(Prompt(text="paint it", metadata={}, negative=name, sources=(str(tmp_path / f"{name}.png"),)))
+    pipeline: Any = Sourced()
+
+    def near(inputs: RewardInputs) -> RewardOutput:
+        assert inputs.source_images is not None
+        shades = torch.stack([row[0].mean() for row in inputs.source_images])
+        assert torch.allclose(shades, torch.where(inputs.group_ids == 0, 0.25, 0.75), atol=0.01)
+        values = -(inputs.images.mean((1, 2, 3)) - shades).abs()
+        return RewardOutput(values=values, valid=torch.ones(len(inputs), dtype=torch.bool))
+
+    reward = FunctionReward(name="near", score=near, needs=frozenset({"source_images"}), version="1")
+    x = noise(4)[:2]
+    plain = best_of_n(pipeline, pipeline.make, rows, x, SCHEDULE, reward)
+    pruned = prune_steps(pipeline, pipeline.make, rows, x, SCHEDULE, reward, Pruning(num_candidates=4))
+    assert torch.equal(plain.images, pruned.images)
+    for p, row in enumerate(rows):
+        images = generate(pipeline, [row] * 4, x[p], SCHEDULE, guidance_scale=3.0)
+        assert torch.allclose(plain.images[p], images[plain.chosen[p]], atol=1e-6)
+    bare = best_of_n(pipeline, pipeline.make, [replace(row, negative="") for row in rows], x, SCHEDULE, reward)
+    assert not torch.allclose(bare.scores, plain.scores, atol=1e-4)
 
 
 def test_unknown_parts_and_other_shapes_are_refused() -> None:

@@ -5,25 +5,31 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from tiny_clip import write_tiny_clip
 from toy_pipeline import PROMPTS, Toy, write_toy
 
 import flowrl.sweep.run as sweep_run
 from flowrl.cli import main
+from flowrl.images import save_png
 from flowrl.pipelines import PIPELINES
 from flowrl.prompts import Prompt
 from flowrl.randomness import counter_normal
-from flowrl.rewards import REWARDS
+from flowrl.rewards import REWARDS, FunctionReward
 from flowrl.rlg import add_experts
+from flowrl.samplers import build_schedule
 from flowrl.sweep.arguments import add_sweep
 from flowrl.sweep.draw import Judges, Model, draw_prompts, drift, judged, load_features
+from flowrl.sweep.prepare import prepare
 from flowrl.sweep.results import columns_of, mean_of, results_of, sentence
 from flowrl.sweep.run import sweep
 from flowrl.sweep.settings import Measure, Setting, numbers, trained_on
@@ -103,17 +109,18 @@ def test_scales_searches_and_their_costs(swept: Callable[..., dict[str, Any]], t
     assert page.count("data:image/png") == 8 * 4
 
 
-def test_drift_is_that_of_the_outputs(runs: Path) -> None:
+@pytest.mark.parametrize("start_scale", [1.0, 3.0])
+def test_drift_is_that_of_the_outputs(runs: Path, start_scale: float) -> None:
     """Against the mean square over the four compared steps by hand, of a model with four steps."""
     pipeline: Any = Toy()
     names = add_experts(pipeline, [runs / "strong" / "lora"])
-    schedule = pipeline.schedule(4, "diffusers")
+    schedule = replace(pipeline.schedule(4, "diffusers"), start_scale=start_scale)
     model = Model(
         pipeline=pipeline, adapters={"": names[0]}, schedule=schedule, guidance=1.0, base_guidance=1.0, batch_size=3
     )
     prompts = [Prompt(text=text, metadata={}) for text in PROMPTS]
-    base, tuned = model.make(0.0)(PROMPTS), model.make(1.0)(PROMPTS)
-    x = torch.stack([sweep_start(text) for text in PROMPTS])
+    base, tuned = model.make(0.0)(prompts), model.make(1.0)(prompts)
+    x = start_scale * torch.stack([sweep_start(text) for text in PROMPTS])
     total = []
     with torch.no_grad():
         for step in range(4):
@@ -163,11 +170,62 @@ def test_features_for_diversity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert embed is not None
         found = embed(images).double()
         assert found.shape == (3, width)
-        row = judged(Judges(rewards={}, features=embed), [prompt], images, 3)[0]
+        pipeline: Any = Toy()
+        row = judged(pipeline, Judges(rewards={}, features=embed), [prompt], images, 3)[0]
         # Of the three pairs one is a picture with itself, and the other two are alike.
         cosine = float(torch.nn.functional.cosine_similarity(found[0], found[1], dim=0))
         assert row["diversity"]["features"] == pytest.approx(2 * (1 - cosine) / 3, rel=1e-5, abs=1e-7)
     assert load_features("none", torch.device("cpu")) is None
+
+
+def test_the_base_is_loaded_and_sampled_as_its_owner_does(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = prepare(parse(str(runs / "strong"), *COMMON))
+    loaded: list[dict[str, Any]] = []
+
+    def load(model: str, **options: Any) -> Toy:
+        loaded.append({"model": model, **options})
+        return Toy()
+
+    monkeypatch.setattr("toy_pipeline.load", load)
+    source = replace(asked.source, options={"height": 32, "width": 48}, shift=5.0)
+    model = sweep_run.load_model(replace(asked, source=source))
+    assert torch.equal(model.schedule.sigma, build_schedule({"shift": 5.0}, 4, grid="diffusers").sigma)
+    assert loaded == [{"model": "toy", "dtype": torch.float32, "device": "cpu", "height": 32, "width": 48}]
+    versions = {"smooth_brightness": "1", "jpeg_compressibility": "1"}
+    seen = [
+        json.dumps(sweep_run.conditions(replace(asked, source=one), versions))
+        for one in (asked.source, source, replace(source, shift=None), replace(source, family="flux"))
+    ]
+    assert len(set(seen)) == 4
+
+
+def test_prompts_are_told_apart_by_what_they_are_about(swept: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    """One text with two pictures is two prompts; a row that is there twice is one."""
+    for name, shade in (("dark", 0.2), ("light", 0.8)):
+        save_png(torch.full((3, 2, 2), shade), tmp_path / f"{name}.png")
+    rows = [{"prompt": "paint it", "source": f"{name}.png"} for name in ("dark", "light", "dark")]
+    (tmp_path / "edits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    swept("--rlg", "0,1", "--prompts", str(tmp_path / "edits.jsonl"))
+    path = next((tmp_path / "out" / "settings" / "rlg_1").glob("*.jsonl"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert [line["key"] for line in lines] == ['["paint it", "dark.png"]', '["paint it", "light.png"]']
+    assert lines[0]["row"]["values"] != lines[1]["row"]["values"]  # each has noise of its own
+
+
+def test_prompts_of_a_dataset_with_the_negative_of_the_run(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(text: str, negative: str) -> list[Prompt]:
+        return [Prompt(text=f"{text} {number}", metadata={}, negative=negative) for number in range(3)]
+
+    monkeypatch.setattr("flowrl.prompts.read_dataset", read)
+    shutil.copytree(runs / "weak" / "lora", tmp_path / "lora")
+    config = yaml.safe_load((runs / "weak" / "config.yaml").read_text())
+    config["prompts"]["negative"] = "blurry"
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    asked = prepare(parse(str(tmp_path), *COMMON, "--prompts", "dataset:flowers:test"))
+    assert {prompt.negative for prompt in asked.prompts} == {"blurry"}
+    assert [prompt.text for prompt in asked.prompts] == [f"dataset:flowers:test {number}" for number in range(3)]
 
 
 # ---- going on --------------------------------------------------------------------------------------------------------
@@ -351,7 +409,8 @@ def test_a_bad_command_line_is_refused(
     assert not (tmp_path / "out" / "sweep.json").exists()
 
 
-def test_sources_that_are_none_are_refused(runs: Path, tmp_path: Path) -> None:
+def test_sources_that_are_none_are_refused(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toy_pipeline.KNOWN", {"toy": {}}, raising=False)
     with pytest.raises(ValueError, match="there is no folder"):
         sweep(parse(str(tmp_path / "nothing"), *COMMON))
     with pytest.raises(ValueError, match="neither a run"):
@@ -371,6 +430,22 @@ def test_sources_that_are_none_are_refused(runs: Path, tmp_path: Path) -> None:
         sweep(parse(str(alone), "--base", "toy", *COMMON))
     with pytest.raises(ValueError, match="--rewards is missing"):
         sweep(parse(str(alone), "--base", "toy", "--device", "cpu"))
+
+
+def test_models_that_make_videos_are_refused(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "pytorch_lora_weights.safetensors").touch()
+    with pytest.raises(
+        ValueError, match=r"asset:tiny-wan makes videos \(family wan\) and flowrl sweep judges pictures"
+    ):
+        sweep(parse(str(tmp_path), "--base", "asset:tiny-wan", *COMMON))
+
+
+def test_a_reward_of_pictures_that_the_prompts_lack_is_refused() -> None:
+    reward = FunctionReward(name="edit", score=lambda inputs: None, needs=frozenset({"source_images"}), version="1")  # type: ignore[arg-type,return-value]
+    bare, full = Prompt(text="a", metadata={}), Prompt(text="a", metadata={}, sources=("a.png",))
+    sweep_run._check_reward("edit", reward, [full, full], measured=True)
+    with pytest.raises(ValueError, match=r"'edit' needs source_images: .* all of which must name them"):
+        sweep_run._check_reward("edit", reward, [full, bare], measured=True)
 
 
 def test_another_base_and_one_run_twice_are_refused(runs: Path, tmp_path: Path) -> None:

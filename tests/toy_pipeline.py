@@ -91,11 +91,15 @@ class Net(nn.Module):
 class Toy:
     """A `Pipeline`."""
 
-    model, lora_targets, latent_shape, image_shape = "toy", LORA_TARGETS, (3, 2, 2), (3, 2, 2)
-    num_sources, fps = (0, 0), None
+    model: str = "toy"
+    lora_targets: tuple[str, ...] = LORA_TARGETS
+    latent_shape: tuple[int, ...] = (3, 2, 2)
+    image_shape: tuple[int, ...] = (3, 2, 2)
+    num_sources: tuple[int, int] = (0, 0)
+    fps: float | None = None
 
     def __init__(self) -> None:
-        self.denoiser = Net()
+        self.denoiser: nn.Module = Net()
 
     def encode(self, prompts: Sequence[str], sources: Any = None) -> Conditioning:
         return Conditioning({"text": torch.stack([counter_normal((4,), "text", prompt) for prompt in prompts])})

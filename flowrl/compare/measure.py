@@ -47,9 +47,10 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
         if not base or "base_diversity" in found:
             return found
     config = load_config(run_folder / "config.yaml")
-    pipeline = _load(config)
-    policy = add_saved_lora(pipeline.denoiser, lora)
-    schedule, scale = _sampling(config, pipeline)
+    trained = _load(config)
+    policy = add_saved_lora(trained.denoiser, lora)
+    pipeline = at_eval_size(config, trained)
+    schedule, scale = _sampling(config, trained, pipeline)
     prompts = held_out(config)
     result = {
         "kl": velocity_distance(
@@ -91,11 +92,11 @@ def held_out(config: TrainConfig) -> list[EvalItem]:
     return [item for item in items if item.sample == 0]
 
 
-def _sampling(config: TrainConfig, pipeline: Pipeline) -> tuple[Schedule, float]:
+def _sampling(config: TrainConfig, trained: Pipeline, drawn: Pipeline) -> tuple[Schedule, float]:
     """Schedule and guidance of the evaluation."""
     settings, sampler = config.eval, config.sampler
     scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
-    return eval_schedule(config, pipeline, pipeline), scale
+    return eval_schedule(config, trained, drawn), scale
 
 
 def _load(config: TrainConfig) -> Pipeline:
@@ -103,4 +104,4 @@ def _load(config: TrainConfig) -> Pipeline:
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return at_eval_size(config, load_pipeline(settings, device))
+    return load_pipeline(settings, device)

@@ -167,9 +167,11 @@ def base_key(config: TrainConfig) -> str:
     scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
     return json.dumps([
         pipeline.name, pipeline.model, pipeline.dtype, pipeline.height, pipeline.width, pipeline.max_sequence_length,
-        config.policy.init_lora, config.prompts.eval, settings.num_prompts, settings.samples_per_prompt, settings.seed,
-        settings.num_steps or sampler.num_steps, settings.grid or sampler.grid, scale,
-        [asdict(reward) for reward in config.rewards],
+        pipeline.num_frames, pipeline.fps, pipeline.options, config.policy.init_lora, config.prompts.eval,
+        config.prompts.negative, settings.num_prompts, settings.samples_per_prompt, settings.seed, settings.height,
+        settings.width, settings.num_steps or sampler.num_steps, settings.grid or sampler.grid, settings.shift,
+        sampler.shift, scale, [asdict(reward) for reward in config.rewards],
+        [asdict(reward) for reward in settings.rewards],
     ])  # fmt: skip
 
 

@@ -17,7 +17,15 @@ from pathlib import Path
 from flowrl.config import resolve_path
 from flowrl.evaluation import BENCHMARKS, Settings, Subject
 from flowrl.evaluation.folders import is_folder_of_pictures, read_folder
-from flowrl.evaluation.models import EMBEDDED, WORLD_MODELS, Source, check_source, find_source, label_of
+from flowrl.evaluation.models import (
+    EMBEDDED,
+    WORLD_MODELS,
+    Source,
+    check_pictures,
+    check_source,
+    find_source,
+    label_of,
+)
 from flowrl.evaluation.outcome import over_models, with_notes, write, write_result
 from flowrl.evaluation.text import as_text
 from flowrl.options import unknown_name
@@ -47,6 +55,7 @@ def evaluate(parsed: argparse.Namespace) -> int:
         for subject in (settings.subject, settings.base):
             if subject is not None and subject.source is not None:
                 check_source(subject.source)
+                check_pictures(subject.source, "flowrl eval")
         check(settings)
     command = shlex.join(["flowrl", *sys.argv[1:]])
     results = []

@@ -18,7 +18,7 @@ from typing import Any
 from flowrl.evaluate import generate
 from flowrl.evaluation import Settings, Subject
 from flowrl.evaluation.folders import DRAWN, Picture, read_drawn, read_folder
-from flowrl.evaluation.models import Source, fingerprint, load_source
+from flowrl.evaluation.models import Source, fingerprint, load_source, schedule_of, with_negative
 from flowrl.images import save_png
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
@@ -34,14 +34,14 @@ Item = tuple[int, int]  # number of the prompt, number of the sample
 
 
 def choose(prompts: Sequence[Prompt], num_prompts: int | None) -> list[Prompt]:
-    """Each text once, in the order of the list; `num_prompts` of them spread evenly over it.
+    """Each prompt (text, sources) once, in the order of the list; `num_prompts` of them spread evenly over it.
 
     Raises:
         ValueError: `num_prompts` is less than 1.
     """
     first: dict[str, Prompt] = {}
     for prompt in prompts:
-        first.setdefault(prompt.text, prompt)
+        first.setdefault(prompt.key, prompt)
     unique = list(first.values())
     if num_prompts is None:
         return unique
@@ -119,6 +119,7 @@ def draw(
         pipeline = load_source(source)
         mark = fingerprint(source) or "unknown"
     _claim(folder, _settings(source, mark, prompts, samples=samples, seed=seed))
+    prompts = with_negative(prompts, source)
     for index, prompt in enumerate(prompts):
         _write_record(folder / f"{index:05d}", prompt)
     items = [(index, sample) for index in range(len(prompts)) for sample in range(samples)]
@@ -128,7 +129,7 @@ def draw(
     if not missing:
         return
     pipeline = pipeline or load_source(source)
-    schedule = pipeline.schedule(source.num_steps, source.grid, source.shift)
+    schedule = schedule_of(source, pipeline)
     _encode_first(pipeline, [prompts[index] for batch in missing for index, _ in batch])
     done = len(batches) - len(missing)
     with progress(f"drawing {label}", len(batches), done, enabled=show) as advance, ThreadPoolExecutor(1) as writer:
@@ -136,7 +137,7 @@ def draw(
         for batch in missing:
             rows = [prompts[index] for index, _ in batch]
             keys = [(seed, "eval", row.key, numbers[item]) for row, item in zip(rows, batch, strict=True)]
-            x = sample_normals(pipeline.latent_shape, keys).to(_device(pipeline))
+            x = sample_normals(pipeline.latent_shape, keys)
             images = generate(pipeline, rows, x, schedule, guidance_scale=source.guidance_scale).cpu()
             for future in written:  # errors of the batch before; at most one batch waits
                 future.result()
@@ -151,27 +152,26 @@ def draw(
 
 
 def _numbers(prompts: Sequence[Prompt], items: Sequence[Item]) -> dict[Item, int]:
-    """The number of each picture among those of the same text: the sample, unless a text stands in the list twice."""
+    """The number of each picture among those of the same prompt: the sample, unless one stands in the list twice."""
     seen: Counter[str] = Counter()
     numbers = {}
     for item in items:
-        text = prompts[item[0]].text
-        numbers[item] = seen[text]
-        seen[text] += 1
+        key = prompts[item[0]].key
+        numbers[item] = seen[key]
+        seen[key] += 1
     return numbers
 
 
 def _encode_first(pipeline: Pipeline, prompts: Sequence[Prompt]) -> None:
     """Embeds all prompts and drops the text encoders, which may be larger than the network."""
-    distinct = {prompt.key: prompt for prompt in prompts}
+    distinct = {(prompt.key, prompt.negative): prompt for prompt in prompts}
     if len(distinct) <= ENCODED_FIRST:
-        for prompt in distinct.values():
-            encode_prompts(pipeline, [prompt])
+        from flowrl.pipelines.common import keeping_all  # diffusers takes seconds to import
+
+        with keeping_all():
+            for prompt in distinct.values():
+                encode_prompts(pipeline, [prompt])
         pipeline.free_text_encoders()
-
-
-def _device(pipeline: Pipeline) -> Any:
-    return next(pipeline.denoiser.parameters()).device
 
 
 def _place(folder: Path, item: Item) -> Path:
@@ -182,18 +182,24 @@ def _write_record(place: Path, prompt: Prompt) -> None:
     path = place / "metadata.jsonl"
     if not path.is_file():
         (place / "samples").mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps({**prompt.metadata, "prompt": prompt.text}) + "\n")
+        write_atomically(path, json.dumps(prompt.record) + "\n")
 
 
 def _settings(source: Source, mark: str, prompts: Sequence[Prompt], *, samples: int, seed: int) -> dict[str, Any]:
-    """All that a picture depends on but the machine and the size of a batch, which change last digits at most."""
-    listed = json.dumps([{**prompt.metadata, "prompt": prompt.text} for prompt in prompts], sort_keys=True)
+    """All that a picture depends on but the machine and the size of a batch, which change last digits at most.
+
+    What a key that older folders lack says by default is None, so that they can be continued.
+    """
+    listed = json.dumps([prompt.record for prompt in prompts], sort_keys=True)
+    apart = ("height", "width", "vae_slice")  # keys of their own, and one that changes last digits
+    options = {name: value for name, value in source.options.items() if name not in apart}
     return {
         "format": 1, "model": source.model, "fingerprint": mark, "lora": source.lora and str(source.lora),
         "num_steps": source.num_steps, "guidance_scale": source.guidance_scale, "grid": source.grid,
         "max_sequence_length": source.max_sequence_length, "dtype": source.dtype,
-        "height": source.options.get("height"), "width": source.options.get("width"), "seed": seed, "samples": samples,
-        "num_prompts": len(prompts),
+        "height": source.height, "width": source.width, "options": options or None, "shift": source.shift,
+        "training_size": source.training_size and list(source.training_size), "negative": source.negative or None,
+        "seed": seed, "samples": samples, "num_prompts": len(prompts),
         "prompts": hashlib.sha256(listed.encode()).hexdigest()[:16],
     }  # fmt: skip
 

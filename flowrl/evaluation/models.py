@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config import TrainConfig, load_config
+from flowrl.options import option_parameters
+from flowrl.prompts import Prompt
 
 # diffusers and peft take seconds to import, and pictures that exist are judged without them: functions import them.
 if TYPE_CHECKING:
     from flowrl.pipelines import Pipeline
+    from flowrl.trajectory import Schedule
 
 EMBEDDED = "asset:tiny-sd3"
 WORLD_MODELS = (EMBEDDED, "asset:tiny-sd15")
@@ -48,9 +52,25 @@ class Source:
     family: str = "sd3"
     options: dict[str, Any] = field(default_factory=dict)
     """Further settings of the family's `load`: size, frames."""
+    negative: str = ""
+    """Of the prompts that have no negative prompt of their own."""
     shift: float | None = None
+    """Of the noise levels; None takes the model's own."""
+    training_size: tuple[int | None, int | None] | None = None
+    """Height and width whose noise levels are visited whatever is drawn, None in it the model's own; None: the size
+    that is drawn."""
     train_prompts: str | None = None
     """What a run was trained on."""
+
+    @property
+    def height(self) -> int | None:
+        """Pixels; None is the model's own."""
+        return self.options.get("height")
+
+    @property
+    def width(self) -> int | None:
+        """Pixels; None is the model's own."""
+        return self.options.get("width")
 
 
 def find_source(
@@ -104,14 +124,21 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
         max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
         family=config.pipeline.name, options=_drawn_options(config), train_prompts=config.prompts.train,
         shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
+        negative=config.prompts.negative, training_size=_training_size(config),
     )  # fmt: skip
+
+
+def _training_size(config: TrainConfig) -> tuple[int | None, int | None] | None:
+    """The size of rollouts where evaluations draw another one at the rollouts' noise levels."""
+    trained, evaluated = (config.pipeline.height, config.pipeline.width), (config.eval.height, config.eval.width)
+    return trained if config.eval.shift == "training" and evaluated != (None, None) else None
 
 
 def _drawn_options(config: TrainConfig) -> dict[str, Any]:
     """Settings of the family's `load` with which a run's evaluations draw."""
     settings, evaluated = config.pipeline, config.eval
     given = {"height": evaluated.height or settings.height, "width": evaluated.width or settings.width,
-             "num_frames": settings.num_frames, "fps": settings.fps}  # fmt: skip
+             "num_frames": settings.num_frames, "fps": settings.fps, "vae_slice": settings.vae_slice}  # fmt: skip
     return {name: value for name, value in given.items() if value is not None} | settings.options
 
 
@@ -156,15 +183,35 @@ def check_source(source: Source) -> None:
         raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
 
 
-def load_source(source: Source) -> Pipeline:
-    """The pipeline with its LoRA, on the best device there is."""
+def check_pictures(source: Source, command: str) -> None:
+    """Refuses a model that makes videos, for a command that judges pictures.
+
+    Raises:
+        ValueError: naming model, family and command.
+    """
+    from flowrl.pipelines import family
+
+    if "num_frames" in option_parameters(family(source.family).load):
+        raise ValueError(
+            f"{source.model} makes videos (family {source.family}) and {command} judges pictures: give a model that "
+            "makes pictures. Videos are drawn by 'flowrl sample' and scored by a run's own evaluations (eval.rewards)."
+        )
+
+
+def with_negative(prompts: Sequence[Prompt], source: Source) -> list[Prompt]:
+    """The prompts with the source's negative prompt where theirs is empty."""
+    return [prompt if prompt.negative else replace(prompt, negative=source.negative) for prompt in prompts]
+
+
+def load_source(source: Source, device: str | None = None) -> Pipeline:
+    """The pipeline with its LoRA, on the best device there is unless one is named."""
     import torch
 
     from flowrl.parts import DTYPES, model_location
     from flowrl.pipelines import family
     from flowrl.pipelines.lora import add_saved_lora
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     tokens = {} if source.max_sequence_length is None else {"max_sequence_length": source.max_sequence_length}
     pipeline: Pipeline = family(source.family).load(
         model_location(source.model), dtype=DTYPES[source.dtype], device=device, **tokens, **source.options
@@ -172,6 +219,28 @@ def load_source(source: Source) -> Pipeline:
     if source.lora is not None:
         add_saved_lora(pipeline.denoiser, source.lora)
     return pipeline
+
+
+def schedule_of(source: Source, pipeline: Pipeline) -> Schedule:
+    """The noise levels that a source's owner visits, for its loaded pipeline."""
+    if source.training_size is not None:
+        pipeline = pipeline.resized(*_known_size(source.family, source.training_size, pipeline))
+    return pipeline.schedule(source.num_steps, source.grid, source.shift)
+
+
+def _known_size(name: str, size: tuple[int | None, int | None], pipeline: Pipeline) -> tuple[int, int]:
+    """A size with the model's own in the place of None."""
+    from torch import nn
+
+    from flowrl.pipelines import family
+
+    height, width = size
+    if height is None or width is None:
+        denoiser = pipeline.denoiser
+        network = next(iter(denoiser.values())) if isinstance(denoiser, nn.ModuleDict) else denoiser
+        own = family(name).default_size(network)
+        height, width = height or own[0], width or own[1]
+    return height, width
 
 
 def label_of(model: str, lora: Path | None = None) -> str:

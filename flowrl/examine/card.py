@@ -110,27 +110,31 @@ def _changes(names: str) -> list[str]:
 def draw_pictures(model: str, prompts: Path, folder: Path, *, num_prompts: int, samples: int) -> None:
     """Draws pictures as GenEval lays them out: NNNNN/metadata.jsonl and NNNNN/samples/NNNN.png.
 
-    Prompts are taken evenly from the file, each text once. The start noise is a function of prompt and sample.
+    Prompts are taken evenly from the file, each once. The start noise is a function of prompt and sample.
+
+    Raises:
+        ValueError: before weights load: the model is not there or makes videos, or a prompt is bad.
     """
     from flowrl.evaluate import generate
-    from flowrl.evaluation.models import find_source, load_source
+    from flowrl.evaluation.models import check_pictures, check_source, find_source, load_source, schedule_of
 
-    rows = list({row.text: row for row in read_prompts(prompts)}.values())
-    items = eval_items(rows, num_prompts=num_prompts, samples_per_prompt=samples)
     source = find_source(model)
+    check_source(source)
+    check_pictures(source, "flowrl reward card")
+    rows = list({row.key: row for row in read_prompts(prompts, source.negative)}.values())
+    items = eval_items(rows, num_prompts=num_prompts, samples_per_prompt=samples)
     pipeline = load_source(source)
-    schedule = pipeline.schedule(source.num_steps, source.grid)
+    schedule = schedule_of(source, pipeline)
     with progress("drawing pictures", len(range(0, len(items), DRAWN_AT_ONCE))) as advance:
         for first in range(0, len(items), DRAWN_AT_ONCE):
             batch = items[first : first + DRAWN_AT_ONCE]
-            x = sample_normals(pipeline.latent_shape, [(0, "card", item.prompt.text, item.sample) for item in batch])
-            texts = [item.prompt.text for item in batch]
-            images = generate(pipeline, texts, x, schedule, guidance_scale=source.guidance_scale).cpu()
+            x = sample_normals(pipeline.latent_shape, [(0, "card", item.prompt.key, item.sample) for item in batch])
+            drawn = [item.prompt for item in batch]
+            images = generate(pipeline, drawn, x, schedule, guidance_scale=source.guidance_scale).cpu()
             for item, image in zip(batch, images, strict=True):
                 place = folder / f"{item.prompt_id:05d}"
                 save_png(image, place / "samples" / f"{item.sample:04d}.png")
-                record = {**item.prompt.metadata, "prompt": item.prompt.text}
-                write_atomically(place / "metadata.jsonl", json.dumps(record) + "\n")
+                write_atomically(place / "metadata.jsonl", json.dumps(item.prompt.record) + "\n")
             advance("")
 
 

@@ -21,7 +21,7 @@ QWEN25_VL_7B, QWEN3_4B, QWEN3_8B = 8_292_166_656, 4_022_468_096, 8_190_735_360
 GEMMA2_2B, LLAMA3_8B, MISTRAL_24B = 2_614_341_888, 7_505_186_816, 24_011_361_280
 VAE_4, VAE_16, VAE_32 = 83_653_863, 83_819_683, 84_046_115
 VAE_WAN, VAE_WAN_22, VAE_COGVIDEOX, VAE_HUNYUAN = 126_892_531, 704_688_668, 215_583_907, 246_478_803
-VAE_DC = 312_250_275
+VAE_DC, VAE_LTX = 312_250_275, 419_193_649
 
 _SD3 = {"text_encoder": CLIP_L_PROJECTED, "text_encoder_2": CLIP_G, "text_encoder_3": T5_XXL, "vae": VAE_16}
 _FLUX = {"text_encoder": CLIP_L, "text_encoder_2": T5_XXL, "vae": VAE_16}
@@ -76,6 +76,7 @@ PARTS: dict[str, Mapping[str, int]] = {
     "zai-org/CogVideoX-5b": {"text_encoder": T5_XXL, "vae": VAE_COGVIDEOX},
     "THUDM/CogVideoX-2b": {"text_encoder": T5_XXL, "vae": VAE_COGVIDEOX},
     "THUDM/CogVideoX-5b": {"text_encoder": T5_XXL, "vae": VAE_COGVIDEOX},
+    "Lightricks/LTX-Video": {"text_encoder": T5_XXL, "vae": VAE_LTX},
     "hunyuanvideo-community/HunyuanVideo": {
         "text_encoder": LLAMA3_8B, "text_encoder_2": CLIP_L, "vae": VAE_HUNYUAN,
     },

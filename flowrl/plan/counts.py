@@ -17,7 +17,7 @@ from flowrl.drift import KL_PROMPTS, KL_SIGMAS
 from flowrl.forward_losses import FORWARD
 from flowrl.recipes import backprop
 from flowrl.recipes.forward_settings import objective_of, slot_decays, split_options
-from flowrl.recipes.paths import _TREE_WINDOW_RATIO, stochastic_steps, tree_depth
+from flowrl.recipes.paths import TREE_WINDOW_RATIO, stochastic_steps, tree_depth
 from flowrl.recipes.preference_options import OBJECTIVES, Offline, Steps
 from flowrl.samplers.tree import window_start
 from flowrl.samplers.windows import flash_tail, thinned_steps
@@ -246,7 +246,7 @@ def _splits(config: TrainConfig, iteration: int) -> tuple[int, ...]:
     if credit.splits is not None:
         return credit.splits
     depth = tree_depth(config.group_size, credit.children)
-    first = window_start(config.sampler.num_steps, depth, _TREE_WINDOW_RATIO, config.seed, iteration)
+    first = window_start(config.sampler.num_steps, depth, TREE_WINDOW_RATIO, config.seed, iteration)
     return tuple(range(first, first + depth))
 
 

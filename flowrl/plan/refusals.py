@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config import TrainConfig, resolve_path
-from flowrl.launch import _check_before_loading
+from flowrl.launch import check_before_loading
 from flowrl.run import check_device
 
 _STAND_IN = "asset:prompts/world_train.jsonl"  # prompts with the records that any reward of prompts reads
@@ -50,7 +50,7 @@ def obstacles(config: TrainConfig, module: Any, processes: int) -> Obstacles:
     ), pipeline=replace(config.pipeline, device="auto"))  # fmt: skip
     with _world(processes):
         try:
-            _check_before_loading(checked)
+            check_before_loading(checked)
         except ValueError as error:
             missing = [value for value in _texts(config) if value in str(error) and not is_here(value)]
             (found.absent if missing else found.refused).append(str(error))

@@ -130,7 +130,8 @@ def _cost(plan: Plan) -> list[str]:
     lines += _table(rows)
     missing = ["text encoders", "rewards"]
     missing += ["decoding"] * (cost.decoding is None) + ["evaluations"] * (cost.evaluation is None)
-    lines += _note(f"without {' and '.join(missing)}; stages of an image and an iteration are without evaluations")
+    listed = f"{', '.join(missing[:-1])} and {missing[-1]}"
+    lines += _note(f"without {listed}; stages of an image and an iteration are without evaluations")
     seconds = cost.total / (plan.tflops * 1e12)
     hours = [("GPU time", f"{_time(seconds)} on one GPU, if it sustains {plan.tflops:g} TFLOP/s (--tflops), an "
               f"assumption; {_time(cost.training / run.iterations / plan.tflops / 1e12)} an iteration")]  # fmt: skip

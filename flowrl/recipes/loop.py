@@ -339,7 +339,7 @@ class Loop:
         distinct = spread([item for item in items if item.sample == 0], KL_PROMPTS)
         row["eval/kl"] = velocity_distance(
             self.drawn, self.policy, distinct, schedule, scale=scale, seed=settings.seed,
-            slot=eval_slot(self.config, self.policy),
+            slot=eval_slot(self.config, self.policy), batch_size=settings.batch_size,
         )  # fmt: skip
         row |= {"nfe/total": self.nfe(), "images": self.counters["images"]}
         row |= {"seconds/total": round(self.counters["seconds"], 4)}

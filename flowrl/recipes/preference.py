@@ -33,7 +33,7 @@ from flowrl.pairs import Pair, load_images, read_pairs
 from flowrl.parts import sampler_of
 from flowrl.preference_losses import PairLoss, d3po, diffusion_dpo, pairs_of_groups
 from flowrl.prompting import encode_prompts
-from flowrl.prompts import prompts_of_iteration
+from flowrl.prompts import Prompt, prompts_of_iteration
 from flowrl.randomness import sample_normals
 from flowrl.recipes.loop import Batch, Loop
 from flowrl.recipes.paths import sampler_at
@@ -173,8 +173,12 @@ def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
     images = load_images([pair.winner for pair in own] + [pair.loser for pair in own])
     return Pairs(
         pool=loop.pipeline.encode_images(images), winner=torch.arange(count), loser=torch.arange(count) + count,
-        group=group, cond=encode_prompts(loop.pipeline, [pair.prompt for pair in own]),
+        group=group, cond=encode_prompts(loop.pipeline, [_prompt(pair, loop.config) for pair in own]),
     )  # fmt: skip
+
+
+def _prompt(pair: Pair, config: TrainConfig) -> Prompt:
+    return Prompt(text=pair.prompt, metadata={}, negative=config.prompts.negative)
 
 
 def pair_row(loop: Loop, pairs: Pairs, output: RewardOutput, iteration: int) -> dict[str, Any]:

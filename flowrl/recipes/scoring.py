@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MERGED = ("sum", "geometric", "harmonic")  # ways of reward_aggregation that make one number of an image's rewards
 WINDOW = 10  # iterations over which failed images are counted
 _SCORED_AT_ONCE = 96  # images that are decoded and scored in one piece where rewards judge them one by one
+_CLIPS_AT_ONCE = 12  # likewise of videos, which are many pictures each
 _PENDING = 64  # pieces on their way at most: a slow reward holds the rollout up instead of filling the memory
 
 
@@ -70,7 +71,7 @@ class Scoring:
         group = torch.cat([part[1] for part in self.waiting])
         numbers = [number for part in self.waiting for number in part[2]]
         self.waiting = [(latents[count:], group[count:], numbers[count:])] if count < len(numbers) else []
-        size = count if self.whole_groups else _SCORED_AT_ONCE
+        size = count if self.whole_groups else _CLIPS_AT_ONCE if self.loop.pipeline.fps else _SCORED_AT_ONCE
         for first in range(0, count, size):
             piece = slice(first, min(first + size, count))
             self._ask(latents[piece], group[piece], numbers[piece])
@@ -83,7 +84,8 @@ class Scoring:
             iteration=batch.iteration,
         )  # fmt: skip
         if loop.trained_rewards:
-            loop.seen.append(replace(inputs, images=inputs.images.detach().cpu()))
+            kept = replace(inputs, videos=None, fps=None, source_images=None, reference_images=None)
+            loop.seen.append(replace(kept, images=inputs.images.detach().cpu()))
         if loop.reward.waits:
             if len(self.pending) - len(self.done) >= _PENDING:
                 self.done.append(self.pending[len(self.done)]())

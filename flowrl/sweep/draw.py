@@ -19,15 +19,16 @@ from flowrl.benchmarks.diversity import mean_distance
 from flowrl.compare.measure import image_spread
 from flowrl.drift import KL_PROMPTS, KL_SIGMAS
 from flowrl.pipelines import Pipeline
+from flowrl.prompting import reward_inputs
 from flowrl.prompts import Prompt, spread
 from flowrl.randomness import sample_normals
-from flowrl.rewards import Reward, RewardInputs, to_uint8
+from flowrl.rewards import Reward, to_uint8
 from flowrl.rewards.outputs import check_output
 from flowrl.rlg import rlg_velocity
 from flowrl.samplers import KERNELS, Velocity
 from flowrl.search import Make, candidates, draw, in_batches, prune_steps
 from flowrl.sweep.settings import Setting
-from flowrl.trajectory import Schedule
+from flowrl.trajectory import Schedule, start_state
 
 Embed = Callable[[Float[Tensor, " n 3 h w"]], Float[Tensor, " n d"]]
 Row = dict[str, Any]
@@ -60,7 +61,7 @@ class Model:
     def make(self, scale: float, run: str = "") -> Make:
         """What draws at an RLG scale of a tuned model; 0 and 1 run one of the two models alone."""
 
-        def velocity(prompts: Sequence[str]) -> Velocity:
+        def velocity(prompts: Sequence[Prompt]) -> Velocity:
             return rlg_velocity(
                 self.pipeline, [self.adapters[run]], prompts, [scale], guidance_scale=self.guidance,
                 base_guidance_scale=self.base_guidance,
@@ -100,8 +101,7 @@ def draw_prompts(
     x = start_noise(model, prompts, samples=samples, count=count, seed=seed)
     drawn: dict[Setting, Tensor] = {}
     if first.kind in ("rlg", "run"):
-        texts = [owner.text for owner in owners]
-        drawn[first] = draw(model.pipeline, make, texts, x[:, 0], model.schedule)
+        drawn[first] = draw(model.pipeline, make, owners, x[:, 0], model.schedule)
     else:
         assert judges.select is not None
         given = (model.pipeline, make, owners, x, model.schedule, judges.select)
@@ -112,7 +112,10 @@ def draw_prompts(
             for setting in settings:
                 drawn[setting] = pool.images[torch.arange(len(owners)), pool.best(setting.plan.num_candidates)]
     return {
-        setting: (images.unflatten(0, (len(prompts), samples)), judged(judges, prompts, images, samples))
+        setting: (
+            images.unflatten(0, (len(prompts), samples)),
+            judged(model.pipeline, judges, prompts, images, samples),
+        )
         for setting, images in drawn.items()
     }
 
@@ -120,19 +123,19 @@ def draw_prompts(
 def start_noise(model: Model, prompts: Sequence[Prompt], *, samples: int, count: int, seed: int) -> Tensor:
     """[P * K, N, *latent] start noise on the model's device."""
     keys = [
-        (seed, "eval", prompt.text, k, *(("candidate", n) if n else ()))
+        (seed, "eval", prompt.key, k, *(("candidate", n) if n else ()))
         for prompt in prompts for k in range(samples) for n in range(count)
     ]  # fmt: skip
     return sample_normals(model.pipeline.latent_shape, keys).to(model.device).unflatten(0, (-1, count))
 
 
-def judged(judges: Judges, prompts: Sequence[Prompt], images: Tensor, samples: int) -> list[Row]:
+def judged(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images: Tensor, samples: int) -> list[Row]:
     """A row a prompt: `values` by reward and by reward/part, K numbers each, null where failed; and `diversity`."""
     owners = [prompt for prompt in prompts for _ in range(samples)]
-    inputs = RewardInputs(
-        prompts=[owner.text for owner in owners], images=images, metadata=[owner.metadata for owner in owners],
-        group_ids=torch.arange(len(images)) // samples, sample_ids=torch.arange(len(images)) % samples,
-    )  # fmt: skip
+    places = torch.arange(len(images))
+    inputs = reward_inputs(
+        pipeline, owners, images, group=places // samples, numbers=(places % samples).tolist(), iteration=0
+    )
     columns: dict[str, Tensor] = {}
     for name, reward in judges.rewards.items():
         output = check_output(reward(inputs), len(inputs), name)
@@ -161,9 +164,10 @@ def drift(model: Model, prompts: Sequence[Prompt], seed: int, run: str = "") -> 
 
     Of RLG at scale w it is w² times this: `out_base + w (out_tuned - out_base)` differs from the base by w times it.
     """
-    texts = [prompts[place].text for place in spread(len(prompts), KL_PROMPTS)]
-    base, tuned = model.make(0.0, run)(texts), model.make(1.0, run)(texts)
-    x = sample_normals(model.pipeline.latent_shape, [(seed, "eval", text, 0) for text in texts]).to(model.device)
+    chosen = [prompts[place] for place in spread(len(prompts), KL_PROMPTS)]
+    base, tuned = model.make(0.0, run)(chosen), model.make(1.0, run)(chosen)
+    noise = sample_normals(model.pipeline.latent_shape, [(seed, "eval", prompt.key, 0) for prompt in chosen])
+    x = start_state(noise.to(model.device), model.schedule)
     steps, distances = model.schedule.num_steps, []
     for step in range(steps):
         sigma, timestep = model.schedule.sigma[step], model.schedule.timestep[step]

@@ -10,8 +10,17 @@ import torch
 
 from flowrl.config import TrainConfig, load_config, resolve_path
 from flowrl.evaluation.generate import choose
-from flowrl.evaluation.models import EMBEDDED, LORA_FILES, WORLD_MODELS, Source, check_source, find_source, label_of
-from flowrl.prompts import Prompt, read_prompts
+from flowrl.evaluation.models import (
+    EMBEDDED,
+    LORA_FILES,
+    WORLD_MODELS,
+    Source,
+    check_pictures,
+    check_source,
+    find_source,
+    label_of,
+)
+from flowrl.prompts import Prompt, load_prompts
 from flowrl.run import check_device
 from flowrl.sweep.settings import Question, Setting, ask
 
@@ -79,7 +88,7 @@ def prepare(parsed: argparse.Namespace) -> Sweep:
     name = label_of(str(folder.resolve()))
     return Sweep(
         question=question, source=source, config=config, name=name, seed=parsed.seed, samples=parsed.samples,
-        prompts=_prompts(parsed, config, embedded=embedded), batch_size=parsed.batch_size,
+        prompts=_prompts(parsed, config, negative=source.negative, embedded=embedded), batch_size=parsed.batch_size,
         base_guidance=source.guidance_scale if parsed.base_guidance is None else parsed.base_guidance,
         features=parsed.features or ("attributes" if embedded else "clip"), device=torch.device(device),
         folder=parsed.out or (folder / "sweep" if (folder / "config.yaml").is_file() else Path(f"sweep-{name}")),
@@ -101,7 +110,7 @@ def tuned_source(parsed: argparse.Namespace, config: TrainConfig | None) -> Sour
     """The base model with the LoRA; what the command line says of base and sampling wins.
 
     Raises:
-        ValueError: a LoRA that does not say which model it belongs to, or a model that is not there.
+        ValueError: a LoRA that does not say which model it belongs to, or a model that is not there or makes videos.
     """
     lora = lora_of(Path(parsed.source))
     given = {"num_steps": parsed.steps, "guidance_scale": parsed.guidance, "dtype": parsed.dtype}
@@ -118,6 +127,7 @@ def tuned_source(parsed: argparse.Namespace, config: TrainConfig | None) -> Sour
             ) from error
         source = replace(source, model=parsed.base or source.model, lora=lora)
     check_source(source)
+    check_pictures(source, "flowrl sweep")
     return source
 
 
@@ -145,12 +155,14 @@ def _check_other(name: str, folder: Path, source: Source) -> None:
         )
 
 
-def _prompts(parsed: argparse.Namespace, config: TrainConfig | None, *, embedded: bool) -> tuple[Prompt, ...]:
+def _prompts(
+    parsed: argparse.Namespace, config: TrainConfig | None, *, negative: str, embedded: bool
+) -> tuple[Prompt, ...]:
     own = config.prompts.eval if config is not None else None
     name = parsed.prompts or own or (EMBEDDED_PROMPTS if embedded else None)
     if name is None:
         raise ValueError("which prompts? No run names any for evaluation: give --prompts FILE (.txt or .jsonl).")
-    chosen = tuple(choose(read_prompts(resolve_path(name)), parsed.num_prompts))
+    chosen = tuple(choose(load_prompts(name, negative, resolve=resolve_path), parsed.num_prompts))
     if len(chosen) < 2:
         raise ValueError(f"{name} holds {len(chosen)} prompt: intervals are over prompts, give at least 2.")
     return chosen

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.evaluation.journal import Journal
-from flowrl.evaluation.models import fingerprint
+from flowrl.evaluation.models import fingerprint, load_source, schedule_of
 from flowrl.examine.score import aligned
 from flowrl.images import save_png
-from flowrl.parts import DTYPES, model_location
-from flowrl.pipelines import family
+from flowrl.parts import model_location
 from flowrl.progress import Advance, progress
 from flowrl.prompts import Prompt, spread
 from flowrl.rewards import Reward
@@ -61,8 +60,8 @@ def sweep(parsed: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("\nStopped. The same command goes on from here.", file=sys.stderr)
             return 130
-        texts = [prompt.text for prompt in asked.prompts]
-        rows = {one: [journals[one].rows[text] for text in texts] for one in asked.question.settings}
+        keys = [prompt.key for prompt in asked.prompts]
+        rows = {one: [journals[one].rows[key] for key in keys] for one in asked.question.settings}
         results = results_of(
             {one: columns_of(rows[one], asked.question.measures) for one in rows}, asked.question.measures,
             evaluations={one: asked.evaluations(one) for one in rows}, notes=notes_of(asked),
@@ -84,14 +83,14 @@ def load_judges(asked: Sweep) -> tuple[Judges, dict[str, str]]:
     """Rewards and features, and the version of every reward.
 
     Raises:
-        ValueError: a reward that images and prompts alone cannot feed, or whose mean says nothing of a model.
+        ValueError: a reward that needs what the prompts have not, or whose mean says nothing of a model.
     """
     question = asked.question
     specs = [dict(spec) for spec in question.specs]
     loaded = {term.key: term.reward for term in build_weighted_sum(specs, device=asked.device).terms}
     measured = {measure.reward: loaded[measure.reward] for measure in question.measures}
     for name, reward in loaded.items():
-        _check_reward(name, reward, measured=name in measured)
+        _check_reward(name, reward, asked.prompts, measured=name in measured)
     select = question.select
     judges = Judges(
         rewards=measured, features=load_features(asked.features, asked.device),
@@ -100,10 +99,17 @@ def load_judges(asked: Sweep) -> tuple[Judges, dict[str, str]]:
     return judges, {name: reward.version for name, reward in loaded.items()}
 
 
-def _check_reward(name: str, reward: Reward, *, measured: bool) -> None:
-    lacking = {"videos", "source_images", "reference_images"} & reward.needs
+def _check_reward(name: str, reward: Reward, prompts: Sequence[Prompt], *, measured: bool) -> None:
+    there = {
+        "videos": False, "source_images": all(prompt.sources for prompt in prompts),
+        "reference_images": all(prompt.references for prompt in prompts),
+    }  # fmt: skip
+    lacking = sorted(need for need in reward.needs if not there.get(need, True))
     if lacking:
-        raise ValueError(f"reward {name!r} needs {', '.join(sorted(lacking))}, which a sweep has not: take another.")
+        raise ValueError(
+            f"reward {name!r} needs {', '.join(lacking)}: a sweep draws pictures, and sources and references come from "
+            f"the prompts, all of which must name them. Take another reward, or other --prompts."
+        )
     if reward.kind == "adversarial" or (measured and reward.kind in ("groupwise", "pairwise")):
         raise ValueError(
             f"reward {name!r} is {reward.kind}: its values compare images with each other, or it learns in a run, so "
@@ -115,11 +121,12 @@ def conditions(asked: Sweep, versions: Mapping[str, str]) -> dict[str, Any]:
     """All that the values of every setting depend on."""
     source = asked.source
     local = Path(model_location(source.model)).is_dir()
-    texts = json.dumps([[prompt.text, prompt.metadata] for prompt in asked.prompts], sort_keys=True)
+    texts = json.dumps([[prompt.key, prompt.negative, prompt.metadata] for prompt in asked.prompts], sort_keys=True)
     return {
         "model": source.model, "weights": fingerprint(replace(source, lora=None)) if local else None,
-        "steps": source.num_steps, "grid": source.grid, "guidance": source.guidance_scale,
-        "base_guidance": asked.base_guidance, "dtype": source.dtype, "size": [source.height, source.width],
+        "family": source.family, "options": source.options, "steps": source.num_steps, "grid": source.grid,
+        "shift": source.shift, "training_size": source.training_size, "guidance": source.guidance_scale,
+        "base_guidance": asked.base_guidance, "dtype": source.dtype,
         "max_sequence_length": source.max_sequence_length, "seed": asked.seed, "samples": asked.samples,
         "prompts": hashlib.sha256(texts.encode()).hexdigest()[:16], "features": asked.features,
         "rewards": {measure.reward: versions[measure.reward] for measure in asked.question.measures},
@@ -175,9 +182,9 @@ def jobs_of(asked: Sweep, journals: Journals) -> list[Job]:
     plain = asked.evaluations(Setting(kind="rlg", scale=1.0))
     jobs = []
     for settings in groups.values():
-        lacking = [one for one in settings if any(prompt.text not in journals[one].rows for prompt in asked.prompts)]
+        lacking = [one for one in settings if any(prompt.key not in journals[one].rows for prompt in asked.prompts)]
         chosen = tuple(lacking or settings)
-        missing = tuple(p for p in asked.prompts if any(p.text not in journals[one].rows for one in chosen))
+        missing = tuple(p for p in asked.prompts if any(p.key not in journals[one].rows for one in chosen))
         cost = max(1, round(max(asked.evaluations(one) for one in chosen) / plain))
         jobs.append(Job(settings=chosen, missing=missing, cost=cost))
     return jobs
@@ -203,31 +210,27 @@ def draw_missing(asked: Sweep, judges: Judges, journals: Journals, distances: Jo
 def load_model(asked: Sweep) -> Model:
     """The base with all LoRAs beside each other."""
     source = asked.source
-    pipeline = family("sd3").load(
-        model_location(source.model), dtype=DTYPES[source.dtype], device=asked.device, height=source.height,
-        width=source.width, max_sequence_length=source.max_sequence_length,
-    )  # fmt: skip
+    pipeline = load_source(replace(source, lora=None), device=str(asked.device))
     names = add_experts(pipeline, list(asked.loras.values()))
     return Model(
         pipeline=pipeline, adapters=dict(zip(asked.loras, names, strict=True)), guidance=source.guidance_scale,
-        schedule=pipeline.schedule(source.num_steps, source.grid), base_guidance=asked.base_guidance,
+        schedule=schedule_of(source, pipeline), base_guidance=asked.base_guidance,
         batch_size=asked.batch_size,
     )  # fmt: skip
 
 
 def _draw(asked: Sweep, model: Model, judges: Judges, job: Job, journals: Journals, advance: Advance) -> None:
-    shown = {prompt.text: place for place, prompt in strip_prompts(asked)}
+    shown = {prompt.key: place for place, prompt in strip_prompts(asked)}
     count = asked.samples * max(setting.plan.num_candidates for setting in job.settings)
     for prompts in _pieces(job.missing, max(1, asked.batch_size // count)):
         drawn = draw_prompts(model, judges, job.settings, prompts, samples=asked.samples, seed=asked.seed)
         for setting, (images, rows) in drawn.items():
             journal = journals[setting]
-            for row, image in zip(rows, images[:, 0], strict=True):
-                text = row["prompt"]
-                if text in shown:
-                    save_png(image, picture_of(journal, shown[text]))
-                if text not in journal.rows:
-                    journal.add(text, row)
+            for prompt, row, image in zip(prompts, rows, images[:, 0], strict=True):
+                if prompt.key in shown:
+                    save_png(image, picture_of(journal, shown[prompt.key]))
+                if prompt.key not in journal.rows:
+                    journal.add(prompt.key, row)
         for _ in range(job.cost * len(prompts)):
             advance(job.settings[-1].label)
 
