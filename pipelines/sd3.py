@@ -43,9 +43,16 @@ SD35_LARGE: dict[str, Any] = {
 }  # fmt: skip
 """The dimensions of Stable Diffusion 3.5 Large's transformer."""
 
+SD3_MEDIUM: dict[str, Any] = {
+    **SD35_MEDIUM, "pos_embed_max_size": 192, "dual_attention_layers": (), "qk_norm": None,
+}  # fmt: skip
+"""The dimensions of Stable Diffusion 3 Medium's transformer."""
+
 KNOWN = {
     "stabilityai/stable-diffusion-3.5-medium": SD35_MEDIUM,
     "stabilityai/stable-diffusion-3.5-large": SD35_LARGE,
+    "stabilityai/stable-diffusion-3.5-large-turbo": SD35_LARGE,
+    "stabilityai/stable-diffusion-3-medium-diffusers": SD3_MEDIUM,
 }
 """Hub id -> its transformer's configuration: LoRA targets can be checked before gigabytes are fetched."""
 

@@ -54,7 +54,7 @@ def test_shipped_templates_hold_their_fields(name: str) -> None:
     """Every field of the question reaches the judge's eyes, and nothing else is left open."""
     template = load_templates([name], None, owner="test")[name]
     pictures = [np.zeros((1, 1, 3), np.uint8)] * max(template.user.count("<image>"), 1)
-    known = FIELDS[name] | {"prompt", "kind", "count"}
+    known = FIELDS[name] | {"prompt", "kind", "count", "criterion"}
     text = "".join(p for p in template.parts(pictures, **{f: f"<{f}>" for f in known}) if isinstance(p, str))
     assert all(f"<{field}>" in text for field in FIELDS[name])
     assert not re.search(r"\{\w+\}", text)
