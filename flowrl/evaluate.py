@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from flowrl.benchmarks.geneval import TASKS
+from flowrl.files import write_atomically
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
 from flowrl.prompting import device_of, encode_prompts, guided, reward_inputs
 from flowrl.prompts import EvalItem, Prompt, load_sources, spread
 from flowrl.randomness import counter_seed, sample_normals
 from flowrl.rewards.compose import WeightedSum
-from flowrl.run import Run, write_atomically
+from flowrl.run import Run
 from flowrl.samplers import KERNELS, rollout
 from flowrl.samples import write_samples
 from flowrl.statistics import ScoreRow, bootstrap_mean, stratified_score, task_scores
@@ -142,6 +143,7 @@ def _write(
     listed = [
         {"prompt": items[n].prompt.text, "sample": items[n].sample,
          "seed": counter_seed(seed, "eval", items[n].prompt.key, items[n].sample)}
+        | ({"sources": list(items[n].prompt.sources)} if items[n].prompt.sources else {})
         for n in numbers
     ]  # fmt: skip
     write_atomically(folder / "samples" / "prompts.json", json.dumps(listed, indent=1) + "\n")

@@ -23,6 +23,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield stream
         os.chmod(temporary, 0o644)  # mkstemp keeps a file to its owner; it is for whoever may read the folder
         os.replace(temporary, path)
-    except BaseException:  # an interrupt too leaves nothing behind, and goes on
+    finally:  # an interrupt too leaves nothing behind
         Path(temporary).unlink(missing_ok=True)
-        raise
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a text file in one step: a reader, or a crash, sees the old text or the new, never half."""
+    with replacing(path) as stream:
+        stream.write(text.encode())

@@ -74,9 +74,11 @@ def reward_inputs(
     """
     video = decoded.ndim == 5
     size = (int(decoded.shape[-2]), int(decoded.shape[-1]))
-    sources = [load_sources(prompt, size) for prompt in prompts]
-    references = [load_references(prompt, size) for prompt in prompts]
-    device = decoded.device
+    once = {prompt.key: prompt for prompt in prompts}  # the samples of a prompt share its pictures
+    sources, references = (
+        {key: [picture.to(decoded.device) for picture in load(prompt, size)] for key, prompt in once.items()}
+        for load in (load_sources, load_references)
+    )
     return RewardInputs(
         prompts=[prompt.text for prompt in prompts],
         images=decoded[:, 0] if video else decoded,
@@ -85,7 +87,7 @@ def reward_inputs(
         metadata=[prompt.metadata for prompt in prompts],
         group_ids=group,
         sample_ids=torch.tensor(list(numbers)),
-        source_images=[[p.to(device) for p in row] for row in sources] if any(sources) else None,
-        reference_images=[[p.to(device) for p in row] for row in references] if any(references) else None,
+        source_images=[sources[prompt.key] for prompt in prompts] if any(sources.values()) else None,
+        reference_images=[references[prompt.key] for prompt in prompts] if any(references.values()) else None,
         iteration=iteration,
     )

@@ -31,19 +31,13 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from flowrl.capabilities import capabilities
+from flowrl.files import replacing, write_atomically
 
 _STATE, _SEAL = "state.pt", "checkpoint.json"
 
 
 class CheckpointError(ValueError):
     """A checkpoint is damaged or belongs to another configuration."""
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a text file in one step: a reader, or a crash, sees the old text or the new, never half."""
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def make_free_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -152,9 +146,8 @@ class Run:
                 if final.exists():
                     shutil.rmtree(final)
                 os.replace(temporary, final)
-            except BaseException:
+            finally:
                 shutil.rmtree(temporary, ignore_errors=True)
-                raise
             for old in checkpoints(self.folder)[:-keep]:
                 shutil.rmtree(old, ignore_errors=True)
         self.accelerator.wait_for_everyone()
@@ -179,9 +172,9 @@ class Run:
     def _truncate_metrics(self, size: int) -> None:
         path = self.folder / "metrics.jsonl"
         if path.exists():
-            temporary = path.with_name(".metrics.jsonl.writing")
-            temporary.write_bytes(path.read_bytes()[:size])
-            os.replace(temporary, path)
+            kept = path.read_bytes()[:size]
+            with replacing(path) as stream:
+                stream.write(kept)
 
     # ---- manifest, interrupts, end -------------------------------------------------------------------------------
 

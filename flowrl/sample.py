@@ -36,12 +36,10 @@ def sample(options: argparse.Namespace) -> int:
     """
     if options.base and given_loras(options):
         raise ValueError("--base samples the model without a LoRA, so --lora has no place beside it: give one of them")
-    prompts = wanted_prompts(options)
-    if not prompts:
+    if not options.prompt and not options.prompts:
         raise ValueError('no prompt was given: add --prompt "a photo of a red circle" or --prompts FILE')
-    seeds = parse_seeds(options.seeds)
     source = resolve_source(options)
-    prompts = [prompt if prompt.negative else replace(prompt, negative=source.negative) for prompt in prompts]
+    prompts, seeds = wanted_prompts(options, source.negative), parse_seeds(options.seeds)
     loras = given_loras(options) or ([source.lora] if source.lora is not None else [])
     draw, fps = drawing(source, rlg_settings(options, loras))
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
@@ -70,7 +68,7 @@ def sample(options: argparse.Namespace) -> int:
     return 0
 
 
-def wanted_prompts(options: argparse.Namespace, negative: str = "") -> list[Prompt]:
+def wanted_prompts(options: argparse.Namespace, negative: str) -> list[Prompt]:
     """The prompts of `--prompt`, with the pictures of `--source`, and those of `--prompts`; each once.
 
     Args:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flowrl.benchmarks.geneval import TASKS
 from flowrl.config import TrainConfig
-from flowrl.evaluate import read_rows, score_rows
-from flowrl.run import write_atomically
-from flowrl.statistics import Interval, paired_difference, stratified_score, task_scores
+from flowrl.evaluate import Row, read_rows, score_rows
+from flowrl.files import write_atomically
+from flowrl.statistics import Interval, bootstrap_mean, paired_difference, stratified_score, task_scores
 
 
 def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:
@@ -18,7 +21,8 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
     rows = _rows(folder)
     rewards = [row["reward"] for row in rows if "reward" in row]
     lines, scores = _scores(folder)
-    lines = lines or _held_out_rewards(rows)
+    if not lines:
+        lines, scores = _held_out_rewards(folder, rows)
     if rewards:  # training on pairs of files has none
         lines = [*lines, f"Mean training reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"]
     print("\n" + "\n".join(lines))
@@ -33,27 +37,64 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
         print(f"Samples   {folder / 'samples'}")
     print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
     if finished:
-        print(f'Try       flowrl sample {folder} \\\n            --prompt "a photo of a red circle"')
+        print(_try(folder))
         if config.eval_every and _still_rising(rows):
             print(f"Longer    flowrl train resume={folder} \\\n            num_iterations={2 * config.num_iterations}")
 
 
-def _held_out_rewards(rows: list[dict[str, float]]) -> list[str]:
-    """First and last evaluation of every reward with its interval, where there are no GenEval verdicts."""
-    evaluations = [row for row in rows if any(key.startswith("eval/") for key in row)]
-    if len(evaluations) < 2:
-        return []
-    lines = ["Held-out rewards (95 % interval), same prompts and seeds", ""]
-    for key in (key.removesuffix("_low") for key in evaluations[0] if key.endswith("_low")):
-        before, after = (f"{row[key]:.4g} ({row[f'{key}_low']:.4g} to {row[f'{key}_high']:.4g})" for row in
-                         (evaluations[0], evaluations[-1]))  # fmt: skip
-        lines += [f"  {key.removeprefix('eval/reward/')}", f"    before  {before}", f"    after   {after}"]
-    return [*lines, ""]
+def _held_out_rewards(folder: Path, rows: list[dict[str, float]]) -> tuple[list[str], dict[str, Any]]:
+    """First and last evaluation of every reward and their difference by prompts, where no GenEval verdicts are."""
+    numbers = _evaluations(folder)
+    names = [
+        key.removeprefix("eval/reward/").removesuffix("_low")
+        for key in next((row for row in rows if any(key.startswith("eval/reward/") for key in row)), {})
+        if key.endswith("_low")
+    ]
+    if len(numbers) < 2 or not names:
+        return [], {}
+    before, after = read_rows(folder, numbers[0]), read_rows(folder, numbers[-1])
+    lines = [f"Held-out rewards, {len(after)} samples, same prompts and seeds", ""]
+    lines.append(f"  {'reward':<24}{'before':>9}{'after':>9}    change, 95 % interval")
+    found = {}
+    for name in names:
+        start, end, change = _change(before, after, name)
+        lines.append(
+            f"  {name:<24}{start:>9.4g}{end:>9.4g}  {change.mean:>+8.3g} ({change.low:+.3g} to {change.high:+.3g})"
+        )
+        found[name] = {"before": start, "after": end, "change": _plain(change)}
+    return [*lines, ""], {"rewards": found}
+
+
+def _change(before: list[Row], after: list[Row], name: str) -> tuple[float, float, Interval]:
+    """Means of a reward and its mean difference, prompts resampled, over the samples with a score both times."""
+    start = {(row["prompt_id"], row["sample"]): row["rewards"].get(name) for row in before}
+    end = {(row["prompt_id"], row["sample"]): row["rewards"].get(name) for row in after}
+    both = [key for key, value in start.items() if value is not None and end.get(key) is not None]
+    if not both:
+        nan = float("nan")
+        return nan, nan, Interval(mean=nan, low=nan, high=nan)
+    pairs = np.asarray([(start[key], end[key]) for key in both], dtype=np.float64)
+    change = bootstrap_mean(pairs[:, 1] - pairs[:, 0], [prompt for prompt, _ in both])
+    return float(pairs[:, 0].mean()), float(pairs[:, 1].mean()), change
+
+
+def _evaluations(folder: Path) -> list[int]:
+    """Iterations that were evaluated, in order."""
+    return sorted(int(path.stem.removeprefix("iteration_")) for path in (folder / "eval").glob("iteration_*.jsonl"))
+
+
+def _try(folder: Path) -> str:
+    """A command that samples from the run, with a prompt that it was evaluated on where it was."""
+    listed = folder / "samples" / "prompts.json"
+    asked = json.loads(listed.read_text(encoding="utf-8"))[0] if listed.exists() else {"prompt": "PROMPT"}
+    pictures = [f"--source {shlex.quote(path)}" for path in asked.get("sources", [])]
+    words = [f"Try       flowrl sample {folder}", f"--prompt {shlex.quote(asked['prompt'])}", *pictures]
+    return " \\\n            ".join(words)
 
 
 def _scores(folder: Path) -> tuple[list[str], dict[str, Any]]:
     """The table of GenEval scores before and after, and its numbers; nothing where there are not two evaluations."""
-    numbers = sorted(int(path.stem.removeprefix("iteration_")) for path in (folder / "eval").glob("iteration_*.jsonl"))
+    numbers = _evaluations(folder)
     if len(numbers) < 2:
         return [], {}
     before, after = (score_rows(read_rows(folder, number)) for number in (numbers[0], numbers[-1]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,19 +147,13 @@ class CogVideoX:
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes some clips at a time in float32."""
-        vae = self.pipe.vae
-        return video.decode_clips(
-            latents, self.vae_slice, lambda z: vae.decode(z / vae.config.scaling_factor, return_dict=False)[0],
-            gradient=gradient,
-        )  # fmt: skip
+        return video.decode_clips(latents, self.vae_slice, partial(common.decoded, self.pipe.vae), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Mean of the VAE's posterior, scaled as `decode` undoes it."""
-        vae = self.pipe.vae
         return video.encode_clips(
-            images, self.image_shape, self.vae_slice,
-            lambda x: vae.encode(x).latent_dist.mode() * vae.config.scaling_factor, self.device,
-        )  # fmt: skip
+            images, self.image_shape, self.vae_slice, partial(common.encoded, self.pipe.vae), self.device
+        )
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`."""
@@ -254,8 +249,7 @@ def load(
     known = common.part_config(model, "transformer", KNOWN)
     if known is not None and "max_text_seq_length" in known:
         _check_text(model, max_sequence_length, known)
-    precision: Any = {"default": dtype, "vae": torch.float32}
-    pipe = common.load_stock(CogVideoXPipeline, model, family="CogVideoX", dtype=precision)
+    pipe = common.load_stock(CogVideoXPipeline, model, family="CogVideoX", dtype=dtype)
     config, factor = pipe.transformer.config, pipe.vae_scale_factor_spatial
     _check_version(model, config.patch_size_t)
     _check_text(model, max_sequence_length, config)

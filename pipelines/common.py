@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -18,8 +17,7 @@ from torch import Tensor, nn
 from flowrl.pipelines.lora import check_targets, lora_ready_for_diffusers
 from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, linear_cfg
-from flowrl.samplers.schedules import build_schedule, dynamic_mu
-from flowrl.trajectory import Conditioning, Schedule
+from flowrl.trajectory import Conditioning
 
 Sources = Sequence[Sequence[Tensor]]
 """The source pictures of each prompt, float32 [3, h, w] in [0, 1]."""
@@ -241,52 +239,6 @@ def two_pass_guidance(
     return classifier_free_guidance(network, cond, negative, scale, rule=rule)
 
 
-def with_shift(config: Mapping[str, Any], shift: float | None) -> dict[str, Any]:
-    """A flow scheduler's configuration with another static shift; None leaves it."""
-    return dict(config) if shift is None else {**config, "shift": shift}
-
-
-def own_mu(config: Mapping[str, Any], num_tokens: int) -> float:
-    """Logarithm of the shift that a flow scheduler's configuration gives a latent of so many tokens."""
-    return dynamic_mu(
-        num_tokens,
-        base_shift=config.get("base_shift", 0.5),
-        max_shift=config.get("max_shift", 1.15),
-        base_tokens=config.get("base_image_seq_len", 256),
-        max_tokens=config.get("max_image_seq_len", 4096),
-    )
-
-
-def flux_schedule(
-    config: Mapping[str, Any], shape: Sequence[int], num_steps: int, grid: str, shift: float | None
-) -> Schedule:
-    """`stock_schedule` of latents `[c, h, w]` that are read as tokens of 2 x 2 pixels."""
-    return stock_schedule(config, num_steps, grid, own_mu(config, (shape[-2] // 2) * (shape[-1] // 2)), shift)
-
-
-def stock_schedule(config: Mapping[str, Any], num_steps: int, grid: str, mu: float, shift: float | None) -> Schedule:
-    """The grid of a stock pipeline that hands `linspace(1, 1/T, T)` to its scheduler, under the name "diffusers" too.
-
-    Args:
-        config: of the scheduler.
-        num_steps: T.
-        grid: "diffusers" or "linspace".
-        mu: logarithm of the shift, where the scheduler shifts by resolution.
-        shift: takes the place of exp(mu), or of the scheduler's static shift.
-
-    Raises:
-        ValueError: another grid, or a shift that is not positive.
-    """
-    if shift is not None and not shift > 0:
-        raise ValueError(
-            f"shift must be positive, got {shift}: 1 leaves the grid unshifted, null takes the model's own"
-        )
-    grid = "linspace" if grid == "diffusers" else grid
-    if not config.get("use_dynamic_shifting"):
-        return build_schedule(with_shift(config, shift), num_steps, grid=grid)
-    return build_schedule(config, num_steps, grid=grid, mu=mu if shift is None else math.log(shift))
-
-
 def pack(x: Tensor) -> Tensor:
     """Latents `[b, c, h, w]` as tokens of 2 x 2 pixels, row by row, `[b, h/2 * w/2, 4c]`."""
     b, channels, height, width = x.shape
@@ -325,6 +277,22 @@ def encode_slices(
             f"{list(images.shape)}: resize them, or set pipeline.height and pipeline.width"
         )
     return torch.cat([encode(2 * part.to(device, torch.float32) - 1) for part in images.split(size)])
+
+
+def decoded(vae: Any, z: Tensor) -> Tensor:
+    """What an autoencoder with a scale, and perhaps a shift, makes of latents as networks see them, in [-1, 1]."""
+    pictures: Tensor = vae.decode(z / vae.config.scaling_factor + _shift(vae), return_dict=False)[0]
+    return pictures
+
+
+def encoded(vae: Any, x: Tensor) -> Tensor:
+    """Latents of pictures or clips in [-1, 1]: the posterior's mode, shifted and scaled as `decoded` undoes it."""
+    latents: Tensor = (vae.encode(x).latent_dist.mode() - _shift(vae)) * vae.config.scaling_factor
+    return latents
+
+
+def _shift(vae: Any) -> float:
+    return vae.config.get("shift_factor") or 0.0
 
 
 def write_lora(

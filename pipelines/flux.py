@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common
+from flowrl.pipelines import common, schedules
 from flowrl.pipelines.common import Embedded, Sources, pack, unpack
 from flowrl.samplers.guidance import Network, Velocity, conditioned
 from flowrl.samplers.guidance_rules import embedded_guidance
@@ -128,20 +129,16 @@ class Flux:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Grids "diffusers", the stock pipeline's, and "linspace" are the same here."""
-        return common.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
+        return schedules.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
-        vae = self.pipe.vae
-        return common.decode_slices(
-            latents, self.vae_slice, lambda z: vae.decode(unscaled(vae, z), return_dict=False)[0], gradient=gradient
-        )
+        return common.decode_slices(latents, self.vae_slice, partial(common.decoded, self.pipe.vae), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Mean of the VAE's posterior, shifted and scaled as `decode` undoes it."""
-        vae = self.pipe.vae
         return common.encode_slices(
-            images, self.image_shape, self.vae_slice, lambda x: scaled_mode(vae, x), self.device
+            images, self.image_shape, self.vae_slice, partial(common.encoded, self.pipe.vae), self.device
         )
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
@@ -225,17 +222,6 @@ def prompt_length(model: str, guidance_embeds: bool, asked: int | None) -> int:
             "guidance: null takes that"
         )
     return own if asked is None else asked
-
-
-def scaled_mode(vae: Any, x: Tensor) -> Tensor:
-    """Latents of pictures in [-1, 1]: the posterior's mean, shifted and scaled."""
-    latents: Tensor = (vae.encode(x).latent_dist.mode() - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
-    return latents
-
-
-def unscaled(vae: Any, z: Tensor) -> Tensor:
-    """What the VAE decodes; undoes what `scaled_mode` does after encoding."""
-    return z / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
 
 
 def covering(picture: Tensor, height: int, width: int) -> Tensor:

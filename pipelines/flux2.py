@@ -20,7 +20,7 @@ import torch
 from diffusers import DiffusionPipeline, Flux2KleinPipeline, Flux2Pipeline, Flux2Transformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, flux
+from flowrl.pipelines import common, flux, schedules
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule
@@ -202,7 +202,7 @@ class Flux2:
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Grids "diffusers", the stock pipeline's, and "linspace" are the same here."""
         mu = empirical_mu(self.latent_shape[1] * self.latent_shape[2], num_steps)
-        return common.stock_schedule(self.pipe.scheduler.config, num_steps, grid, mu, shift)
+        return schedules.stock_schedule(self.pipe.scheduler.config, num_steps, grid, mu, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from diffusers import HunyuanVideoPipeline, HunyuanVideoTransformer3DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, video
+from flowrl.pipelines import common, schedules, video
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity, conditioned
 from flowrl.samplers.guidance_rules import embedded_guidance
@@ -127,23 +128,17 @@ class HunyuanVideo:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Grid "diffusers" is "linspace" here: the stock pipeline passes evenly spaced sigmas in."""
-        return video.flow_schedule(self.pipe.scheduler, num_steps, grid, shift, sigmas="linspace")
+        return schedules.flow_schedule(self.pipe.scheduler, num_steps, grid, shift, sigmas="linspace")
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes some clips at a time in float32; long ones in overlapping stretches of 16 frames, as stock does."""
-        vae = self.pipe.vae
-        return video.decode_clips(
-            latents, self.vae_slice, lambda z: vae.decode(z / vae.config.scaling_factor, return_dict=False)[0],
-            gradient=gradient,
-        )  # fmt: skip
+        return video.decode_clips(latents, self.vae_slice, partial(common.decoded, self.pipe.vae), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Mean of the VAE's posterior, scaled as `decode` undoes it."""
-        vae = self.pipe.vae
         return video.encode_clips(
-            images, self.image_shape, self.vae_slice,
-            lambda x: vae.encode(x).latent_dist.mode() * vae.config.scaling_factor, self.device,
-        )  # fmt: skip
+            images, self.image_shape, self.vae_slice, partial(common.encoded, self.pipe.vae), self.device
+        )
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`."""
@@ -164,7 +159,7 @@ def check(model: str, targets: Sequence[str] | None) -> None:
         ValueError: says what is wrong and what to change.
     """
     common.check_folder(model, "hunyuan_video", ("HunyuanVideoPipeline",))
-    video.check_scheduler_folder(model)
+    schedules.check_scheduler_folder(model)
     config = common.part_config(model, "transformer", KNOWN)
     if config is not None:
         _check_distilled(model, bool(config.get("guidance_embeds", True)))
@@ -212,10 +207,9 @@ def load(
     Raises:
         ValueError: nothing loadable there, or a size or number of frames that the model cannot draw.
     """
-    precision: Any = {"default": dtype, "vae": torch.float32}
-    pipe = common.load_stock(HunyuanVideoPipeline, model, family="HunyuanVideo", dtype=precision)
+    pipe = common.load_stock(HunyuanVideoPipeline, model, family="HunyuanVideo", dtype=dtype)
     _check_distilled(model, pipe.transformer.config.guidance_embeds)
-    video.check_flow_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
+    schedules.check_flow_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
     common.freeze(pipe, device, denoisers=("transformer",), gradient_checkpointing=gradient_checkpointing)
     if vae_tiling:
         pipe.vae.enable_tiling()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from diffusers import FluxKontextPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, flux
+from flowrl.pipelines import common, flux, schedules
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule
@@ -109,23 +110,16 @@ class Kontext:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Grids "diffusers", the stock pipeline's, and "linspace" are the same here."""
-        return common.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
+        return schedules.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
-        vae = self.pipe.vae
-        return common.decode_slices(
-            latents,
-            self.vae_slice,
-            lambda z: vae.decode(flux.unscaled(vae, z), return_dict=False)[0],
-            gradient=gradient,
-        )
+        return common.decode_slices(latents, self.vae_slice, partial(common.decoded, self.pipe.vae), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Mean of the VAE's posterior, shifted and scaled as `decode` undoes it."""
-        vae = self.pipe.vae
         return common.encode_slices(
-            images, self.image_shape, self.vae_slice, lambda x: flux.scaled_mode(vae, x), self.device
+            images, self.image_shape, self.vae_slice, partial(common.encoded, self.pipe.vae), self.device
         )
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:

@@ -16,7 +16,7 @@ import torch
 from diffusers import LTXPipeline, LTXVideoTransformer3DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, video
+from flowrl.pipelines import common, schedules, video
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule
@@ -135,8 +135,8 @@ class LTXVideo:
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Grid "diffusers" is "linspace" here: the stock pipeline passes evenly spaced sigmas in."""
         config, (_, frames, height, width) = self.pipe.scheduler.config, self.latent_shape
-        mu = common.own_mu(config, frames * height * width)
-        return video.flow_schedule(self.pipe.scheduler, num_steps, grid, shift, sigmas="linspace", mu=mu)
+        mu = schedules.own_mu(config, frames * height * width)
+        return schedules.flow_schedule(self.pipe.scheduler, num_steps, grid, shift, sigmas="linspace", mu=mu)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes some clips at a time in float32."""
@@ -174,7 +174,7 @@ def check(model: str, targets: Sequence[str] | None) -> None:
         ValueError: says what is wrong and what to change.
     """
     common.check_folder(model, "ltx_video", ("LTXPipeline",))
-    video.check_scheduler_folder(model)
+    schedules.check_scheduler_folder(model)
     common.check_bound(meta_denoiser(model), targets)
 
 
@@ -214,9 +214,8 @@ def load(
     Raises:
         ValueError: nothing loadable there, or a size or number of frames that the model cannot draw.
     """
-    precision: Any = {"default": dtype, "vae": torch.float32}
-    pipe = common.load_stock(LTXPipeline, model, family="LTX-Video", dtype=precision)
-    video.check_flow_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
+    pipe = common.load_stock(LTXPipeline, model, family="LTX-Video", dtype=dtype)
+    schedules.check_flow_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
     if decode_timestep != 0 and not pipe.vae.config.timestep_conditioning:
         raise ValueError(f"decode_timestep ({decode_timestep}) has no effect: the decoder of {model} reads no timestep")
     common.freeze(pipe, device, denoisers=("transformer",), gradient_checkpointing=gradient_checkpointing)

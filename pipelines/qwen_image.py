@@ -20,7 +20,7 @@ import torch
 from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common
+from flowrl.pipelines import common, schedules
 from flowrl.pipelines.common import Embedded, Sources, pack, unpack
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
@@ -128,7 +128,7 @@ class QwenImage:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Both grids are the stock pipeline's: it passes its own evenly spaced levels, which are shifted once."""
-        return common.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
+        return schedules.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from transformers import Qwen2VLImageProcessor
 
 from flowrl.images import to_pixels
-from flowrl.pipelines import common, qwen_image
+from flowrl.pipelines import common, qwen_image, schedules
 from flowrl.pipelines.common import Embedded, Sources, pack, unpack
 from flowrl.pipelines.qwen_image import LORA_TARGETS as QWEN_TARGETS
 from flowrl.pipelines.qwen_image import (
@@ -170,7 +170,7 @@ class QwenImageEdit:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Both grids are the stock pipeline's; tokens of sources do not count in the shift."""
-        return common.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
+        return schedules.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""

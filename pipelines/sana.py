@@ -20,11 +20,10 @@ import torch
 from diffusers import SanaPipeline, SanaTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common
+from flowrl.pipelines import common, schedules
 from flowrl.pipelines.attention import exact_linear
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity
-from flowrl.samplers.schedules import build_schedule
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -150,15 +149,7 @@ class Sana:
         The published scheduler, DPM-Solver with flow sigmas, starts just below 1 and feeds integer timesteps; its own
         steps are `solver="dpm2"` here.
         """
-        config = dict(self.pipe.scheduler.config)
-        flow = bool(config.get("use_flow_sigmas"))
-        if shift is not None:
-            config["flow_shift" if flow else "shift"] = shift
-        if flow and grid == "diffusers":
-            return build_schedule(config, num_steps, grid="unipc_flow")
-        if flow:
-            config["shift"] = config["flow_shift"]
-        return build_schedule(config, num_steps, grid=grid)
+        return schedules.flow_schedule(self.pipe.scheduler, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,13 @@ class SD:
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
-        return decode(self.pipe.vae, latents, self.vae_slice, gradient=gradient)
+        return common.decode_slices(latents, self.vae_slice, partial(common.decoded, self.pipe.vae), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Mode of the VAE's posterior, scaled as `decode` undoes it."""
-        return encode_images(self.pipe.vae, images, self.image_shape, self.vae_slice, self.device)
+        return common.encode_slices(
+            images, self.image_shape, self.vae_slice, partial(common.encoded, self.pipe.vae), self.device
+        )
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`."""
@@ -183,18 +186,6 @@ def refuse_shift(model: str, shift: float | None) -> None:
             f"{model} is a diffusion model with fixed noise levels, which have no shift (got {shift:g}): remove the "
             "shift, or choose grid diffusers or linspace"
         )
-
-
-def decode(vae: Any, latents: Tensor, size: int, *, gradient: bool) -> Tensor:
-    """Pictures of an autoencoder without shift."""
-    scale = vae.config.scaling_factor
-    return common.decode_slices(latents, size, lambda z: vae.decode(z / scale, return_dict=False)[0], gradient=gradient)
-
-
-def encode_images(vae: Any, images: Tensor, shape: tuple[int, ...], size: int, device: torch.device) -> Tensor:
-    """Latents of an autoencoder without shift."""
-    scale = vae.config.scaling_factor
-    return common.encode_slices(images, shape, size, lambda x: vae.encode(x).latent_dist.mode() * scale, device)
 
 
 def check_unet(model: str, unet: nn.Module | None) -> None:

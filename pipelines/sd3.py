@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from torch import Tensor, nn
 
-from flowrl.pipelines import common
+from flowrl.pipelines import common, schedules
 from flowrl.pipelines.attention import dispatched
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity
@@ -139,24 +140,17 @@ class SD3:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Grid "diffusers" is the stock pipeline's; "linspace" is shifted once (`samplers/schedules.py`)."""
-        return build_schedule(common.with_shift(self.pipe.scheduler.config, shift), num_steps, grid=grid)
+        return build_schedule(schedules.with_shift(self.pipe.scheduler.config, shift), num_steps, grid=grid)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
-        vae = self.pipe.vae
-        scale, shift = vae.config.scaling_factor, vae.config.shift_factor or 0.0
-        return common.decode_slices(
-            latents, self.vae_slice, lambda z: vae.decode(z / scale + shift, return_dict=False)[0], gradient=gradient
-        )
+        return common.decode_slices(latents, self.vae_slice, partial(common.decoded, self.pipe.vae), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Mean of the VAE's posterior, shifted and scaled as `decode` undoes it."""
-        vae = self.pipe.vae
-        scale, shift = vae.config.scaling_factor, vae.config.shift_factor or 0.0
         return common.encode_slices(
-            images, self.image_shape, self.vae_slice,
-            lambda x: (vae.encode(x).latent_dist.mode() - shift) * scale, self.device,
-        )  # fmt: skip
+            images, self.image_shape, self.vae_slice, partial(common.encoded, self.pipe.vae), self.device
+        )
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +135,13 @@ class SDXL:
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
-        return sd.decode(self.pipe.vae, latents, self.vae_slice, gradient=gradient)
+        return common.decode_slices(latents, self.vae_slice, partial(common.decoded, self.pipe.vae), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Mode of the VAE's posterior, scaled as `decode` undoes it."""
-        return sd.encode_images(self.pipe.vae, images, self.image_shape, self.vae_slice, self.device)
+        return common.encode_slices(
+            images, self.image_shape, self.vae_slice, partial(common.encoded, self.pipe.vae), self.device
+        )
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`."""

@@ -76,8 +76,8 @@ def build_tiny_sd15(
     )  # fmt: skip
 
 
-def build_tiny_wan(words: Sequence[str], seed: int = 0, *, width: int = 160, num_layers: int = 4) -> WanPipeline:
-    """An untrained Wan text-to-video pipeline for clips of 64 x 64 pixels, with latents [8, 3, 8, 8] of 9 frames.
+def build_tiny_wan(words: Sequence[str], seed: int = 0, *, width: int = 160, num_layers: int = 6) -> WanPipeline:
+    """An untrained Wan text-to-video pipeline for clips of 64 x 64 pixels, with latents [16, 3, 8, 8] of 9 frames.
 
     Args:
         words: of its prompts, beyond those of the pictures'.
@@ -95,12 +95,12 @@ def build_tiny_wan(words: Sequence[str], seed: int = 0, *, width: int = 160, num
             )
         )  # fmt: skip
         transformer = WanTransformer3DModel(
-            patch_size=(1, 2, 2), num_attention_heads=width // 32, attention_head_dim=32, in_channels=8, out_channels=8,
-            text_dim=width, freq_dim=64, ffn_dim=2 * width, num_layers=num_layers, rope_max_seq_len=32,
+            patch_size=(1, 2, 2), num_attention_heads=width // 32, attention_head_dim=32, in_channels=16,
+            out_channels=16, text_dim=width, freq_dim=64, ffn_dim=2 * width, num_layers=num_layers, rope_max_seq_len=32,
         )  # fmt: skip
         vae = AutoencoderKLWan(
-            base_dim=16, z_dim=8, dim_mult=[1, 2, 3], num_res_blocks=1, temperal_downsample=[True, True],
-            in_channels=12, out_channels=12, patch_size=2, latents_mean=[0.0] * 8, latents_std=[1.0] * 8,
+            base_dim=16, z_dim=16, dim_mult=[1, 2, 4], num_res_blocks=1, temperal_downsample=[True, True],
+            in_channels=12, out_channels=12, patch_size=2, latents_mean=[0.0] * 16, latents_std=[1.0] * 16,
             scale_factor_temporal=4, scale_factor_spatial=8,
         )  # fmt: skip
     scheduler = UniPCMultistepScheduler(

@@ -5,18 +5,13 @@ Latents are `[b, C, F, h, w]` and clips `[b, F, 3, H, W]` in [0, 1]; stock autoe
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines.common import decode_slices, encode_slices, with_shift
-from flowrl.samplers.schedules import build_schedule
-from flowrl.trajectory import Schedule
+from flowrl.pipelines.common import decode_slices, encode_slices
 
 
 def check_frames(model: str, num_frames: int, factor: int, multiple: int = 1) -> int:
@@ -57,74 +52,3 @@ def in_float32(module: nn.Module) -> None:
             return forward(*args, **kwargs)
 
     module.forward = exact
-
-
-# ---- schedules -------------------------------------------------------------------------------------------------------
-
-
-def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses the configuration of a scheduler that does not step along sigmas of a flow.
-
-    Raises:
-        ValueError: says what the scheduler is.
-    """
-    name = str(config.get("_class_name"))
-    if not name.startswith("FlowMatch") and not config.get("use_flow_sigmas"):
-        raise ValueError(
-            f"the scheduler of {model} is {name} without use_flow_sigmas, and this family is a flow model: take the "
-            "scheduler folder of the published checkpoint"
-        )
-
-
-def check_scheduler_folder(model: str) -> None:
-    """`check_flow_scheduler` for a folder, before weights load; a hub id passes."""
-    path = Path(model) / "scheduler" / "scheduler_config.json"
-    if path.is_file():
-        check_flow_scheduler(model, json.loads(path.read_text(encoding="utf-8")))
-
-
-def flow_schedule(
-    scheduler: Any,
-    num_steps: int,
-    grid: str,
-    shift: float | None = None,
-    *,
-    sigmas: str = "diffusers",
-    mu: float | None = None,
-) -> Schedule:
-    """Noise levels of a stock flow scheduler.
-
-    Grid "diffusers" is what the stock pipeline visits. With FlowMatchEulerDiscreteScheduler that is the grid `sigmas`:
-    "linspace" where the pipeline passes sigmas in. Multistep schedulers with flow sigmas (UniPC, DPM-Solver) are asked
-    themselves, since their grid differs between versions of diffusers: now it starts at .999999, formerly, and in
-    Flow-GRPO's published runs, at .99967, which is "unipc_flow". Their timesteps are whole numbers. "linspace" is
-    evenly spaced and shifted once.
-
-    Args:
-        scheduler: stock scheduler.
-        num_steps: T.
-        grid: "diffusers", "linspace" or "unipc_flow".
-        shift: replaces the scheduler's own.
-        sigmas: which grid of FlowMatchEulerDiscreteScheduler the stock pipeline visits.
-        mu: logarithm of the shift, for schedulers that shift by resolution.
-
-    Raises:
-        ValueError: unknown grid, or a setting that the grid cannot follow.
-    """
-    config = dict(scheduler.config)
-    multistep = bool(config.get("use_flow_sigmas"))
-    if not multistep:
-        grid = sigmas if grid == "diffusers" else grid
-        if config.get("use_dynamic_shifting") and grid != "unipc_flow":
-            if shift is not None and not shift > 0:
-                raise ValueError(f"shift must be positive, got {shift}: 1 leaves the grid unshifted")
-            return build_schedule(config, num_steps, grid=grid, mu=mu if shift is None else math.log(shift))
-        config = with_shift(config, shift)
-        return build_schedule({**config, "flow_shift": config.get("shift", 1.0)}, num_steps, grid=grid)
-    own = config["flow_shift"] if shift is None else shift
-    if grid == "diffusers" and num_steps > 0:
-        stock = type(scheduler).from_config(config, flow_shift=own)
-        stock.set_timesteps(num_steps)
-        return Schedule(sigma=stock.sigmas.float().cpu(), timestep=stock.timesteps.float().cpu())
-    plain = {"shift": own, "flow_shift": own, "num_train_timesteps": config["num_train_timesteps"]}
-    return build_schedule(plain, num_steps, grid="unipc_flow" if grid == "diffusers" else grid)

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrl.images import to_pixels
-from flowrl.pipelines import common, video
+from flowrl.pipelines import common, schedules, video
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.samplers.parametrization import Sigma, column
@@ -222,7 +222,7 @@ class Wan:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Grid "diffusers" is the stock scheduler's, "unipc_flow" that of Flow-GRPO's runs, "linspace" shifted once."""
-        return video.flow_schedule(self.pipe.scheduler, num_steps, grid, shift)
+        return schedules.flow_schedule(self.pipe.scheduler, num_steps, grid, shift)
 
     # ---- autoencoder and LoRA ----------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ def check(model: str, targets: Sequence[str] | None) -> None:
         ValueError: says what is wrong and what to change.
     """
     common.check_folder(model, "wan", ("WanPipeline", "WanImageToVideoPipeline"))
-    video.check_scheduler_folder(model)
+    schedules.check_scheduler_folder(model)
     index = Path(model) / "model_index.json"
     if index.is_file():
         content = json.loads(index.read_text(encoding="utf-8"))
@@ -329,7 +329,7 @@ def load(
     if not isinstance(pipe, WanPipeline | WanImageToVideoPipeline):
         raise ValueError(f"{model} is a {type(pipe).__name__}, and pipeline.name=wan loads Wan: set pipeline.name")
     _check_experts(model, pipe.transformer is not None, pipe.transformer_2 is not None, pipe.config.boundary_ratio)
-    video.check_flow_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
+    schedules.check_flow_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
     _check_options(pipe, model, max_sequence_length, guidance_scale_2)
     experts = tuple(name for name in _EXPERTS if getattr(pipe, name) is not None)
     common.freeze(pipe, device, denoisers=experts, gradient_checkpointing=gradient_checkpointing)

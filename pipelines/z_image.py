@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from diffusers import ZImagePipeline, ZImageTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common
+from flowrl.pipelines import common, schedules
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import z_image
@@ -149,24 +150,17 @@ class ZImage:
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Both grids are the stock pipeline's: it passes its own evenly spaced levels, which are shifted once."""
-        return common.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
+        return schedules.flux_schedule(self.pipe.scheduler.config, self.latent_shape, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
-        vae = self.pipe.vae
-        scale, shift = vae.config.scaling_factor, vae.config.shift_factor
-        return common.decode_slices(
-            latents, self.vae_slice, lambda z: vae.decode(z / scale + shift, return_dict=False)[0], gradient=gradient
-        )
+        return common.decode_slices(latents, self.vae_slice, partial(common.decoded, self.pipe.vae), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Mode of the VAE's posterior, shifted and scaled as `decode` undoes it."""
-        vae = self.pipe.vae
-        scale, shift = vae.config.scaling_factor, vae.config.shift_factor
         return common.encode_slices(
-            images, self.image_shape, self.vae_slice,
-            lambda x: (vae.encode(x).latent_dist.mode() - shift) * scale, self.device,
-        )  # fmt: skip
+            images, self.image_shape, self.vae_slice, partial(common.encoded, self.pipe.vae), self.device
+        )
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`."""

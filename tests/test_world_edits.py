@@ -85,7 +85,7 @@ def test_scenes_of_a_record() -> None:
 
 def test_shipped_lists_and_pictures_are_what_the_records_draw() -> None:
     train, held_out = edit_records()
-    assert (len(train), len(held_out)) == (96, 64)
+    assert (len(train), len(held_out)) == (384, 128)
     assert not {json.dumps(r["scene"]) for r in train} & {json.dumps(r["scene"]) for r in held_out}
     for name, records in (("train", train), ("heldout", held_out)):
         path = resolve_path(f"asset:prompts/edits_{name}.jsonl")

@@ -13,13 +13,13 @@ from torch import Tensor
 from flowrl.config import TrainConfig, load_config
 from flowrl.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.evaluate import generate
+from flowrl.files import write_atomically
 from flowrl.parts import at_eval_size, eval_schedule, load_pipeline, read_prompts
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import add_saved_lora
 from flowrl.prompting import device_of
 from flowrl.prompts import EvalItem, eval_items
 from flowrl.randomness import sample_normals
-from flowrl.run import write_atomically
 from flowrl.trajectory import Schedule
 
 DIVERSITY_PROMPTS, DIVERSITY_SEEDS, PIXELS = 8, 8, 16

@@ -9,8 +9,8 @@ from flowrl.compare.page import render
 from flowrl.compare.plan import Question, command, run_name
 from flowrl.compare.results import Results, read_results
 from flowrl.compare.table import amount_text, markdown, text
+from flowrl.files import write_atomically
 from flowrl.progress import progress
-from flowrl.run import write_atomically
 
 
 def write(

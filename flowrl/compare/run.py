@@ -21,8 +21,8 @@ from typing import IO, Any, Protocol
 
 from flowrl.compare.plan import JOURNAL, Question, base_key, overrides_of, run_name, settings_of
 from flowrl.compare.progress import Display, spent_share
+from flowrl.files import write_atomically
 from flowrl.launch import find_config
-from flowrl.run import write_atomically
 
 _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 

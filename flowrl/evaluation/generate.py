@@ -19,13 +19,13 @@ from flowrl.evaluate import generate
 from flowrl.evaluation import Settings, Subject
 from flowrl.evaluation.folders import DRAWN, Picture, read_drawn, read_folder
 from flowrl.evaluation.models import Source, fingerprint, load_source, schedule_of, with_negative
+from flowrl.files import write_atomically
 from flowrl.images import save_png
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
 from flowrl.prompting import encode_prompts
 from flowrl.prompts import Prompt, spread
 from flowrl.randomness import sample_normals
-from flowrl.run import write_atomically
 
 ENCODED_FIRST = 2000
 """Up to so many prompts are embedded before the first picture; embeddings of more would fill the host's memory."""

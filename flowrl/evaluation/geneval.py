@@ -27,11 +27,11 @@ from flowrl.evaluation.generate import choose, given_pictures, pictures_of
 from flowrl.evaluation.geneval_result import result_of
 from flowrl.evaluation.journal import Journal, Row
 from flowrl.evaluation.models import WORLD_MODELS
+from flowrl.files import write_atomically
 from flowrl.options import unknown_name
 from flowrl.progress import progress
 from flowrl.prompts import Prompt, read_prompts
 from flowrl.rewards.detectors import Judge, build_judge, check_judge
-from flowrl.run import write_atomically
 from flowrl.world.scenes import SHAPES
 
 WORLD, PUBLISHED = "world", "published"

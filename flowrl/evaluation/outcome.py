@@ -12,8 +12,8 @@ from typing import Any
 from flowrl.evaluation import Result, Settings, Table
 from flowrl.evaluation.page import render
 from flowrl.evaluation.statistics import over_runs
+from flowrl.files import write_atomically
 from flowrl.report.markup import bounds, number, signed
-from flowrl.run import write_atomically
 
 
 def with_notes(result: Result, settings: Settings) -> Result:

@@ -32,10 +32,10 @@ from flowrl.evaluation.generate import pictures_of
 from flowrl.evaluation.journal import Journal
 from flowrl.evaluation.layouts import put
 from flowrl.evaluation.scorers import load_scorers, score_pictures, scorer_specs, values_of
+from flowrl.files import write_atomically
 from flowrl.options import unknown_name
 from flowrl.prompts import Prompt, read_prompts, spread
 from flowrl.report.markup import bounds, number, plural, signed
-from flowrl.run import write_atomically
 from flowrl.statistics import Interval, bootstrap_mean
 
 FOLDER = "t2i_compbench"

@@ -32,10 +32,10 @@ from flowrl.evaluation.layouts import numbered_name, put, read_numbered
 from flowrl.evaluation.unigenbench_estimate import estimate_of
 from flowrl.evaluation.unigenbench_judge import Asking, Wording, ask_pictures, read_wording, reply_of
 from flowrl.evaluation.unigenbench_result import Judging, result_of
+from flowrl.files import write_atomically
 from flowrl.options import unknown_name
 from flowrl.prompts import Prompt, spread
 from flowrl.rewards.chat import Chat, build_chat
-from flowrl.run import write_atomically
 
 JUDGES: dict[str, dict[str, Any]] = {
     "offline": {

@@ -24,6 +24,7 @@ from flowrl.examine.card_text import summary, verdicts
 from flowrl.examine.folder import check_needs, read_items, reward_specs
 from flowrl.examine.measure import Card, measure
 from flowrl.examine.score import check_batch_size, has_prompts, load_rewards
+from flowrl.files import write_atomically
 from flowrl.images import save_png
 from flowrl.options import option_parameters, unknown_name
 from flowrl.perturbations import PERTURBATIONS
@@ -31,7 +32,6 @@ from flowrl.progress import progress
 from flowrl.prompts import eval_items, read_prompts
 from flowrl.randomness import sample_normals
 from flowrl.rewards import REWARDS, load_target
-from flowrl.run import write_atomically
 
 DRAWN_AT_ONCE = 16
 

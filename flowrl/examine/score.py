@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from flowrl.examine.folder import Item, Scores, check_needs, read_items, reward_specs, score_items
+from flowrl.files import write_atomically
 from flowrl.rewards import Reward
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.specs import validate_reward_specs
-from flowrl.run import write_atomically
 
 COLUMNS = 80
 EXTREMES = 3  # best and worst files that are named

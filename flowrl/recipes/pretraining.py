@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.evaluate import generate
+from flowrl.files import replacing
 from flowrl.options import unknown_name
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
@@ -89,11 +89,9 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int = 100) -> floa
 
 
 def save_atomically(state: Any, path: Path) -> None:
-    """Writes a torch file beside its place and moves it there, so that a stop leaves the old one whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing")
-    torch.save(state, temporary)
-    os.replace(temporary, path)
+    """Writes a torch file; a stop leaves the old one whole."""
+    with replacing(path) as stream:
+        torch.save(state, stream)
 
 
 def train_network(

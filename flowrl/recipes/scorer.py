@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,11 +27,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flowrl.benchmarks.geneval import TASKS, verdict
+from flowrl.files import replacing, write_atomically
 from flowrl.progress import progress
 from flowrl.randomness import counter_seed, sample_normals
 from flowrl.recipes.scorer_data import corrupt, labels_of, training_scene
 from flowrl.rewards.attributes import GRID, MAX_COUNT, PAIRS, AttributeNet, attribute_scores, load_net
-from flowrl.run import write_atomically
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.prompts import RELATIONS, Record, combinations, position, split
 from flowrl.world.scenes import SHAPES, Shape, draw_scene, random_scene
@@ -137,14 +136,11 @@ def train(config: ScorerConfig) -> AttributeNet:
 
 
 def write_weights(net: AttributeNet, path: Path, notes: dict[str, str]) -> None:
-    """Writes the weights in float16 with notes as metadata, beside its place first, then moved there."""
+    """Writes the weights in float16 with notes as metadata."""
     from safetensors.torch import save
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing")
-    # Not save_file, whose files nobody else may read.
-    temporary.write_bytes(save({name: value.half().contiguous() for name, value in net.state_dict().items()}, notes))
-    os.replace(temporary, path)
+    with replacing(path) as stream:
+        stream.write(save({name: value.half().contiguous() for name, value in net.state_dict().items()}, notes))
 
 
 def roc_auc(scores: Sequence[float], correct: Sequence[bool]) -> float:

@@ -19,7 +19,7 @@ from flowrl.benchmarks.diversity import mean_distance
 from flowrl.compare.measure import image_spread
 from flowrl.drift import KL_PROMPTS, KL_SIGMAS
 from flowrl.pipelines import Pipeline
-from flowrl.prompting import reward_inputs
+from flowrl.prompting import device_of, reward_inputs
 from flowrl.prompts import Prompt, spread
 from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward, to_uint8
@@ -53,10 +53,6 @@ class Model:
     guidance: float
     base_guidance: float
     batch_size: int
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.pipeline.denoiser.parameters()).device
 
     def make(self, scale: float, run: str = "") -> Make:
         """What draws at an RLG scale of a tuned model; 0 and 1 run one of the two models alone."""
@@ -126,7 +122,7 @@ def start_noise(model: Model, prompts: Sequence[Prompt], *, samples: int, count:
         (seed, "eval", prompt.key, k, *(("candidate", n) if n else ()))
         for prompt in prompts for k in range(samples) for n in range(count)
     ]  # fmt: skip
-    return sample_normals(model.pipeline.latent_shape, keys).to(model.device).unflatten(0, (-1, count))
+    return sample_normals(model.pipeline.latent_shape, keys).to(device_of(model.pipeline)).unflatten(0, (-1, count))
 
 
 def judged(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images: Tensor, samples: int) -> list[Row]:
@@ -167,7 +163,7 @@ def drift(model: Model, prompts: Sequence[Prompt], seed: int, run: str = "") -> 
     chosen = [prompts[place] for place in spread(len(prompts), KL_PROMPTS)]
     base, tuned = model.make(0.0, run)(chosen), model.make(1.0, run)(chosen)
     noise = sample_normals(model.pipeline.latent_shape, [(seed, "eval", prompt.key, 0) for prompt in chosen])
-    x = start_state(noise.to(model.device), model.schedule)
+    x = start_state(noise.to(device_of(model.pipeline)), model.schedule)
     steps, distances = model.schedule.num_steps, []
     for step in range(steps):
         sigma, timestep = model.schedule.sigma[step], model.schedule.timestep[step]

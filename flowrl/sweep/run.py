@@ -21,6 +21,7 @@ from typing import Any
 from flowrl.evaluation.journal import Journal
 from flowrl.evaluation.models import fingerprint, load_source, schedule_of
 from flowrl.examine.score import aligned
+from flowrl.files import write_atomically
 from flowrl.images import save_png
 from flowrl.parts import model_location
 from flowrl.progress import Advance, progress
@@ -28,7 +29,6 @@ from flowrl.prompts import Prompt, spread
 from flowrl.rewards import Reward
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rlg import add_experts
-from flowrl.run import write_atomically
 from flowrl.sweep.draw import Judges, Model, draw_prompts, drift, load_features
 from flowrl.sweep.figures import StripRows
 from flowrl.sweep.page import render

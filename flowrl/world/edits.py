@@ -205,8 +205,8 @@ def _changed(picture: np.ndarray, source: np.ndarray, box: Sequence[float]) -> f
 
 
 def edit_records() -> tuple[list[Record], list[Record]]:
-    """Training and held-out records: 96 and 64 scenes with an instruction each, tasks alternating, no scene in both."""
-    return _records(96, 0), _records(64, 1)
+    """Training and held-out records: 384 and 128 scenes with an instruction each, tasks in turn, no scene in both."""
+    return _records(384, 0), _records(128, 1)
 
 
 def _records(count: int, split: int) -> list[Record]:
