@@ -154,8 +154,8 @@ def check_sources(sources: Sources | None, prompts: Sequence[str], allowed: tupl
         if not least <= len(pictures) <= most:
             wanted = "no source picture" if not most else f"{least}" if least == most else f"{least} to {most}"
             raise ValueError(
-                f"prompt {prompt!r} has {len(pictures)} source pictures, and {family} takes {wanted}: give them in the "
-                "prompt file under 'source' or 'sources', or choose another pipeline.name"
+                f"prompt {prompt!r} has {len(pictures)} source pictures, and {family} takes {wanted}: give them with "
+                "--source FILE, in a prompt file under 'source' or 'sources', or choose another pipeline.name"
             )
     return given
 

@@ -31,7 +31,7 @@ from flowrl.pipelines.tiny import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_tiny
 from flowrl.progress import progress
 from flowrl.prompts import Prompt, eval_items
 from flowrl.randomness import counter_seed, sample_normals
-from flowrl.recipes.pretraining import Course, save_atomically, train_network, write_asset
+from flowrl.recipes.pretraining import Course, batch_of, noised, save_atomically, train_network, write_asset
 from flowrl.statistics import ScoreRow, stratified_score, task_scores
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.prompts import Record, combinations, eval_records
@@ -146,22 +146,19 @@ def encode_scenes(pipe: Any, config: PretrainConfig, out: Path) -> tuple[Tensor,
 
 def flow_matching_loss(pipe: Any, clean: Tensor, prompts: list[str], config: PretrainConfig, step: int) -> Tensor:
     """Mean squared error of the velocity at one random noise level a picture (bfloat16 network, float32 loss)."""
-    generator = torch.Generator().manual_seed(counter_seed(config.seed, "flow matching", step))
-    noise = torch.randn(clean.shape, generator=generator)
-    uniform = torch.rand(len(clean), generator=generator)
-    sigma = config.shift * uniform / (1 + (config.shift - 1) * uniform)
-    kept = torch.rand(len(clean), generator=generator) >= config.prompt_dropout
-    shown = [p if k else "" for p, k in zip(prompts, kept.tolist(), strict=True)]
-    x = (1 - sigma)[:, None, None, None] * clean + sigma[:, None, None, None] * noise
+    batch = noised(
+        clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
+    )
     with torch.autocast("cpu", torch.bfloat16), torch.random.fork_rng(devices=[]):
         torch.manual_seed(counter_seed(config.seed, "dropout", step))  # the T5 encoder's
         embeds, _, pooled, _ = pipe.encode_prompt(
-            shown, shown, shown, do_classifier_free_guidance=False, max_sequence_length=CONTEXT
+            batch.prompts, batch.prompts, batch.prompts, do_classifier_free_guidance=False, max_sequence_length=CONTEXT
         )
         velocity = pipe.transformer(
-            x, timestep=1000 * sigma, encoder_hidden_states=embeds, pooled_projections=pooled, return_dict=False
-        )[0]
-    return nn.functional.mse_loss(velocity.float(), noise - clean)
+            batch.x, timestep=1000 * batch.sigma, encoder_hidden_states=embeds, pooled_projections=pooled,
+            return_dict=False,
+        )[0]  # fmt: skip
+    return nn.functional.mse_loss(velocity.float(), batch.velocity)
 
 
 def train_denoiser(pipe: Any, config: PretrainConfig, out: Path) -> float:
@@ -177,10 +174,9 @@ def train_denoiser(pipe: Any, config: PretrainConfig, out: Path) -> float:
     )
 
     def loss_of(step: int) -> Tensor:
-        rng = np.random.default_rng(counter_seed(config.seed, "batch", step))
-        chosen = rng.integers(len(latents), size=config.batch_size)
+        chosen = batch_of(len(latents), config.batch_size, config.seed, step)
         prompts = [str(records[i]["prompt"]) for i in chosen]
-        return flow_matching_loss(pipe, latents[torch.from_numpy(chosen)].float(), prompts, config, step)
+        return flow_matching_loss(pipe, latents[chosen].float(), prompts, config, step)
 
     return train_network(
         "denoiser", parts.train(), loss_of, course, out / "denoiser.pt",

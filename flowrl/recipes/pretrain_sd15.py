@@ -7,10 +7,9 @@ arXiv 2006.11239, eq. 14), a tenth of the prompts empty so that classifier-free 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from diffusers import AutoencoderKL, StableDiffusionPipeline
 from torch import Tensor, nn
@@ -21,10 +20,17 @@ from flowrl.pipelines.sd import load
 from flowrl.pipelines.tiny import CONTEXT
 from flowrl.pipelines.tiny_families import build_tiny_sd15
 from flowrl.progress import progress
-from flowrl.prompts import read_prompts
 from flowrl.randomness import counter_seed
 from flowrl.recipes.pretrain import scene_batch
-from flowrl.recipes.pretraining import Course, held_out_score, save_atomically, train_network, write_asset
+from flowrl.recipes.pretraining import (
+    Course,
+    batch_of,
+    describe,
+    save_atomically,
+    some_empty,
+    train_network,
+    write_asset,
+)
 from flowrl.rewards import build_reward
 
 NUM_STEPS, GUIDANCE_SCALE = 20, 3.0
@@ -107,8 +113,7 @@ def noise_loss(
     generator = torch.Generator().manual_seed(counter_seed(config.seed, "noise", step))
     noise = torch.randn(clean.shape, generator=generator)
     time = torch.randint(0, pipe.scheduler.config.num_train_timesteps, (len(clean),), generator=generator)
-    kept = torch.rand(len(clean), generator=generator) >= config.prompt_dropout
-    shown = [text if keep else "" for text, keep in zip(prompts, kept.tolist(), strict=True)]
+    shown = some_empty(prompts, config.prompt_dropout, generator)
     level = pipe.scheduler.alphas_cumprod[time][:, None, None, None]
     x = level.sqrt() * clean + (1 - level).sqrt() * noise
     tokens = pipe.tokenizer(shown, padding="max_length", max_length=CONTEXT, return_tensors="pt").input_ids
@@ -129,10 +134,8 @@ def main(config: Sd15Config) -> Path:
     latents, prompts = encode_scenes(pipe, config, out / "latents.pt")
 
     def loss_of(step: int) -> Tensor:
-        chosen = np.random.default_rng(counter_seed(config.seed, "batch", step)).integers(
-            len(latents), size=config.batch_size
-        )
-        return noise_loss(pipe, latents[torch.from_numpy(chosen)].float(), [prompts[i] for i in chosen], config, step)
+        chosen = batch_of(len(latents), config.batch_size, config.seed, step)
+        return noise_loss(pipe, latents[chosen].float(), [prompts[i] for i in chosen], config, step)
 
     parts = nn.ModuleDict({"unet": pipe.unet, "text_encoder": pipe.text_encoder})
     course = Course(steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every)
@@ -145,11 +148,10 @@ def main(config: Sd15Config) -> Path:
         lambda n: pipe.save_pretrained(out / f"pipeline-{n:05d}"),
     )
     folder = write_asset(pipe, out / "tiny-sd15", "")
-    asked = read_prompts(resolve_path("asset:prompts/world_heldout.jsonl"))[:HELD_OUT_IMAGES]
-    score = held_out_score(
-        load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT), asked,
-        build_reward("geneval", options={"credit": "official"}), num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE,
+    return describe(
+        folder, _README, config, seconds,
+        pipeline=load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT),
+        prompts="asset:prompts/world_heldout.jsonl", count=HELD_OUT_IMAGES,
+        reward=build_reward("geneval", options={"credit": "official"}), num_steps=NUM_STEPS,
+        guidance_scale=GUIDANCE_SCALE,
     )  # fmt: skip
-    text = _README.format(score=score, count=len(asked), minutes=seconds / 60, **asdict(config))
-    (folder / "README.md").write_text(text, encoding="utf-8")
-    return folder

@@ -12,7 +12,7 @@ All combinations of shape, colour and direction are drawn: what is held out from
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +20,13 @@ import torch
 from diffusers import WanPipeline
 from torch import Tensor, nn
 
-from flowrl.config import resolve_path
 from flowrl.pipelines.common import quiet_libraries
 from flowrl.pipelines.tiny import CONTEXT
 from flowrl.pipelines.tiny_families import build_tiny_wan
 from flowrl.pipelines.wan import load
 from flowrl.progress import progress
-from flowrl.prompts import read_prompts
 from flowrl.randomness import counter_seed
-from flowrl.recipes.pretraining import Course, held_out_score, save_atomically, train_network, write_asset
+from flowrl.recipes.pretraining import Course, batch_of, describe, noised, save_atomically, train_network, write_asset
 from flowrl.rewards import build_reward
 from flowrl.world.clips import FPS, FRAMES, WORDS, draw_clip, motion_records
 from flowrl.world.scenes import BACKGROUND
@@ -170,21 +168,16 @@ def encode_clips(pipe: WanPipeline, config: WanConfig, path: Path) -> tuple[Tens
 
 def velocity_loss(pipe: WanPipeline, clean: Tensor, prompts: list[str], config: WanConfig, step: int) -> Tensor:
     """Mean squared error of the velocity at one random noise level a clip (bfloat16 network, float32 loss)."""
-    generator = torch.Generator().manual_seed(counter_seed(config.seed, "flow matching", step))
-    noise = torch.randn(clean.shape, generator=generator)
-    uniform = torch.rand(len(clean), generator=generator)
-    sigma = config.shift * uniform / (1 + (config.shift - 1) * uniform)
-    kept = torch.rand(len(clean), generator=generator) >= config.prompt_dropout
-    shown = [text if keep else "" for text, keep in zip(prompts, kept.tolist(), strict=True)]
-    level = sigma[:, None, None, None, None]
-    x = (1 - level) * clean + level * noise
+    batch = noised(
+        clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
+    )
     with torch.autocast("cpu", torch.bfloat16), torch.random.fork_rng(devices=[]):
         torch.manual_seed(counter_seed(config.seed, "dropout", step))  # the text encoder's
         embeds, _ = pipe.encode_prompt(
-            shown, do_classifier_free_guidance=False, max_sequence_length=CONTEXT, device=torch.device("cpu")
+            batch.prompts, do_classifier_free_guidance=False, max_sequence_length=CONTEXT, device=torch.device("cpu")
         )
-        velocity = pipe.transformer(x, 1000 * sigma, embeds, return_dict=False)[0]
-    return nn.functional.mse_loss(velocity.float(), noise - clean)
+        velocity = pipe.transformer(batch.x, 1000 * batch.sigma, embeds, return_dict=False)[0]
+    return nn.functional.mse_loss(velocity.float(), batch.velocity)
 
 
 def main(config: WanConfig) -> Path:
@@ -203,10 +196,8 @@ def main(config: WanConfig) -> Path:
     latents, prompts = encode_clips(pipe, config, out / "latents.pt")
 
     def loss_of(step: int) -> Tensor:
-        rng = np.random.default_rng(counter_seed(config.seed, "batch", step))
-        chosen = rng.integers(len(latents), size=config.batch_size)
-        clean = latents[torch.from_numpy(chosen)].float()
-        return velocity_loss(pipe, clean, [prompts[i] for i in chosen], config, step)
+        chosen = batch_of(len(latents), config.batch_size, config.seed, step)
+        return velocity_loss(pipe, latents[chosen].float(), [prompts[i] for i in chosen], config, step)
 
     parts = nn.ModuleDict({"transformer": pipe.transformer, "text_encoder": pipe.text_encoder}).train()
     course = Course(steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every)
@@ -219,14 +210,11 @@ def main(config: WanConfig) -> Path:
         lambda n: pipe.save_pretrained(out / f"pipeline-{n:05d}"),
     )
     folder = write_asset(pipe, out / "tiny-wan", "")
-    asked = (6 * read_prompts(resolve_path("asset:prompts/motion_heldout.jsonl")))[:HELD_OUT_IMAGES]
     pipeline = load(
         str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64, num_frames=FRAMES, fps=FPS
     )
-    score = held_out_score(
-        pipeline, asked, build_reward("motion_verdict", options={"credit": "strict"}), num_steps=NUM_STEPS,
-        guidance_scale=GUIDANCE_SCALE,
+    return describe(
+        folder, _README, config, seconds, pipeline=pipeline, prompts="asset:prompts/motion_heldout.jsonl",
+        count=HELD_OUT_IMAGES, reward=build_reward("motion_verdict", options={"credit": "strict"}),
+        num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE,
     )  # fmt: skip
-    text = _README.format(score=score, count=len(asked), minutes=seconds / 60, **asdict(config))
-    (folder / "README.md").write_text(text, encoding="utf-8")
-    return folder

@@ -11,21 +11,23 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flowrl.config import resolve_path
 from flowrl.evaluate import generate
 from flowrl.files import replacing
 from flowrl.options import unknown_name
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
 from flowrl.prompting import reward_inputs
-from flowrl.prompts import Prompt
-from flowrl.randomness import sample_normals
+from flowrl.prompts import Prompt, read_prompts
+from flowrl.randomness import counter_seed, sample_normals
 from flowrl.rewards import Reward
 from flowrl.statistics import Interval, bootstrap_mean
 from flowrl.strict_yaml import build_settings
@@ -63,7 +65,6 @@ class Course:
 
     Attributes:
         steps: updates.
-        lr_steps: updates that the learning rate's course is laid out for; 0 takes `steps`.
         lr: peak learning rate, after a linear warm-up and before a cosine down to a fiftieth.
         checkpoint_every: updates between checkpoints.
         betas: of AdamW.
@@ -77,7 +78,55 @@ class Course:
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.01
     ema_decay: float = 0.998
-    lr_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noised:
+    """A batch for flow matching.
+
+    Attributes:
+        x: `(1 - sigma) clean + sigma noise`, as clean.
+        sigma: [b], noise levels.
+        velocity: `noise - clean`, what is learned.
+        prompts: [b], some of them empty.
+        generator: what further random numbers of the update come from.
+    """
+
+    x: Tensor
+    sigma: Tensor
+    velocity: Tensor
+    prompts: list[str]
+    generator: torch.Generator
+
+
+def noised(
+    clean: Tensor, prompts: Sequence[str], *, seed: int, step: int, shift: float, prompt_dropout: float
+) -> Noised:
+    """Latents at one random level each, `sigma = shift u / (1 + (shift - 1) u)` with u uniform.
+
+    Source: Esser et al., arXiv 2403.03206, eq. 23.
+    """
+    generator = torch.Generator().manual_seed(counter_seed(seed, "flow matching", step))
+    noise = torch.randn(clean.shape, generator=generator)
+    uniform = torch.rand(len(clean), generator=generator)
+    sigma = shift * uniform / (1 + (shift - 1) * uniform)
+    level = sigma.view(-1, *[1] * (clean.ndim - 1))
+    return Noised(
+        x=(1 - level) * clean + level * noise, sigma=sigma, velocity=noise - clean,
+        prompts=some_empty(prompts, prompt_dropout, generator), generator=generator,
+    )  # fmt: skip
+
+
+def some_empty(prompts: Sequence[str], share: float, generator: torch.Generator) -> list[str]:
+    """Prompts of which a random share is left out, as classifier-free guidance needs it."""
+    kept = torch.rand(len(prompts), generator=generator) >= share
+    return [text if keep else "" for text, keep in zip(prompts, kept.tolist(), strict=True)]
+
+
+def batch_of(total: int, size: int, seed: int, step: int) -> list[int]:
+    """Which examples an update learns from."""
+    drawn: list[int] = np.random.default_rng(counter_seed(seed, "batch", step)).integers(total, size=size).tolist()
+    return drawn
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int = 100) -> float:
@@ -128,7 +177,7 @@ def train_network(
     with progress(name, course.steps, start) as advance:
         for step in range(start, course.steps):
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, course.lr_steps or course.steps, course.lr)
+                group["lr"] = learning_rate(step, course.steps, course.lr)
             loss = loss_of(step)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -157,6 +206,22 @@ def _average(network: nn.Module, average: dict[str, Tensor], decay: float) -> No
     for key, value in network.state_dict().items() if average else ():
         if value.is_floating_point():
             average[key].lerp_(value, 1 - decay)
+
+
+def describe(
+    folder: Path, readme: str, config: Any, seconds: float, *, pipeline: Pipeline, prompts: str, count: int,
+    reward: Reward, num_steps: int, guidance_scale: float,
+) -> Path:  # fmt: skip
+    """Scores a finished asset on `count` held-out prompts of an asset's file and writes the README with what came out.
+
+    `readme` is filled with score, count, minutes, and the settings of `config`.
+    """
+    rows = read_prompts(resolve_path(prompts))
+    asked = (-(-count // len(rows)) * rows)[:count]
+    score = held_out_score(pipeline, asked, reward, num_steps=num_steps, guidance_scale=guidance_scale)
+    text = readme.format(score=score, count=len(asked), minutes=seconds / 60, **asdict(config))
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    return folder
 
 
 @torch.no_grad()
