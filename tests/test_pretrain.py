@@ -6,20 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
+from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusion3Pipeline
 
 from flowrl.config import resolve_path
 from flowrl.pipelines import STOCK, family, family_of
 from flowrl.pipelines.tiny import CONTEXT, clip_tokenizer, t5_tokenizer
+from flowrl.pipelines.tiny_families import build_tiny_kontext
 from flowrl.recipes import pretrain, pretrain_kontext, pretrain_sd15, pretrain_wan
 from flowrl.recipes.pretrain import PretrainConfig, scene_batch
 from flowrl.recipes.pretraining import MODELS, learning_rate
 from flowrl.recipes.pretraining import pretrain as make
+from flowrl.world.clips import DIRECTIONS
 from flowrl.world.prompts import combinations
 
 
@@ -160,3 +163,29 @@ def test_shipped_models_are_small_and_complete(name: str) -> None:
     family(family_of(str(folder))).check(str(folder), None)
     assert "Training:" in (folder / "README.md").read_text(encoding="utf-8")
     assert sum(path.stat().st_size for path in folder.parent.rglob("*")) < 50_000_000
+
+
+def test_some_captions_name_another_direction() -> None:
+    prompts = [f"a red circle moving {direction}" for direction in DIRECTIONS] * 500
+    config = pretrain_wan.WanConfig(wrong_direction=0.3)
+    written = pretrain_wan.captions(prompts, config)
+    assert written == pretrain_wan.captions(prompts, config)
+    assert pretrain_wan.captions(prompts, replace(config, wrong_direction=0.0)) == prompts
+    wrong = [(asked, said) for asked, said in zip(prompts, written, strict=True) if asked != said]
+    assert len(wrong) / len(prompts) == pytest.approx(0.3, abs=0.04)  # four standard errors
+    assert {said.split()[-1] for _, said in wrong} == set(DIRECTIONS)
+    assert all(said.startswith("a red circle moving ") for _, said in wrong)
+
+
+def test_some_edits_are_left_undone(tmp_path: Path) -> None:
+    vae = AutoencoderKL.from_pretrained(resolve_path("asset:tiny-sd3") / "vae")
+    pipe = build_tiny_kontext(vae, pretrain_kontext.WORDS)
+    found = {}
+    for share in (0.0, 0.5, 1.0):
+        config = pretrain_kontext.KontextConfig(num_edits=40, undone=share)
+        sources, edited, prompts = pretrain_kontext.encode_edits(pipe, config, tmp_path / f"{share}.pt")
+        assert len(prompts) == 40
+        found[share] = sum(torch.equal(a, b) for a, b in zip(sources, edited, strict=True))
+    assert found[0.0] == 0
+    assert 8 <= found[0.5] <= 32
+    assert found[1.0] == 40

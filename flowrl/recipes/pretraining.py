@@ -66,6 +66,7 @@ class Course:
     Attributes:
         steps: updates.
         lr: peak learning rate, after a linear warm-up and before a cosine down to a fiftieth.
+        lr_steps: updates that the learning rate's course is laid out for; 0 takes `steps`.
         checkpoint_every: updates between checkpoints.
         betas: of AdamW.
         weight_decay: of AdamW.
@@ -78,6 +79,7 @@ class Course:
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.01
     ema_decay: float = 0.998
+    lr_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +179,7 @@ def train_network(
     with progress(name, course.steps, start) as advance:
         for step in range(start, course.steps):
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, course.steps, course.lr)
+                group["lr"] = learning_rate(step, course.lr_steps or course.steps, course.lr)
             loss = loss_of(step)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
