@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,9 @@ def flow_schedule(
     own = config["flow_shift"] if shift is None else shift
     if grid == "diffusers" and num_steps > 0:
         stock = type(scheduler).from_config(config, flow_shift=own)
-        stock.set_timesteps(num_steps)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # DPM-Solver hands tensors to NumPy the old way
+            stock.set_timesteps(num_steps)
         return Schedule(sigma=stock.sigmas.float().cpu(), timestep=stock.timesteps.float().cpu())
     plain = {"shift": own, "flow_shift": own, "num_train_timesteps": config["num_train_timesteps"]}
     return build_schedule(plain, num_steps, grid="unipc_flow" if grid == "diffusers" else grid)
