@@ -23,6 +23,7 @@ from flowrl.recipes.pretrain import PretrainConfig, scene_batch
 from flowrl.recipes.pretraining import MODELS, learning_rate
 from flowrl.recipes.pretraining import pretrain as make
 from flowrl.world.clips import DIRECTIONS
+from flowrl.world.edits import WORDS as EDIT_WORDS
 from flowrl.world.prompts import combinations
 
 
@@ -179,7 +180,7 @@ def test_some_captions_name_another_direction() -> None:
 
 def test_some_edits_are_left_undone(tmp_path: Path) -> None:
     vae = AutoencoderKL.from_pretrained(resolve_path("asset:tiny-sd3") / "vae")
-    pipe = build_tiny_kontext(vae, pretrain_kontext.WORDS)
+    pipe = build_tiny_kontext(vae, EDIT_WORDS)
     found = {}
     for share in (0.0, 0.5, 1.0):
         config = pretrain_kontext.KontextConfig(num_edits=40, undone=share)
