@@ -38,8 +38,8 @@ def sample(options: argparse.Namespace) -> int:
         raise ValueError("--base samples the model without a LoRA, so --lora has no place beside it: give one of them")
     if not options.prompt and not options.prompts:
         raise ValueError('no prompt was given: add --prompt "a photo of a red circle" or --prompts FILE')
-    source = resolve_source(options)
-    prompts, seeds = wanted_prompts(options, source.negative), parse_seeds(options.seeds)
+    seeds, source = parse_seeds(options.seeds), resolve_source(options)
+    prompts = wanted_prompts(options, source.negative)
     loras = given_loras(options) or ([source.lora] if source.lora is not None else [])
     draw, fps = drawing(source, rlg_settings(options, loras))
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]

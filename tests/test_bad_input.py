@@ -177,11 +177,9 @@ def test_resume_takes_a_run_and_few_settings(
     ],
 )
 def test_sample_says_what_it_needs(
-    runs: TinyRuns, loads: list[Any], arguments: list[str], said: list[str], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    model = str(runs.folder / "no_pipeline")
-    shown = _error(["sample", model, "--out", str(tmp_path / "out"), *arguments], capsys)
+    loads: list[Any], arguments: list[str], said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = _error(["sample", "asset:tiny-sd3", "--out", str(tmp_path / "out"), *arguments], capsys)
     assert all(word in shown for word in said), shown
     assert loads == []
     assert not (tmp_path / "out").exists()
