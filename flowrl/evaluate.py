@@ -149,6 +149,11 @@ def _write(
     write_atomically(folder / "samples" / "prompts.json", json.dumps(listed, indent=1) + "\n")
 
 
+def evaluations(folder: Path) -> list[int]:
+    """Iterations of a run that were evaluated, in order."""
+    return sorted(int(path.stem.removeprefix("iteration_")) for path in (folder / "eval").glob("iteration_*.jsonl"))
+
+
 def score_rows(rows: Sequence[Mapping[str, Any]]) -> list[ScoreRow]:
     """Evaluation rows with a verdict, as the statistics take them."""
     return [

@@ -14,7 +14,7 @@ from flowrl.config_rewards import RewardConfig
 from flowrl.options import check_options, option_parameters
 from flowrl.pipelines import Pipeline, family
 from flowrl.pipelines.lora import Policy
-from flowrl.prompting import encode_prompts
+from flowrl.prompting import encode_all
 from flowrl.prompts import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.run import Run
@@ -143,12 +143,8 @@ def encode_everything(
     config: TrainConfig, pipeline: Pipeline, drawn: Pipeline, train_prompts: Sequence[Prompt]
 ) -> None:
     """Embeds every prompt the run can meet, for `drawn` those of evaluations; then frees the text encoders."""
-    from flowrl.pipelines.common import keeping_all  # diffusers takes seconds to import
-
     held_out = read_prompts(config.prompts, config.prompts.eval) if config.prompts.eval is not None else []
-    with keeping_all():
-        for owner, prompts in ((pipeline, train_prompts), (drawn, held_out)):
-            for prompt in prompts:
-                encode_prompts(owner, [prompt])
+    encode_all(pipeline, train_prompts)
+    encode_all(drawn, held_out)
     for one in {id(one): one for one in (pipeline, drawn)}.values():
         one.free_text_encoders()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -32,6 +32,15 @@ def encode_prompts(pipeline: Pipeline, prompts: Sequence[Prompt | str]) -> Condi
     return Conditioning(
         {**positive.tensors, **{f"{_NEGATIVE}{name}": tensor for name, tensor in negative.tensors.items()}}
     )
+
+
+def encode_all(pipeline: Pipeline, prompts: Iterable[Prompt]) -> None:
+    """Embeds prompts one by one and keeps all of them, so that the text encoders can go."""
+    from flowrl.pipelines.common import keeping_all  # diffusers takes seconds to import
+
+    with keeping_all():
+        for prompt in prompts:
+            encode_prompts(pipeline, [prompt])
 
 
 def reads_negative(pipeline: Pipeline) -> bool:

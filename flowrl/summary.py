@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from statistics import fmean
 from typing import Any
-
-import numpy as np
 
 from flowrl.benchmarks.geneval import TASKS
 from flowrl.config import TrainConfig
-from flowrl.evaluate import Row, read_rows, score_rows
+from flowrl.evaluate import Row, evaluations, read_rows
 from flowrl.files import write_atomically
-from flowrl.statistics import Interval, bootstrap_mean, paired_difference, stratified_score, task_scores
+from flowrl.report.outcome import SCORE, partners, score_rows
+from flowrl.statistics import Interval, bootstrap_mean, paired_difference, paired_rows, stratified_score, task_scores
 
 
 def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:
@@ -44,7 +44,7 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
 
 def _held_out_rewards(folder: Path, rows: list[dict[str, float]]) -> tuple[list[str], dict[str, Any]]:
     """First and last evaluation of every reward and their difference by prompts, where no GenEval verdicts are."""
-    numbers = _evaluations(folder)
+    numbers = evaluations(folder)
     names = [
         key.removeprefix("eval/reward/").removesuffix("_low")
         for key in next((row for row in rows if any(key.startswith("eval/reward/") for key in row)), {})
@@ -57,7 +57,7 @@ def _held_out_rewards(folder: Path, rows: list[dict[str, float]]) -> tuple[list[
     lines.append(f"  {'reward':<24}{'before':>9}{'after':>9}    change, 95 % interval")
     found = {}
     for name in names:
-        start, end, change = _change(before, after, name)
+        start, end, change = _change(before, after, f"eval/reward/{name}")
         lines.append(
             f"  {name:<24}{start:>9.4g}{end:>9.4g}  {change.mean:>+8.3g} ({change.low:+.3g} to {change.high:+.3g})"
         )
@@ -65,22 +65,15 @@ def _held_out_rewards(folder: Path, rows: list[dict[str, float]]) -> tuple[list[
     return [*lines, ""], {"rewards": found}
 
 
-def _change(before: list[Row], after: list[Row], name: str) -> tuple[float, float, Interval]:
+def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, float, Interval]:
     """Means of a reward and its mean difference, prompts resampled, over the samples with a score both times."""
-    start = {(row["prompt_id"], row["sample"]): row["rewards"].get(name) for row in before}
-    end = {(row["prompt_id"], row["sample"]): row["rewards"].get(name) for row in after}
-    both = [key for key, value in start.items() if value is not None and end.get(key) is not None]
-    if not both:
+    start, end = partners(score_rows(before, metric), score_rows(after, metric))
+    if not start:
         nan = float("nan")
         return nan, nan, Interval(mean=nan, low=nan, high=nan)
-    pairs = np.asarray([(start[key], end[key]) for key in both], dtype=np.float64)
-    change = bootstrap_mean(pairs[:, 1] - pairs[:, 0], [prompt for prompt, _ in both])
-    return float(pairs[:, 0].mean()), float(pairs[:, 1].mean()), change
-
-
-def _evaluations(folder: Path) -> list[int]:
-    """Iterations that were evaluated, in order."""
-    return sorted(int(path.stem.removeprefix("iteration_")) for path in (folder / "eval").glob("iteration_*.jsonl"))
+    pairs = paired_rows(start, end)
+    change = bootstrap_mean([row.value for row in pairs], [row.prompt for row in pairs])
+    return fmean(row.value for row in start), fmean(row.value for row in end), change
 
 
 def _try(folder: Path) -> str:
@@ -94,10 +87,10 @@ def _try(folder: Path) -> str:
 
 def _scores(folder: Path) -> tuple[list[str], dict[str, Any]]:
     """The table of GenEval scores before and after, and its numbers; nothing where there are not two evaluations."""
-    numbers = _evaluations(folder)
+    numbers = evaluations(folder)
     if len(numbers) < 2:
         return [], {}
-    before, after = (score_rows(read_rows(folder, number)) for number in (numbers[0], numbers[-1]))
+    before, after = (score_rows(read_rows(folder, number), SCORE) for number in (numbers[0], numbers[-1]))
     if not before:
         return [], {}
     change, tasks, later = paired_difference(before, after), task_scores(before), task_scores(after)

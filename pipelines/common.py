@@ -313,6 +313,11 @@ def trimmed(mask: Tensor) -> int:
     return int(used[-1]) + 1 if len(used) else 1
 
 
+def first_expert(denoiser: nn.Module) -> nn.Module:
+    """The network that one evaluation calls: the denoiser, or one of its experts, which are alike."""
+    return next(iter(denoiser.values())) if isinstance(denoiser, nn.ModuleDict) else denoiser
+
+
 def split_experts(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """LoRA tensors of a ModuleDict of networks, one mapping a network, without its name."""
     for name in names:

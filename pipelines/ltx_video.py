@@ -221,12 +221,13 @@ def load(
     common.freeze(pipe, device, denoisers=("transformer",), gradient_checkpointing=gradient_checkpointing)
     if vae_tiling:
         pipe.vae.enable_tiling()
+    own = default_size(pipe.transformer)
     return LTXVideo(
         pipe,
         model=model,
         dtype=dtype,
         device=torch.device(device),
-        size=(161 if num_frames is None else num_frames, height or 512, width or 704),
+        size=(own[2] if num_frames is None else num_frames, height or own[0], width or own[1]),
         fps=fps or 25.0,
         max_sequence_length=max_sequence_length,
         vae_slice=vae_slice,
@@ -237,7 +238,7 @@ def load(
 # ---- what `flowrl plan` asks -----------------------------------------------------------------------------------------
 
 
-def default_size(network: Any) -> tuple[int, int, int | None]:
+def default_size(network: Any) -> tuple[int, int, int]:
     """Height, width and frames that the model draws unless told otherwise."""
     return 512, 704, 161
 

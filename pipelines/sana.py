@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +154,7 @@ class Sana:
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
-        vae = self.pipe.vae
-        scale = vae.config.scaling_factor
-        return common.decode_slices(
-            latents, self.vae_slice, lambda z: vae.decode(z / scale, return_dict=False)[0], gradient=gradient
-        )
+        return common.decode_slices(latents, self.vae_slice, partial(common.decoded, self.pipe.vae), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """What the autoencoder, which has no posterior, makes of pictures, scaled as `decode` undoes it."""

@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.pipelines import PIPELINES, cogvideox, common, family, wan, z_image
+from flowrl.pipelines.common import first_expert
 from flowrl.plan.gather import _forward, _text_tokens
-from flowrl.plan.network import first_expert, measure
+from flowrl.plan.network import measure
 
 FLUX, QWEN = "black-forest-labs/FLUX.1-dev", "Qwen/Qwen-Image"
 WAN_1_3B, WAN_14B = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "Wan-AI/Wan2.1-T2V-14B-Diffusers"

@@ -23,7 +23,7 @@ from flowrl.files import write_atomically
 from flowrl.images import save_png
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
-from flowrl.prompting import encode_prompts
+from flowrl.prompting import encode_all
 from flowrl.prompts import Prompt, spread
 from flowrl.randomness import sample_normals
 
@@ -166,11 +166,7 @@ def _encode_first(pipeline: Pipeline, prompts: Sequence[Prompt]) -> None:
     """Embeds all prompts and drops the text encoders, which may be larger than the network."""
     distinct = {(prompt.key, prompt.negative): prompt for prompt in prompts}
     if len(distinct) <= ENCODED_FIRST:
-        from flowrl.pipelines.common import keeping_all  # diffusers takes seconds to import
-
-        with keeping_all():
-            for prompt in distinct.values():
-                encode_prompts(pipeline, [prompt])
+        encode_all(pipeline, distinct.values())
         pipeline.free_text_encoders()
 
 

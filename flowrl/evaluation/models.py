@@ -230,15 +230,12 @@ def schedule_of(source: Source, pipeline: Pipeline) -> Schedule:
 
 def _known_size(name: str, size: tuple[int | None, int | None], pipeline: Pipeline) -> tuple[int, int]:
     """A size with the model's own in the place of None."""
-    from torch import nn
-
     from flowrl.pipelines import family
+    from flowrl.pipelines.common import first_expert
 
     height, width = size
     if height is None or width is None:
-        denoiser = pipeline.denoiser
-        network = next(iter(denoiser.values())) if isinstance(denoiser, nn.ModuleDict) else denoiser
-        own = family(name).default_size(network)
+        own = family(name).default_size(first_expert(pipeline.denoiser))
         height, width = height or own[0], width or own[1]
     return height, width
 

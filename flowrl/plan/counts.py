@@ -17,9 +17,8 @@ from flowrl.drift import KL_PROMPTS, KL_SIGMAS
 from flowrl.forward_losses import FORWARD
 from flowrl.recipes import backprop
 from flowrl.recipes.forward_settings import objective_of, slot_decays, split_options
-from flowrl.recipes.paths import TREE_WINDOW_RATIO, stochastic_steps, tree_depth
+from flowrl.recipes.paths import stochastic_steps, tree_steps
 from flowrl.recipes.preference_options import OBJECTIVES, Offline, Steps
-from flowrl.samplers.tree import window_start
 from flowrl.samplers.windows import flash_tail, thinned_steps
 
 Passes = Callable[[float], int]
@@ -124,7 +123,8 @@ def _drawn(config: TrainConfig, iteration: int) -> object:
     if config.recipe == "backprop":
         return backprop_path(config, iteration)
     if config.recipe == "grpo" and CREDIT[config.credit.method].plan == "tree":
-        return _splits(config, iteration), stochastic_steps(config.sampler, config.seed, iteration)
+        steps = stochastic_steps(config.sampler, config.seed, iteration)
+        return steps, tree_steps(config, config.sampler.num_steps, iteration, steps)
     reads_steps = config.recipe == "grpo" or config.objective.name == "d3po"
     return stochastic_steps(config.sampler, config.seed, iteration) if reads_steps else ()
 
@@ -229,8 +229,7 @@ def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _P
 
 def _tree(config: TrainConfig, iteration: int, num_steps: int, steps: tuple[int, ...]) -> _Paths:
     """A node is evaluated once, however many children it gets."""
-    splits = _splits(config, iteration)
-    stochastic = splits if config.credit.splits is None else {*steps, *splits}
+    splits, stochastic = tree_steps(config, num_steps, iteration, steps)
     nodes, rollout, sources = config.prompts_per_step, 0, {}
     for step in range(num_steps):
         rollout += nodes
@@ -238,16 +237,6 @@ def _tree(config: TrainConfig, iteration: int, num_steps: int, steps: tuple[int,
             sources[step] = nodes
         nodes *= config.credit.children if step in splits else 1
     return _Paths(rollout=rollout, completion=0, images=nodes, sources=sources)
-
-
-def _splits(config: TrainConfig, iteration: int) -> tuple[int, ...]:
-    """The steps at which an iteration's trees split."""
-    credit = config.credit
-    if credit.splits is not None:
-        return credit.splits
-    depth = tree_depth(config.group_size, credit.children)
-    first = window_start(config.sampler.num_steps, depth, TREE_WINDOW_RATIO, config.seed, iteration)
-    return tuple(range(first, first + depth))
 
 
 # ---- the other recipes -----------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from torch import nn
 from flowrl.config import Geometry, TrainConfig
 from flowrl.config_rewards import RewardConfig
 from flowrl.parts import DTYPES, model_location, read_prompts
+from flowrl.pipelines.common import first_expert
 from flowrl.plan import checkpoints
 from flowrl.plan.checkpoints import Part
 from flowrl.plan.cost import Cost, cost_of, decode_flops
 from flowrl.plan.counts import RunCounts, graph_rows, of_run
 from flowrl.plan.memory import Memory, trained_bytes
-from flowrl.plan.network import Flops, Network, cast, first_expert, measure, passes_of
+from flowrl.plan.network import Flops, Network, cast, measure, passes_of
 from flowrl.plan.refusals import is_here
 from flowrl.prompts import eval_items
 from flowrl.recipes import forward_settings

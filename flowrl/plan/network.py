@@ -36,6 +36,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from flowrl.pipelines.common import first_expert
 from flowrl.pipelines.lora import check_targets
 
 # What autocast does on CUDA, of the operations that denoisers use.
@@ -91,11 +92,6 @@ def with_lora(denoiser: nn.Module, targets: Sequence[str], rank: int) -> tuple[n
     inject_adapter_in_model(config, denoiser, adapter_name="default")
     trained = sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
     return denoiser, frozen, trained
-
-
-def first_expert(denoiser: nn.Module) -> nn.Module:
-    """The network that one evaluation calls: the denoiser, or one of its experts, which are alike."""
-    return next(iter(denoiser.values())) if isinstance(denoiser, nn.ModuleDict) else denoiser
 
 
 def measure(

@@ -22,7 +22,7 @@ from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.trajectory import Sampled, Schedule, Trajectory
 
-TREE_WINDOW_RATIO = 0.5  # TreeGRPO's law of where the splits lie
+_TREE_WINDOW_RATIO = 0.5  # TreeGRPO's law of where the splits lie
 
 
 def sampler_at(loop: Loop, iteration: int) -> tuple[Kernel, Schedule, tuple[int, ...]]:
@@ -131,17 +131,25 @@ def _branches(
     )  # fmt: skip
 
 
+def tree_steps(
+    config: TrainConfig, num_steps: int, iteration: int, steps: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where an iteration's trees split, and which of its steps are stochastic; `steps` are the sampler's."""
+    credit = config.credit
+    if credit.splits is not None:
+        return credit.splits, tuple(sorted({*steps, *credit.splits}))
+    depth = tree_depth(config.group_size, credit.children)
+    first = window_start(num_steps, depth, _TREE_WINDOW_RATIO, config.seed, iteration)
+    splits = tuple(range(first, first + depth))
+    return splits, splits
+
+
 def _trees(
     loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
 ) -> Sampled:
     config, shape, credit = loop.config, loop.pipeline.latent_shape, loop.config.credit
     groups = [int(group) for group in batch.groups]
-    if credit.splits is None:
-        depth = tree_depth(config.group_size, credit.children)
-        first = window_start(schedule.num_steps, depth, TREE_WINDOW_RATIO, config.seed, batch.iteration)
-        splits = stochastic = tuple(range(first, first + depth))
-    else:
-        splits, stochastic = credit.splits, tuple(sorted({*steps, *credit.splits}))
+    splits, stochastic = tree_steps(config, schedule.num_steps, batch.iteration, steps)
 
     def drawn(tag: str) -> Callable[[int, int], Tensor]:
         def noise(step: int, nodes: int) -> Tensor:
@@ -240,7 +248,7 @@ def check_plan(config: TrainConfig, method: Method) -> None:
                 f"is {size}: choose credit.splits, credit.children and group_size so that they agree"
             )
         if credit.splits is None:
-            window_law(sampler.num_steps, splits, TREE_WINDOW_RATIO)
+            window_law(sampler.num_steps, splits, _TREE_WINDOW_RATIO)
         given_splits = credit.splits or ()
         outside = [step for step in given_splits if not 0 <= step < sampler.num_steps - 1]
         if outside or len(set(given_splits)) != len(given_splits):

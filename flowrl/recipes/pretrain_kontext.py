@@ -19,7 +19,8 @@ from diffusers import AutoencoderKL, FluxKontextPipeline
 from torch import Tensor, nn
 
 from flowrl.config import resolve_path
-from flowrl.pipelines.common import quiet_libraries
+from flowrl.pipelines.common import pack, quiet_libraries
+from flowrl.pipelines.flux import token_ids
 from flowrl.pipelines.kontext import load
 from flowrl.pipelines.tiny import CONTEXT
 from flowrl.pipelines.tiny_families import build_tiny_kontext
@@ -115,21 +116,6 @@ def encode_edits(pipe: FluxKontextPipeline, config: KontextConfig, path: Path) -
     return before, after, prompts
 
 
-def packed(latents: Tensor) -> Tensor:
-    """Latents `[b, C, h, w]` as tokens of two by two places, `[b, h w / 4, 4 C]`."""
-    b, c, h, w = latents.shape
-    return latents.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, h * w // 4, 4 * c)
-
-
-def place_ids(rows: int, columns: int, picture: float) -> Tensor:
-    """Places `[rows * columns, 3]` of tokens: which picture (0 the drawn one, 1 the source), row, column."""
-    ids = torch.zeros(rows, columns, 3)
-    ids[..., 0] = picture
-    ids[..., 1] = torch.arange(rows)[:, None]
-    ids[..., 2] = torch.arange(columns)
-    return ids.flatten(0, 1)
-
-
 def velocity_loss(
     pipe: FluxKontextPipeline, clean: Tensor, source: Tensor, prompts: list[str], config: KontextConfig, step: int
 ) -> Tensor:
@@ -138,17 +124,16 @@ def velocity_loss(
         clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
     )
     guidance = 1 + 3 * torch.rand(len(clean), generator=batch.generator)
-    tokens = packed(batch.x)
-    rows, columns = clean.shape[2] // 2, clean.shape[3] // 2
+    tokens, shape = pack(batch.x), clean.shape[1:]
     with torch.autocast("cpu", torch.bfloat16), torch.random.fork_rng(devices=[]):
         torch.manual_seed(counter_seed(config.seed, "dropout", step))  # the T5 encoder's
         embeds, pooled, text_ids = pipe.encode_prompt(batch.prompts, batch.prompts, max_sequence_length=CONTEXT)
         velocity = pipe.transformer(
-            hidden_states=torch.cat([tokens, packed(source)], dim=1), timestep=batch.sigma, guidance=guidance,
+            hidden_states=torch.cat([tokens, pack(source)], dim=1), timestep=batch.sigma, guidance=guidance,
             pooled_projections=pooled, encoder_hidden_states=embeds, txt_ids=text_ids,
-            img_ids=torch.cat([place_ids(rows, columns, 0.0), place_ids(rows, columns, 1.0)]), return_dict=False,
+            img_ids=torch.cat([token_ids(shape), token_ids(shape, 1)]), return_dict=False,
         )[0][:, : tokens.shape[1]]  # fmt: skip
-    return nn.functional.mse_loss(velocity.float(), packed(batch.velocity))
+    return nn.functional.mse_loss(velocity.float(), pack(batch.velocity))
 
 
 def main(config: KontextConfig) -> Path:

@@ -64,7 +64,7 @@ def held_out(run: RunData) -> Outcome | None:
     first, last = int(rows[0]["iteration"]), int(rows[-1]["iteration"])
     before_rows = score_rows(run.image_rows.get(first, ()), metric)
     after_rows = score_rows(run.image_rows.get(last, ()), metric) if last > first else []
-    paired_before, paired_after = _partners(before_rows, after_rows)
+    paired_before, paired_after = partners(before_rows, after_rows)
     is_score = metric == SCORE
     return Outcome(
         metric=metric,
@@ -110,7 +110,7 @@ def score_rows(rows: Sequence[Row], metric: str) -> list[ScoreRow]:
     return list(found.values())
 
 
-def _partners(before: Sequence[ScoreRow], after: Sequence[ScoreRow]) -> tuple[list[ScoreRow], list[ScoreRow]]:
+def partners(before: Sequence[ScoreRow], after: Sequence[ScoreRow]) -> tuple[list[ScoreRow], list[ScoreRow]]:
     """The rows that both sides have."""
 
     def keys(rows: Sequence[ScoreRow]) -> set[tuple[str, int | str, int]]:
