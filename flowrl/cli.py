@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flowrl.evaluation.arguments import add_eval
-from flowrl.examine import arguments as reward_arguments
-from flowrl.plan.arguments import add_plan
-from flowrl.serve import add_arguments as serving_arguments
-from flowrl.sweep.arguments import add_sweep
+from flowrl.commands.eval.arguments import add_eval
+from flowrl.commands.plan.arguments import add_plan
+from flowrl.commands.reward import arguments as reward_arguments
+from flowrl.commands.serve import add_arguments as serving_arguments
+from flowrl.commands.sweep.arguments import add_sweep
 
 COMMANDS = ("train", "plan", "compare", "sample", "eval", "sweep", "report", "serve", "reward", "pretrain")
 
@@ -168,7 +168,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _train(parsed: argparse.Namespace) -> int:
-    from flowrl.launch import train
+    from flowrl.commands.train.run import train
 
     given = [text for text in (parsed.config, *parsed.overrides) if text is not None]
     config = None if not given or "=" in given[0] else given[0]
@@ -176,81 +176,81 @@ def _train(parsed: argparse.Namespace) -> int:
 
 
 def _plan(parsed: argparse.Namespace) -> int:
-    from flowrl.plan.command import plan
+    from flowrl.commands.plan.run import plan
 
     return plan(parsed)
 
 
 def _compare(parsed: argparse.Namespace) -> int:
-    from flowrl.compare.plan import compare
+    from flowrl.commands.compare.question import compare
 
     return compare(parsed)
 
 
 def _sample(parsed: argparse.Namespace) -> int:
-    from flowrl.sample import sample
+    from flowrl.commands.sample import sample
 
     return sample(parsed)
 
 
 def _eval(parsed: argparse.Namespace) -> int:
-    from flowrl.evaluation.command import evaluate
+    from flowrl.commands.eval.run import evaluate
 
     return evaluate(parsed)
 
 
 def _sweep(parsed: argparse.Namespace) -> int:
-    from flowrl.sweep.run import sweep
+    from flowrl.commands.sweep.run import sweep
 
     return sweep(parsed)
 
 
 def _report(parsed: argparse.Namespace) -> int:
-    from flowrl.report import write_report
+    from flowrl.commands.report.run import write_report
 
     print(f"wrote {write_report(parsed.folder, parsed.out)}")
     return 0
 
 
 def _pretrain(parsed: argparse.Namespace) -> int:
-    from flowrl.recipes.pretraining import pretrain
+    from flowrl.pretrain.making import pretrain
 
     print(f"wrote {pretrain(parsed.overrides)}")
     return 0
 
 
 def _serve(parsed: argparse.Namespace) -> int:
-    from flowrl.serve import serve
+    from flowrl.commands.serve import serve
 
     return serve(parsed)
 
 
 def _reward_score(parsed: argparse.Namespace) -> int:
-    from flowrl.examine.score import score
+    from flowrl.commands.reward.score import score
 
     return score(parsed)
 
 
 def _reward_card(parsed: argparse.Namespace) -> int:
-    from flowrl.examine.card import card
+    from flowrl.commands.reward.card import card
 
     return card(parsed)
 
 
 def _reward_train(parsed: argparse.Namespace) -> int:
-    from flowrl.recipes.preference_head import train
+    from flowrl.pretrain.train_head import train
 
     return train(parsed)
 
 
 def _reward_rubric(parsed: argparse.Namespace) -> int:
-    from flowrl.examine.rubric import rubric
+    from flowrl.commands.reward.learn_rubric import rubric
 
     return rubric(parsed)
 
 
 def _reward_realism(parsed: argparse.Namespace) -> int:
-    from flowrl.examine.realism import realism
+    from flowrl.commands.reward.run_realism import realism
 
     return realism(parsed)
 

@@ -17,7 +17,8 @@ import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, schedules
+from flowrl.pipelines import common
+from flowrl.pipelines import stock_schedules as schedules
 from flowrl.pipelines.common import Embedded, Sources, pack, unpack
 from flowrl.samplers.guidance import Network, Velocity, conditioned
 from flowrl.samplers.guidance_rules import embedded_guidance

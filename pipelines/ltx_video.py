@@ -16,7 +16,8 @@ import torch
 from diffusers import LTXPipeline, LTXVideoTransformer3DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, schedules, video
+from flowrl.pipelines import common, video
+from flowrl.pipelines import stock_schedules as schedules
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule

@@ -20,7 +20,8 @@ import torch
 from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, schedules
+from flowrl.pipelines import common
+from flowrl.pipelines import stock_schedules as schedules
 from flowrl.pipelines.common import Embedded, Sources, pack, unpack
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.samplers.guidance_rules import qwen_norm_rescale

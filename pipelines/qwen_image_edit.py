@@ -30,8 +30,9 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import Qwen2VLImageProcessor
 
-from flowrl.images import to_pixels
-from flowrl.pipelines import common, qwen_image, schedules
+from flowrl.media.images import to_pixels
+from flowrl.pipelines import common, qwen_image
+from flowrl.pipelines import stock_schedules as schedules
 from flowrl.pipelines.common import Embedded, Sources, pack, unpack
 from flowrl.pipelines.qwen_image import LORA_TARGETS as QWEN_TARGETS
 from flowrl.pipelines.qwen_image import (

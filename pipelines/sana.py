@@ -21,7 +21,8 @@ import torch
 from diffusers import SanaPipeline, SanaTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, schedules
+from flowrl.pipelines import common
+from flowrl.pipelines import stock_schedules as schedules
 from flowrl.pipelines.attention import exact_linear
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity

@@ -17,7 +17,8 @@ import torch
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, schedules
+from flowrl.pipelines import common
+from flowrl.pipelines import stock_schedules as schedules
 from flowrl.pipelines.attention import dispatched
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity

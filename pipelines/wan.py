@@ -21,8 +21,9 @@ from diffusers import DiffusionPipeline, WanImageToVideoPipeline, WanPipeline, W
 from PIL import Image
 from torch import Tensor, nn
 
-from flowrl.images import to_pixels
-from flowrl.pipelines import common, schedules, video
+from flowrl.media.images import to_pixels
+from flowrl.pipelines import common, video
+from flowrl.pipelines import stock_schedules as schedules
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.samplers.parametrization import Sigma, column

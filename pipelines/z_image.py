@@ -22,7 +22,8 @@ import torch
 from diffusers import ZImagePipeline, ZImageTransformer2DModel
 from torch import Tensor, nn
 
-from flowrl.pipelines import common, schedules
+from flowrl.pipelines import common
+from flowrl.pipelines import stock_schedules as schedules
 from flowrl.pipelines.common import Embedded, Sources
 from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import z_image

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
-from flowrl.options import check_options, unknown_name
+from flowrl.config.options import check_options, unknown_name
 
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or trained along."""
@@ -29,39 +29,39 @@ KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 REWARDS: dict[str, str] = {
     "adversarial": "flowrl.rewards.adversarial:adversarial",
     "aesthetic": "flowrl.rewards.aesthetic:aesthetic",
-    "attributes": "flowrl.rewards.attributes:attributes",
+    "attributes": "flowrl.rewards.embedded.attributes:attributes",
     "clip_score": "flowrl.rewards.clip:clip_score",
-    "edit_principles": "flowrl.rewards.edit_judge:edit_principles",
-    "edit_score": "flowrl.rewards.edit_judge:edit_score",
-    "edit_verdict": "flowrl.rewards.world_verdicts:edit_verdict",
+    "edit_principles": "flowrl.rewards.judges.edit_judge:edit_principles",
+    "edit_score": "flowrl.rewards.judges.edit_judge:edit_score",
+    "edit_verdict": "flowrl.rewards.embedded.world_verdicts:edit_verdict",
     "geneval": "flowrl.rewards.geneval:geneval",
-    "grid_consistency": "flowrl.rewards.consistency:grid_consistency",
-    "grid_verdict": "flowrl.rewards.grid_verdict:grid_verdict",
+    "grid_consistency": "flowrl.rewards.judges.consistency:grid_consistency",
+    "grid_verdict": "flowrl.rewards.embedded.grid_verdict:grid_verdict",
     "hps": "flowrl.rewards.hps:hps",
     "hpsv3": "flowrl.rewards.hpsv3:hpsv3",
     "image_reward": "flowrl.rewards.image_reward:image_reward",
     "jpeg_compressibility": "flowrl.rewards.jpeg:jpeg_compressibility",
     "jpeg_incompressibility": "flowrl.rewards.jpeg:jpeg_incompressibility",
-    "level_tokens": "flowrl.rewards.level_tokens:level_tokens",
-    "motion_verdict": "flowrl.rewards.world_verdicts:motion_verdict",
+    "level_tokens": "flowrl.rewards.judges.level_tokens:level_tokens",
+    "motion_verdict": "flowrl.rewards.embedded.world_verdicts:motion_verdict",
     "noisy": "flowrl.rewards.noisy:noisy",
     "ocr": "flowrl.rewards.ocr:ocr",
     "pick_score": "flowrl.rewards.pick_score:pick_score",
     "physics": "flowrl.rewards.physics:physics",
     "preference_head": "flowrl.rewards.preference_head:preference_head",
-    "rank": "flowrl.rewards.pairwise:rank",
+    "rank": "flowrl.rewards.comparing.pairwise:rank",
     "remote": "flowrl.rewards.remote:remote",
-    "rubric": "flowrl.rewards.rubric:rubric",
+    "rubric": "flowrl.rewards.judges.rubric:rubric",
     "safety": "flowrl.rewards.safety:safety",
     "similarity": "flowrl.rewards.similarity:similarity",
-    "subfigure_similarity": "flowrl.rewards.subfigures:subfigure_similarity",
-    "subfigures": "flowrl.rewards.subfigures:subfigures",
+    "subfigure_similarity": "flowrl.rewards.judges.subfigures:subfigure_similarity",
+    "subfigures": "flowrl.rewards.judges.subfigures:subfigures",
     "temporal_smoothness": "flowrl.rewards.motion:temporal_smoothness",
-    "tournament": "flowrl.rewards.pairwise:tournament",
-    "unified_reward": "flowrl.rewards.unified:unified_reward",
+    "tournament": "flowrl.rewards.comparing.pairwise:tournament",
+    "unified_reward": "flowrl.rewards.judges.unified:unified_reward",
     "video_align": "flowrl.rewards.video_align:video_align",
-    "win_rate": "flowrl.rewards.pairwise:win_rate",
-    "yes_no": "flowrl.rewards.judge:yes_no",
+    "win_rate": "flowrl.rewards.comparing.pairwise:win_rate",
+    "yes_no": "flowrl.rewards.judges.yes_no:yes_no",
 }
 """Name -> "module:factory"; a factory takes `device` and its options, keyword-only, and returns a `Reward`.
 

@@ -23,7 +23,7 @@ import torch
 
 from flowrl.rewards import TrainedReward
 from flowrl.rewards.adversarial_learning import AdversarialReward, Settings
-from flowrl.rewards.discriminators import (
+from flowrl.rewards.networks.discriminators import (
     CLIP_MODEL,
     CLIP_PROCESSOR,
     DINOV2_MODEL,
@@ -36,7 +36,7 @@ from flowrl.rewards.discriminators import (
     clip_discriminator,
     dinov2_discriminator,
 )
-from flowrl.rewards.pretrained import check_model
+from flowrl.rewards.networks.pretrained import check_model
 from flowrl.rewards.references import open_references
 
 

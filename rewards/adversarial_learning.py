@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flowrl.randomness import Part, counter_choice, counter_seed
 from flowrl.rewards import RewardInputs, RewardOutput, to_uint8
-from flowrl.rewards.discriminators import (
+from flowrl.rewards.networks.discriminators import (
     OWNER,
     Discriminator,
     Logits,

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.clip import DEFAULT_MODEL
-from flowrl.rewards.clip_encoder import Preprocess, gradient_of, scored, transformers_clip
-from flowrl.rewards.pretrained import check_file, check_model, fetch_file, fingerprint, read_weights
+from flowrl.rewards.networks.clip_encoder import Preprocess, gradient_of, scored, transformers_clip
+from flowrl.rewards.networks.pretrained import check_file, check_model, fetch_file, fingerprint, read_weights
 
 DEFAULT_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
 HEAD_FILE = "model.safetensors"

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.rewards import Reward
-from flowrl.rewards.clip_encoder import (
+from flowrl.rewards.networks.clip_encoder import (
     Library,
     Preprocess,
     check_open_clip,
@@ -31,7 +31,7 @@ from flowrl.rewards.clip_encoder import (
     prompt_reward,
     transformers_clip,
 )
-from flowrl.rewards.pretrained import check_model
+from flowrl.rewards.networks.pretrained import check_model
 
 Scale = Literal["cosine", "logits", "logits_100", "logits_30", "paper"]
 DEFAULT_MODEL = "openai/clip-vit-large-patch14"

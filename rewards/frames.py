@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from flowrl.options import check_options
+from flowrl.config.options import check_options
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, to_uint8
 from flowrl.rewards.outputs import check_output, joined
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from flowrl.benchmarks.geneval import Detection, graded, parse_record, strict, verdict
+from flowrl.benchmarks.geneval.rules import Detection, graded, parse_record, strict, verdict
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.detectors import Judge, build_judge, check_judge
+from flowrl.rewards.networks.detectors import Judge, build_judge, check_judge
 
 Credit = Literal["graded", "strict", "official"]
 
@@ -53,11 +53,11 @@ def geneval(
             everything is exactly right, else 0; `official`: the benchmark's own verdict, 1 or 0. The other two are
             logged as parts, unclipped.
         clip_min: lower bound of the value, for `graded`, whose negative values count surplus objects; null for none.
-        judge: a key of `flowrl.rewards.detectors.JUDGES`: `shapes` for the embedded world's drawings, `mask2former`
-            for photos.
+        judge: a key of `flowrl.rewards.networks.detectors.JUDGES`: `shapes` for the embedded world's drawings,
+            `mask2former` for photos.
         detector: the detection model of judge `mask2former`, a folder or a hub id; null takes the judge's default.
         clip_model: the colour model of judge `mask2former`, likewise.
-        reference_position_quirk: see `flowrl.benchmarks.geneval.graded`.
+        reference_position_quirk: see `flowrl.benchmarks.geneval.rules.graded`.
     """
     return geneval_reward(
         build_judge(judge, device=device, options=judge_options(detector=detector, clip_model=clip_model)),

@@ -1,7 +1,7 @@
 """HPSv2 and v2.1: CLIP ViT-H/14 trained on people's rankings of pictures (Wu et al. 2023, arXiv 2306.09341).
 
 The score is the plain cosine of picture and prompt, about 0.2 to 0.4. The published weights, of open_clip, run here in
-transformers' CLIPModel (`flowrl.rewards.clip_keys`).
+transformers' CLIPModel (`flowrl.rewards.networks.clip_keys`).
 
 Preprocessing is the published one and not CLIP's: the whole picture, its long side at 224, in the middle of a square
 whose rest is zero before normalisation, that is, black. Ports that cut out CLIP's middle square, or that multiply by
@@ -20,9 +20,16 @@ from torch.nn import functional
 from torchvision.transforms import functional as vision
 
 from flowrl.rewards import Reward
-from flowrl.rewards.clip_encoder import CLIP_MEAN, CLIP_STD, check_threshold, encoder_of, prompt_reward
-from flowrl.rewards.clip_keys import clip_from_open_clip
-from flowrl.rewards.pretrained import check_file, check_model, fetch_file, load_processor, read_weights, shared_network
+from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, check_threshold, encoder_of, prompt_reward
+from flowrl.rewards.networks.clip_keys import clip_from_open_clip
+from flowrl.rewards.networks.pretrained import (
+    check_file,
+    check_model,
+    fetch_file,
+    load_processor,
+    read_weights,
+    shared_network,
+)
 
 Version = Literal["v2", "v2.1"]
 FILES: dict[Version, str] = {"v2": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, pretrained, qwen_vl, to_uint8
-from flowrl.rewards.qwen_vl import DTYPES, Dtype, PositionMode, TokenReward
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.networks import pretrained, qwen_vl
+from flowrl.rewards.networks.qwen_vl import DTYPES, Dtype, PositionMode, TokenReward
 
 Scale = Literal["raw", "verl_omni"]
 SCALES: dict[str, float] = {"raw": 1.0, "verl_omni": 0.1}
@@ -78,7 +79,7 @@ def hpsv3(
         base_revision: likewise of `base`.
         scale: `raw`, or `verl_omni` for a tenth.
         template: a text file instead of this package's.
-        position_mode: `sequential` as trained, or `mrope` as some ports run it; see `flowrl.rewards.qwen_vl`.
+        position_mode: `sequential` as trained, or `mrope` as some ports run it; see `flowrl.rewards.networks.qwen_vl`.
         dtype: of the backbone; the head runs in float32.
         batch_size: pictures that the model sees at once. One, of some 700 tokens, keeps a GPU busy, and then no score
             depends on the others; in bfloat16 larger batches change the last digits.

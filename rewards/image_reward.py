@@ -33,8 +33,9 @@ from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as vision
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, pretrained, to_uint8
-from flowrl.rewards.clip_encoder import CLIP_MEAN, CLIP_STD
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.networks import pretrained
+from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
 
 DEFAULT_MODEL = "THUDM/ImageReward"
 DEFAULT_TOKENIZER = "google-bert/bert-base-uncased"

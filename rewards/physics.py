@@ -20,7 +20,7 @@ from torch.nn.functional import cosine_similarity
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.motion import check_min_change, frame_change, videos_of
-from flowrl.rewards.pretrained import cannot_load, check_model, expanded, fingerprint, load_network
+from flowrl.rewards.networks.pretrained import cannot_load, check_model, expanded, fingerprint, load_network
 
 Pooling = Literal["token", "mean"]
 TargetFeatures = Literal["window", "separate"]

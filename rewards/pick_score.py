@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.rewards import Reward
-from flowrl.rewards.clip_encoder import Preprocess, check_threshold, prompt_reward, transformers_clip
-from flowrl.rewards.pretrained import check_model
+from flowrl.rewards.networks.clip_encoder import Preprocess, check_threshold, prompt_reward, transformers_clip
+from flowrl.rewards.networks.pretrained import check_model
 
 Scale = Literal["flow_grpo", "cosine", "mixgrpo", "raw"]
 DEFAULT_MODEL = "yuvalkirstain/PickScore_v1"

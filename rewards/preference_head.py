@@ -1,8 +1,9 @@
 """A head that learned people's choices: `flowrl reward train` makes it, from pairs of pictures.
 
 The value is the calibrated log-odds of the head, `(s(f) - s_mean) / T`: where it learned from enough pairs, a picture
-wins over another with probability `sigmoid(r_1 - r_2)`. f are frozen features (`flowrl.rewards.preference_features`),
-standardised; s is linear, or one hidden layer with GELU. `s_mean` centres the values of the training pictures at 0.
+wins over another with probability `sigmoid(r_1 - r_2)`. f are frozen features
+(`flowrl.rewards.networks.preference_features`), standardised; s is linear, or one hidden layer with GELU. `s_mean`
+centres the values of the training pictures at 0.
 
 A folder holds config.json (what the features are, the head's shape, T), head.safetensors and report.json.
 """
@@ -23,9 +24,9 @@ from torch.nn import functional as F
 
 from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
-from flowrl.rewards.clip_encoder import scored
-from flowrl.rewards.preference_features import Backbone, Features, build_features, check_backbone
-from flowrl.rewards.pretrained import fingerprint, read_weights
+from flowrl.rewards.networks.clip_encoder import scored
+from flowrl.rewards.networks.preference_features import Backbone, Features, build_features, check_backbone
+from flowrl.rewards.networks.pretrained import fingerprint, read_weights
 
 HeadKind = Literal["linear", "mlp"]
 

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from flowrl.prompts import spread
+from flowrl.prompts.loading import spread
 from flowrl.randomness import Part, counter_choice, counter_integers, counter_seed
-from flowrl.rewards.discriminators import OWNER, Picture
-from flowrl.rewards.picture_files import picture_files, read_picture
+from flowrl.rewards.image_files import picture_files, read_picture
+from flowrl.rewards.networks.discriminators import OWNER, Picture
 from flowrl.world.scenes import draw_scene, random_scene
 
 WORLD = "world"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.remote_client import (
+from flowrl.rewards.serving.remote_client import (
     Client,
     Told,
     ask_health,
@@ -30,10 +30,10 @@ from flowrl.rewards.remote_client import (
     refuse_misconfigured,
     wrong,
 )
-from flowrl.rewards.retries import Failed, open_session
-from flowrl.rewards.wire import Item, Score
-from flowrl.rewards.wire_adapters import ADAPTERS
-from flowrl.rewards.wire_pictures import Pixels
+from flowrl.rewards.serving.retries import Failed, open_session
+from flowrl.rewards.serving.wire import Item, Score
+from flowrl.rewards.serving.wire_adapters import ADAPTERS
+from flowrl.rewards.serving.wire_images import Pixels
 
 Protocol = Literal["flowrl", "flow_factory", "unirl"]
 Kind = Literal["remote", "groupwise", "pairwise"]
@@ -108,7 +108,7 @@ def remote(
         device: unused; values come back to the device of the images.
         url: of the server, without path.
         reward: which of the server's rewards; null where it has one only.
-        protocol: whose server it is; see `flowrl.rewards.wire_adapters`.
+        protocol: whose server it is; see `flowrl.rewards.serving.wire_adapters`.
         token_env: environment variable that holds the token, sent as `Authorization: Bearer`.
         kind: remote (item by item), groupwise or pairwise (groups are sent whole); null takes what the server says.
         needs: fields that are sent; null takes what the server says, or prompts, images and metadata.

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.pretrained import check_model, fingerprint, load_network, load_processor
+from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 
 DEFAULT_MODEL = "Falconsai/nsfw_image_detection"
 OWNER = "reward 'safety'"

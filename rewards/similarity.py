@@ -19,8 +19,8 @@ from torch import Tensor
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
-from flowrl.rewards.picture_files import picture_files, read_picture
-from flowrl.rewards.pretrained import (
+from flowrl.rewards.image_files import picture_files, read_picture
+from flowrl.rewards.networks.pretrained import (
     check_model,
     clip_fingerprint,
     clip_image,

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowrl.options import unknown_name
+from flowrl.config.options import unknown_name
 from flowrl.rewards import REWARDS, check_reward
 from flowrl.rewards.user_file import check_user_file
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from flowrl.options import check_options, unknown_name
+from flowrl.config.options import check_options, unknown_name
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.outputs import check_output
 

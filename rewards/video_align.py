@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.options import unknown_name
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, pretrained, qwen_vl, to_uint8
-from flowrl.rewards.qwen_vl import DTYPES, Dtype, PositionMode, TokenReward
-from flowrl.rewards.video_align_checkpoint import (
+from flowrl.config.options import unknown_name
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.networks import pretrained, qwen_vl
+from flowrl.rewards.networks.qwen_vl import DTYPES, Dtype, PositionMode, TokenReward
+from flowrl.rewards.networks.video_align_checkpoint import (
     DIMENSIONS,
     OWNER,
     Settings,
@@ -98,7 +99,7 @@ def video_align(
         dimensions: which of VQ, MQ and TA the value sums.
         normalise: whether means and standard deviations of the checkpoint are applied.
         template: a text file instead of this package's.
-        position_mode: `sequential` as trained, or `mrope`; see `flowrl.rewards.qwen_vl`.
+        position_mode: `sequential` as trained, or `mrope`; see `flowrl.rewards.networks.qwen_vl`.
         dtype: of the backbone; the head runs in float32.
         batch_size: clips that the model sees at once. With one, no score depends on the others; in bfloat16 larger
             batches change the last digits.

@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 
 # The pure layer says its shapes in annotations; here every call is checked against them.
-CHECKED = ("samplers", "advantages", "reward_maps", "shaping", "curriculum", "credit", "objectives", "losses")
+CHECKED = ("samplers", "advantages", "credit", "objectives", "prompts.curriculum")
 jaxtyping.install_import_hook([f"flowrl.{name}" for name in CHECKED], "shape_checks.check")
 
 

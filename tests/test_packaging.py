@@ -151,7 +151,7 @@ def test_wheel_works_from_another_folder(installed: Path, tmp_path: Path) -> Non
     script = tmp_path / "script.py"
     script.write_text(
         "import importlib.resources, pathlib, sys\n"
-        "import flowrl, flowrl.samplers, flowrl.rewards, flowrl.pipelines, flowrl.config\n"
+        "import flowrl, flowrl.samplers, flowrl.rewards, flowrl.pipelines, flowrl.config.train\n"
         "from flowrl.samplers import KERNELS\n"
         "assert 'flow_sde' in KERNELS\n"
         "root = importlib.resources.files('flowrl')\n"
@@ -184,7 +184,7 @@ def test_checkout_works_without_installation_and_next_to_files_of_the_same_names
 
 
 def test_importing_the_package_is_light() -> None:
-    code = "import flowrl, flowrl.config, sys; print(sorted({'torch', 'numpy', 'diffusers'} & set(sys.modules)))"
+    code = "import flowrl, flowrl.config.train, sys; print(sorted({'torch', 'numpy', 'diffusers'} & set(sys.modules)))"
     assert run(sys.executable, "-c", code, cwd=ROOT).strip() == "[]"
 
 

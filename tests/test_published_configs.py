@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.config import ConfigError, TrainConfig, load_config
+from flowrl.config.train import ConfigError, TrainConfig, load_config
 from flowrl.credit import CREDIT
-from flowrl.forward_losses import FORWARD
-from flowrl.objectives import OBJECTIVES
-from flowrl.parts import reward_specs
+from flowrl.objectives.forward_losses import FORWARD
+from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.recipes.forward_settings import micro_batch_size
-from flowrl.recipes.paths import stochastic_steps
 from flowrl.rewards.specs import validate_reward_specs
 from flowrl.samplers.times import strata
 from flowrl.samplers.windows import flash_tail
+from flowrl.training.parts import reward_specs
+from flowrl.training.paths import stochastic_steps
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 EVERY = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

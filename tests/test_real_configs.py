@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrl.config import ConfigError, TrainConfig, load_config, resolve_path
-from flowrl.parts import reward_specs
+from flowrl.config.train import ConfigError, TrainConfig, load_config, resolve_path
 from flowrl.pipelines.lora import Policy, check_targets
 from flowrl.pipelines.sd3 import LORA_TARGETS, check, meta_denoiser
-from flowrl.prompts import read_prompts
+from flowrl.prompts.loading import read_prompts
 from flowrl.rewards.specs import validate_reward_specs
+from flowrl.training.parts import reward_specs
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 GENEVAL, CLIP = "sd35m_grpo_geneval", "sd35m_grpo_clip_24gb"

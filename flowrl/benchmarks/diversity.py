@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from flowrl.statistics import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import Interval, bootstrap_mean
 
 Distance = Literal["cosine", "euclidean"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flowrl.statistics import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import Interval, bootstrap_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flowrl.benchmarks.geneval_detections import Box, Detection, iou
-from flowrl.options import unknown_name
+from flowrl.benchmarks.geneval.detections import Box, Detection, iou
+from flowrl.config.options import unknown_name
 
 CATEGORIES = ("color", "shape", "texture", "2d_spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
 IMAGES_PER_PROMPT = 10

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flowrl.options import unknown_name
+from flowrl.config.options import unknown_name
 
 VIDEOS_PER_PROMPT = 5
 

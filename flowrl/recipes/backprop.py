@@ -2,8 +2,8 @@
 
 An iteration samples G images for each of P prompts by the ODE, decodes and scores them with gradient, and updates the
 LoRA with the reward's own gradient: no density, no advantage. Methods differ in which network calls keep their gradient
-and in where the sampling ends (`flowrl.backprop.PATHS`): refl, draft, alignprop, drtune. Gradient flows through both
-branches of guidance.
+and in where the sampling ends (`flowrl.objectives.gradient_paths.PATHS`): refl, draft, alignprop, drtune. Gradient
+flows through both branches of guidance.
 
 Sampling, reward and backward pass are one, `micro_batch_size` images at a time: the graph of a micro-batch is all that
 memory must hold. `pipeline.gradient_checkpointing` makes it smaller. With `updates_per_rollout` the images are split
@@ -23,18 +23,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flowrl.backprop import PATHS, Path, backprop_sample, refl_loss
-from flowrl.config import TrainConfig
-from flowrl.learner import GradientSum, Statistics
-from flowrl.options import check_options, option_parameters, unknown_name
-from flowrl.parts import sampler_of
-from flowrl.prompting import reward_inputs
-from flowrl.recipes.loop import Batch, Loop
-from flowrl.recipes.scoring import reward_row
+from flowrl.config.options import check_options, option_parameters, unknown_name
+from flowrl.config.train import TrainConfig
+from flowrl.objectives.gradient_paths import PATHS, Path, backprop_sample, refl_loss
 from flowrl.recipes.unread import refuse_unread
 from flowrl.rewards import DIFFERENTIABLE, RewardOutput
 from flowrl.rewards.outputs import joined
-from flowrl.run import Run
+from flowrl.training.learner import GradientSum, Statistics
+from flowrl.training.loop import Batch, Loop
+from flowrl.training.parts import sampler_of
+from flowrl.training.prompting import reward_inputs
+from flowrl.training.run import Run
+from flowrl.training.scoring import reward_row
 from flowrl.trajectory import Schedule
 
 _OF_RUN = ("seed", "iteration")  # arguments of a path that are no options

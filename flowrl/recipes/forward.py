@@ -3,7 +3,7 @@
 An iteration samples G images for each of P prompts, scores them and keeps nothing but the finished latents. Each is
 noised again at `times.count` levels, where the velocity that leads back to it is known, and the LoRA is updated with a
 loss on the velocity. There is no trajectory and no density of the sampler, so any solver will do. Methods differ in one
-function of `flowrl.forward_losses` (`objective.name`) and in the copies of the policy they keep.
+function of `flowrl.objectives.forward_losses` (`objective.name`) and in the copies of the policy they keep.
 
 | objective | sampled by | other networks at the noised latent |
 |---|---|---|
@@ -32,13 +32,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flowrl.advantages import Aggregation, aggregate, zero_variance_groups
-from flowrl.config import TrainConfig
-from flowrl.forward_losses import FORWARD, Matched, Method, noised
-from flowrl.learner import GradientSum, Statistics
-from flowrl.losses import velocity_kl
-from flowrl.parts import sampler_of
-from flowrl.preference_losses import best_of_group
+from flowrl.advantages.normalise import Aggregation, aggregate, zero_variance_groups
+from flowrl.config.train import TrainConfig
+from flowrl.objectives.forward_losses import FORWARD, Matched, Method, noised
+from flowrl.objectives.preference_losses import best_of_group
+from flowrl.objectives.terms import velocity_kl
 from flowrl.randomness import Part, sample_normals
 from flowrl.recipes.forward_settings import (
     Options,
@@ -51,12 +49,14 @@ from flowrl.recipes.forward_settings import (
     split_options,
     whole_groups,
 )
-from flowrl.recipes.loop import Batch, Loop
-from flowrl.recipes.scoring import MERGED, Scoring, reward_row, trained_channels
 from flowrl.rewards import RewardOutput
-from flowrl.run import Run
 from flowrl.samplers import Kernel, rollout
 from flowrl.samplers.times import Times, training_times
+from flowrl.training.learner import GradientSum, Statistics
+from flowrl.training.loop import Batch, Loop
+from flowrl.training.parts import sampler_of
+from flowrl.training.run import Run
+from flowrl.training.scoring import MERGED, Scoring, reward_row, trained_channels
 from flowrl.trajectory import Schedule
 
 __all__ = ["check", "main"]

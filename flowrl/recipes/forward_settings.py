@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from flowrl.config import BATCH_LIMIT, TrainConfig
-from flowrl.forward_losses import FORWARD, Matched, old_decay
-from flowrl.options import check_options, option_parameters, unknown_name
+from flowrl.config.options import check_options, option_parameters, unknown_name
+from flowrl.config.train import BATCH_LIMIT, TrainConfig
+from flowrl.objectives.forward_losses import FORWARD, Matched, old_decay
 from flowrl.recipes.unread import refuse_unread
 from flowrl.samplers.times import permuted_steps, strata
 

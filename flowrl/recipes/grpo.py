@@ -22,13 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config import TrainConfig
+from flowrl.advantages.shaping import aggregation_weights
+from flowrl.config.options import check_options, unknown_name
+from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
-from flowrl.learner import GradientSum, Statistics
-from flowrl.losses import clipped_above, clipped_below
-from flowrl.objectives import OBJECTIVES, Scored, kernel_sensitivity, sequence_coefficients
-from flowrl.options import check_options, unknown_name
-from flowrl.recipes.assignment import (
+from flowrl.objectives.policy_gradient import OBJECTIVES, Scored, kernel_sensitivity, sequence_coefficients
+from flowrl.objectives.terms import clipped_above, clipped_below
+from flowrl.rewards import RewardOutput
+from flowrl.rewards.outputs import joined
+from flowrl.samplers import Kernel, Transition, gaussian_kl, gaussian_log_prob, published_kl
+from flowrl.training.assignment import (
     Ends,
     accuracy_scale,
     advantages,
@@ -37,15 +40,12 @@ from flowrl.recipes.assignment import (
     check_assignment,
     credit_of,
 )
-from flowrl.recipes.loop import Batch, Loop
-from flowrl.recipes.paths import check_plan, sample_paths, sampler_at, shared_sources
-from flowrl.recipes.prompt_choice import check_choice, choose_prompts, enough, remember
-from flowrl.recipes.scoring import Scoring, reward_row
-from flowrl.rewards import RewardOutput
-from flowrl.rewards.outputs import joined
-from flowrl.run import Run
-from flowrl.samplers import Kernel, Transition, gaussian_kl, gaussian_log_prob, published_kl
-from flowrl.shaping import aggregation_weights
+from flowrl.training.learner import GradientSum, Statistics
+from flowrl.training.loop import Batch, Loop
+from flowrl.training.paths import check_plan, sample_paths, sampler_at, shared_sources
+from flowrl.training.prompt_choice import check_choice, choose_prompts, enough, remember
+from flowrl.training.run import Run
+from flowrl.training.scoring import Scoring, reward_row
 from flowrl.trajectory import Credit, Rows, Sampled, Schedule
 
 _OF_RUN = ("step_std", "per_dim", "gather", "rank")  # arguments of credit methods that are no options

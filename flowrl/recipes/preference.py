@@ -26,23 +26,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config import TrainConfig, resolve_path
-from flowrl.forward_losses import noised
-from flowrl.learner import GradientSum, Statistics
-from flowrl.pairs import Pair, load_images, read_pairs
-from flowrl.parts import sampler_of
-from flowrl.preference_losses import PairLoss, d3po, diffusion_dpo, pairs_of_groups
-from flowrl.prompting import encode_prompts
-from flowrl.prompts import Prompt, prompts_of_iteration
+from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.objectives.forward_losses import noised
+from flowrl.objectives.preference_losses import PairLoss, d3po, diffusion_dpo, pairs_of_groups
+from flowrl.prompts.loading import Prompt, prompts_of_iteration
+from flowrl.prompts.pairs import Pair, load_images, read_pairs
 from flowrl.randomness import sample_normals
-from flowrl.recipes.loop import Batch, Loop
-from flowrl.recipes.paths import sampler_at
-from flowrl.recipes.preference_options import OBJECTIVES, Offline, Steps, check
-from flowrl.recipes.scoring import reward_row
+from flowrl.recipes.preference_settings import OBJECTIVES, Offline, Steps, check
 from flowrl.rewards import RewardOutput
-from flowrl.run import Run
 from flowrl.samplers import Kernel, gaussian_log_prob, rollout
 from flowrl.samplers.times import training_times
+from flowrl.training.learner import GradientSum, Statistics
+from flowrl.training.loop import Batch, Loop
+from flowrl.training.parts import sampler_of
+from flowrl.training.paths import sampler_at
+from flowrl.training.prompting import encode_prompts
+from flowrl.training.run import Run
+from flowrl.training.scoring import reward_row
 from flowrl.trajectory import Conditioning, Schedule, Trajectory
 
 __all__ = ["check", "main"]

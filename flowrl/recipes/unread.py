@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from flowrl.config import TrainConfig
+from flowrl.config.train import TrainConfig
 
 
 def refuse_unread(config: TrainConfig, keys: Sequence[str], what: str) -> None:

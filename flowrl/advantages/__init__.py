@@ -1,0 +1,5 @@
+"""Rewards relative to their group: calibration, normalisation, aggregation, shaping."""
+
+from flowrl.advantages.normalise import group_advantages
+
+__all__ = ["group_advantages"]

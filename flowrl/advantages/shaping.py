@@ -1,0 +1,319 @@
+"""Shaping after normalisation: advantages over visits, asymmetry, selection, and how rows are averaged.
+
+NGRPO's virtual member acts inside the statistics, see `flowrl.advantages.normalise`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from flowrl.advantages.normalise import set_ranks, set_statistics, sets_of
+
+Merge = Literal["pooled", "release"]
+Average = Literal["rows", "samples", "sum_of_samples", "balanced"]
+
+
+def _check_columns(columns: dict[str, Tensor]) -> None:
+    """Raise unless all columns have one shape [M]."""
+    shapes = {name: tuple(column.shape) for name, column in columns.items()}
+    if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
+        raise ValueError(f"columns have one common length [M], without broadcasting, got {shapes}")
+
+
+def set_means(value_M: Float[Tensor, " M"], set_M: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
+    """Mean of each row's set, NaN left out: of successes in [0, 1], the success rate of the row's group.
+
+    Raises:
+        ValueError: the columns differ in length, or `set_M` holds no integers.
+    """
+    _check_columns({"value_M": value_M, "set_M": set_M})
+    index, num_sets = sets_of(set_M)
+    return set_statistics(value_M[None], index, num_sets).mean[0, index].to(value_M.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RewardHistory:
+    """What is remembered of the rewards of P prompts: a plain value, replaced and never changed.
+
+    Attributes:
+        visits: [P] iterations in which the prompt was sampled.
+        count: [P] float64, rewards seen.
+        mean: [P] float64.
+        variance: [P] float64; population variance if pooled, the mixture of sample variances of "release".
+        merge: "pooled" gives the variance of all rewards seen; "release" the formula of DCPO's code.
+    """
+
+    visits: Int[Tensor, " P"]
+    count: Float[Tensor, " P"]
+    mean: Float[Tensor, " P"]
+    variance: Float[Tensor, " P"]
+    merge: Merge = "pooled"
+
+    @staticmethod
+    def start(num_prompts: int, merge: Merge = "pooled") -> RewardHistory:
+        """Nothing seen yet.
+
+        Raises:
+            ValueError: there is no prompt, or the merge is unknown.
+        """
+        if num_prompts < 1 or merge not in ("pooled", "release"):
+            raise ValueError(f"a history needs prompts and merge pooled or release, got {num_prompts}, {merge!r}")
+        nothing = torch.zeros(num_prompts, dtype=torch.float64)
+        visits = torch.zeros(num_prompts, dtype=torch.long)
+        return RewardHistory(visits=visits, count=nothing, mean=nothing, variance=nothing, merge=merge)
+
+
+def _check_prompts(history: RewardHistory, columns: dict[str, Tensor], prompt_B: Tensor) -> None:
+    _check_columns({**columns, "prompt_B": prompt_B})
+    if prompt_B.is_floating_point() or not bool(((prompt_B >= 0) & (prompt_B < len(history.visits))).all()):
+        raise ValueError(
+            f"prompts are integers in 0 .. {len(history.visits) - 1}, the prompts of the history, got "
+            f"{prompt_B.unique().tolist()}"
+        )
+
+
+def update_history(history: RewardHistory, reward_B: Float[Tensor, " B"], prompt_B: Int[Tensor, " B"]) -> RewardHistory:
+    """Add one visit's rewards; call it once an iteration, with one reward a sample.
+
+    "pooled": `mean = (N m + n m') / (N + n)` and `var = (N v + n v' + N n / (N + n) (m' - m)^2) / (N + n)`, which are
+    the statistics of all rewards together. "release" weights visits equally, N = earlier visits and n = 1, and takes
+    sample variances for v, v'; its result lies off the pooled one.
+
+    Args:
+        history: Of P prompts; is not changed.
+        reward_B: [B] float; NaN takes no part, and a prompt with nothing else is not visited.
+        prompt_B: [B] integers in 0 .. P-1.
+
+    Raises:
+        ValueError: shapes differ or a prompt is unknown.
+    """
+    _check_prompts(history, {"reward_B": reward_B}, prompt_B)
+    pooled, device = history.merge == "pooled", history.mean.device
+    prompts = len(history.visits)
+    new = set_statistics(reward_B[None].to(device), prompt_B.to(device), prompts, correction=0 if pooled else 1)
+    seen = new.count[0] > 0
+    before = history.count if pooled else history.visits.double()
+    added = new.count[0] if pooled else seen.double()
+    total = (before + added).clamp(min=1)
+    gap = torch.where(seen, new.mean[0] - history.mean, 0.0)
+    spread = before * history.variance + added * new.std[0].square() + before * added / total * gap.square()
+    return replace(
+        history,
+        visits=history.visits + seen.long(),
+        count=history.count + new.count[0],
+        mean=history.mean + gap * added / total,
+        variance=torch.where(seen, spread / total, history.variance),
+    )
+
+
+def dcpo(
+    reward_B: Float[Tensor, " B"],
+    advantage_B: Float[Tensor, " B"],
+    prompt_B: Int[Tensor, " B"],
+    history: RewardHistory,
+    *,
+    eps: float = 1e-4,
+) -> Float[Tensor, " B"]:
+    """Smooth advantages over the visits of a prompt: DCPO's smooth advantage standardisation (arXiv 2509.02333).
+
+    With A the advantage within this visit's group and `A' = (r - mean) / (std + eps)` among all rewards of the prompt
+    so far, at visit i: `S1 = ((i-1) A + A') / i`, `S2 = (A + (i-1) A') / i`, and the smaller of the two in magnitude is
+    taken, S2 if they tie. A group of equal rewards (A = 0) gets A' / i. The first visit keeps A; a prompt whose rewards
+    never differed has A' = 0. Rewards of old visits come from older policies, so their mean lags.
+
+    Args:
+        reward_B: [B] float, one a sample; NaN gives NaN.
+        advantage_B: [B], before any clipping.
+        prompt_B: [B] integers, the prompts of the history.
+        history: It already holds this visit, see `update_history`.
+        eps: Added to the std, as for the advantages.
+
+    Raises:
+        ValueError: shapes differ, a prompt is unknown or has a reward but no visit, or eps is negative.
+    """
+    _check_prompts(history, {"reward_B": reward_B, "advantage_B": advantage_B}, prompt_B)
+    if not eps >= 0:
+        raise ValueError(f"eps is added to a standard deviation and must not be negative, got {eps}")
+    device = advantage_B.device
+    prompt, reward, own = prompt_B.to(device), reward_B.to(device).double(), advantage_B.double()
+    visit = history.visits.to(device)[prompt].double()
+    if bool(((visit < 1) & ~reward.isnan()).any()):
+        raise ValueError("the history has not seen these rewards: pass what update_history returns for them")
+    mean, std = history.mean.to(device)[prompt], history.variance.to(device).sqrt()[prompt]
+    differ = std > 1e-9 * mean.abs()  # merged means of equal rewards differ by rounding
+    whole = torch.where(differ, (reward - mean) / (std + eps), 0.0)
+    visit = visit.clamp(min=1)
+    first, second = ((visit - 1) * own + whole) / visit, (own + (visit - 1) * whole) / visit
+    smooth = torch.where(first.abs() < second.abs(), first, second)
+    smooth = torch.where(visit > 1, smooth, own)
+    return torch.where(reward.isnan(), torch.nan, smooth).to(advantage_B.dtype)
+
+
+def dcpo_clip(
+    probability: Float[Tensor, " *shape"], *, eps_low: float = 0.16, eps_high: float = 0.20, highest: float = 10.0
+) -> tuple[Float[Tensor, " *shape"], Float[Tensor, " *shape"]]:
+    """DCPO's bounds of the ratio for an action of old probability q: wide for rare actions (arXiv 2509.02333).
+
+    `1/2 + sqrt(max(1 - 4 eps_low / q, 0)) / 2 <= ratio <= min(1/2 + sqrt(1 + 4 eps_high / q) / 2, highest)`.
+    It does not transfer to the Gaussian steps of a diffusion model: q is a probability, at most 1, whereas a density
+    has no bound and changes with the units of the latent. For policies over finitely many actions only.
+
+    Args:
+        probability: q in (0, 1].
+        eps_low: In [0, 1/4] the bound is real at q = 1; larger values hold it at 1/2.
+        eps_high: Not negative.
+        highest: Cap of the upper bound, at least 1.
+
+    Returns:
+        Lower and upper bound of the ratio itself, not distances from 1.
+
+    Raises:
+        ValueError: a probability is outside (0, 1], an eps is negative, or highest is below 1.
+    """
+    q = probability.double()
+    if not bool(((q > 0) & (q <= 1)).all()):
+        raise ValueError("probability must lie in (0, 1]: densities of continuous steps have no such bounds")
+    if not (eps_low >= 0 and eps_high >= 0 and highest >= 1):
+        raise ValueError(f"eps must not be negative and highest at least 1, got {eps_low}, {eps_high}, {highest}")
+    low = 0.5 + 0.5 * (1 - 4 * eps_low / q).clamp(min=0).sqrt()
+    high = (0.5 + 0.5 * (1 + 4 * eps_high / q).sqrt()).clamp(max=highest)
+    return low.to(probability.dtype), high.to(probability.dtype)
+
+
+def a_grae(
+    advantage_M: Float[Tensor, " M"],
+    success_M: Float[Tensor, " M"],
+    omega: float,
+    *,
+    alpha: float = 1.0,
+    published: bool = False,
+) -> Float[Tensor, " M"]:
+    """Asymmetric group-relative advantages (A-GRAE, arXiv 2602.05548): hold back praise while successes are rare.
+
+    `A' = A (omega / (2 sqrt(p)) + (1 - omega) / (2 sqrt(1 - p)))`, then positive A' times `min(1, omega / alpha)`. With
+    the population std, `sum |A| = 2 G sqrt(p (1 - p))` in a group of successes and failures; the factor shifts weight
+    to hard groups while omega is large and to easy ones while it is small. p of 0 or 1 leaves A as it is.
+
+    Args:
+        advantage_M: [M], normalised within groups.
+        success_M: [M] p, the success rate of the row's group in [0, 1], see `set_means`.
+        omega: Mean success of the whole batch, in [0, 1].
+        alpha: In (0, 1]; the published values are 1 and 0.5.
+        published: Take `1 - sqrt(p)` in place of `sqrt(1 - p)`, as the released code does.
+
+    Raises:
+        ValueError: shapes differ, or p, omega or alpha is out of range.
+    """
+    _check_columns({"advantage_M": advantage_M, "success_M": success_M})
+    p = success_M.double()
+    if not bool(((p >= 0) & (p <= 1)).all()) or not 0 <= omega <= 1 or not 0 < alpha <= 1:
+        raise ValueError(
+            f"success rates and omega must lie in [0, 1] and alpha in (0, 1], got omega {omega}, alpha {alpha} and "
+            f"rates {p.unique().tolist()}: rewards on another scale have no success rate"
+        )
+    mixed = (p > 0) & (p < 1)
+    rate = torch.where(mixed, p, 0.5)
+    failure = 1 - rate.sqrt() if published else (1 - rate).sqrt()
+    factor = torch.where(mixed, omega / (2 * rate.sqrt()) + (1 - omega) / (2 * failure), 1.0)
+    shaped = advantage_M.double() * factor
+    return torch.where(shaped > 0, shaped * min(1.0, omega / alpha), shaped).to(advantage_M.dtype)
+
+
+def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"] | None, n: int) -> Bool[Tensor, " B"]:
+    """Keep the n/2 best and the n/2 worst samples of each group (DanceGRPO's best-of-N, arXiv 2505.07818).
+
+    Advantages come from all samples; only then are the middling ones left out of training. Of equal ones the earlier
+    are held for worse, so exactly n are kept. Samples that are NaN are never kept; a group with n valid samples or
+    fewer keeps them all.
+
+    Args:
+        advantage_B: [B].
+        group_B: [B] integers, or None to select over the whole batch, as DanceGRPO's code does on each process.
+        n: Even, at least 2 and no more than the smallest group.
+
+    Returns:
+        [B] bool.
+
+    Raises:
+        ValueError: n is odd, below 2, or greater than a group; shapes differ.
+    """
+    group_B = torch.zeros_like(advantage_B, dtype=torch.long) if group_B is None else group_B
+    _check_columns({"advantage_B": advantage_B, "group_B": group_B})
+    if n < 2 or n % 2:
+        raise ValueError(f"n is shared by best and worst and must be even and at least 2, got {n}")
+    index, num_groups = sets_of(group_B)
+    smallest = int(torch.bincount(index, minlength=1).min())
+    if n > smallest:
+        raise ValueError(f"n ({n}) samples cannot be selected from a group of {smallest}: lower n or sample more")
+    rank = set_ranks(advantage_B[None], index, num_groups)[0]
+    count = set_statistics(advantage_B[None], index, num_groups).count[0, index]
+    return ~advantage_B.isnan() & ((rank < n // 2) | (rank >= count - n // 2))
+
+
+def aggregation_weights(
+    sample_M: Int[Tensor, " M"],
+    advantage_M: Float[Tensor, " M"],
+    keep_M: Bool[Tensor, " M"],
+    kind: Average = "rows",
+    *,
+    group_M: Int[Tensor, " M"] | None = None,
+) -> Float[Tensor, " M"]:
+    """Weights with which `loss = sum_m weight_m loss_m` is one of the averages in use; 0 for rows not kept.
+
+    | kind | loss | weight of a row |
+    |---|---|---|
+    | rows | mean over rows | 1 / rows |
+    | samples | mean over samples of their row means | 1 / (samples * rows of the sample) |
+    | sum_of_samples | sum over samples of their row means (DCPO) | 1 / rows of the sample |
+    | balanced | k/G mean over rows of good samples + (G-k)/G mean over rows of the others | k or G-k / (G * its rows) |
+
+    "balanced" is Balanced Aggregation: long bad samples cannot outvote short good ones. k of the G samples that keep a
+    row are good, their kept rows' advantages being positive on average. All but the sum are the same where every sample
+    keeps equally many rows.
+
+    Args:
+        sample_M: [M] sample of each row; -1, a row of several samples, can be averaged by "rows" only.
+        advantage_M: [M]; read by "balanced" only.
+        keep_M: [M] bool, rows that are trained. If there is none, all weights are 0.
+        kind: One of the table.
+        group_M: [M] integers: "balanced" within each group, groups weighted by their samples; None takes all rows as
+            one group.
+
+    Returns:
+        [M] in the dtype of the advantages.
+
+    Raises:
+        ValueError: shapes differ, the kind is unknown, a kept row has no sample of its own though samples count, or
+            the advantage of a kept row is NaN though it counts.
+    """
+    group_M = torch.zeros_like(sample_M) if group_M is None else group_M
+    _check_columns({"sample_M": sample_M, "advantage_M": advantage_M, "keep_M": keep_M, "group_M": group_M})
+    if kind not in ("rows", "samples", "sum_of_samples", "balanced"):
+        raise ValueError(f"rows are averaged by rows, samples, sum_of_samples or balanced, got {kind!r}")
+    weight = torch.zeros(len(sample_M), dtype=torch.float64, device=advantage_M.device)
+    sample, advantage = sample_M[keep_M], advantage_M[keep_M].double()
+    if kind == "rows":
+        weight[keep_M] = 1 / max(len(sample), 1)
+        return weight.to(advantage_M.dtype)
+    if bool((sample < 0).any()):
+        raise ValueError(f"rows shared by several samples (sample -1) have no {kind!r} average: use 'rows'")
+    if kind == "balanced" and bool(advantage.isnan().any()):
+        raise ValueError("a kept row has no advantage (NaN): leave it out with keep_M")
+    index, num_samples = sets_of(sample)
+    rows = torch.bincount(index, minlength=num_samples).double()
+    if kind == "balanced":
+        good = torch.zeros_like(rows).index_add(0, index, advantage) > 0
+        group = torch.zeros_like(rows, dtype=torch.long).scatter(0, index, group_M[keep_M].long())
+        side, num_sides = sets_of(2 * group + good.long())
+        samples_of_side = torch.bincount(side, minlength=num_sides).double()
+        rows_of_side = torch.zeros_like(samples_of_side).index_add(0, side, rows)
+        of_sample = (samples_of_side / rows_of_side)[side] / max(num_samples, 1)
+    else:
+        of_sample = 1 / rows if kind == "sum_of_samples" else 1 / (rows * max(num_samples, 1))
+    weight[keep_M] = of_sample[index]
+    return weight.to(advantage_M.dtype)

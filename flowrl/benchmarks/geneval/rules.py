@@ -1,0 +1,220 @@
+"""GenEval: does a picture show the objects, counts, colours and positions that its prompt asks for?
+
+The rules of Ghosh et al. 2023 (arXiv 2310.11513) on the output of any detector, and the two scores that Flow-GRPO
+(Liu et al. 2025, arXiv 2505.05470, section 5.1) made of them: `graded` credit, on which it trains, and `strict`.
+
+A record is one line of GenEval's metadata file, with an optional list `exclude` of `{class, count}`:
+
+    {"tag": "position", "prompt": "a photo of a dog right of a teddy bear",
+     "include": [{"class": "teddy bear", "count": 1}, {"class": "dog", "count": 1, "position": ["right of", 0]}]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flowrl.benchmarks.geneval.detections import (
+    GENEVAL_THRESHOLDS,
+    Detection,
+    Thresholds,
+    first_violation,
+    iou,
+    keep_detections,
+    offset_direction,
+    relations,
+)
+from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS, TASKS, Clause, Record, parse_record
+from flowrl.benchmarks.geneval.task_scores import Scores, TaskScore, aggregate
+
+__all__ = [
+    "COLORS",
+    "GENEVAL_THRESHOLDS",
+    "RELATIONS",
+    "TASKS",
+    "Detection",
+    "Record",
+    "Scores",
+    "TaskScore",
+    "Thresholds",
+    "Verdict",
+    "aggregate",
+    "graded",
+    "iou",
+    "keep_detections",
+    "offset_direction",
+    "parse_record",
+    "relations",
+    "strict",
+    "verdict",
+]
+
+ColorFn = Callable[[Detection], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The benchmark's answer for one picture; `reason` holds one line for each clause that failed, else it is empty."""
+
+    correct: bool
+    reason: str
+
+
+def verdict(
+    detections: Iterable[Detection],
+    metadata: Mapping[str, Any],
+    color_of: ColorFn | None = None,
+    *,
+    thresholds: Thresholds = GENEVAL_THRESHOLDS,
+) -> Verdict:
+    """Judges one picture by the benchmark's own rule.
+
+    Each include clause looks at its `count` most confident objects only, so extra objects harm nothing unless an
+    exclude clause forbids them. A position is judged only if its own clause holds so far and its reference holds too.
+
+    Args:
+        detections: what the detector found, unfiltered; the thresholds are applied here.
+        metadata: the record of the prompt.
+        color_of: names the colour of one detection; needed only for records that ask for colours.
+        thresholds: the benchmark's constants.
+
+    Raises:
+        ValueError: for a malformed record, or one that asks for a colour when `color_of` is missing.
+    """
+    record = parse_record(metadata)
+    color_fn = _color_fn(record, color_of)
+    kept = keep_detections(detections, record.tag, thresholds)
+    reasons: list[str] = []
+    matched: list[list[Detection] | None] = []  # the objects of each clause, None where the clause does not hold
+    for clause in record.include:
+        found = kept.get(clause.label, [])[: clause.count]
+        reason = _clause_failure(clause, found, matched, color_fn, thresholds.position)
+        reasons.extend([reason] if reason else [])
+        matched.append(None if reason else found)
+    for clause in record.exclude:
+        number = len(kept.get(clause.label, []))
+        if number >= clause.count:
+            reasons.append(f"expected {clause.label}<{clause.count}, found {number}")
+    return Verdict(not reasons, "\n".join(reasons))
+
+
+def _color_fn(record: Record, color_of: ColorFn | None) -> ColorFn:
+    """`color_of`, after a check that it is there if any clause needs it, whatever was detected."""
+    colored = [clause for clause in record.include if clause.color is not None]
+    if color_of is not None:
+        return color_of
+    if colored:
+        raise ValueError(
+            f"the record asks for a {colored[0].color} {colored[0].label}, but color_of is None: pass a function that "
+            f"names the colour of a detection."
+        )
+    return lambda detection: ""
+
+
+def _clause_failure(
+    clause: Clause, found: list[Detection], matched: list[list[Detection] | None], color_of: ColorFn, threshold: float
+) -> str:
+    """Why a clause does not hold under the benchmark's rule, in the benchmark's words; "" where it holds."""
+    if len(found) < clause.count:
+        return f"expected {clause.label}>={clause.count}, found {len(found)}"
+    if clause.color is not None:
+        seen = [color_of(detection) for detection in found]
+        if (right := seen.count(clause.color)) < clause.count:
+            names = [*COLORS, *sorted(set(seen).difference(COLORS))]
+            listing = ", ".join(f"{seen.count(name)} {name}" for name in names if name in seen)
+            return (
+                f"expected {clause.color} {clause.label}>={clause.count}, found {right} {clause.color}; and {listing}"
+            )
+    if clause.position is not None:
+        relation, target = clause.position
+        reference = matched[target]
+        if reference is None:
+            return f"no target for {clause.label} to be {relation}"
+        seen_relations = first_violation(found, reference, relation, threshold)
+        if seen_relations is not None:
+            names_found = " and ".join(sorted(seen_relations))
+            return f"expected {clause.label} {relation} target, found {names_found} target"
+    return ""
+
+
+def graded(
+    detections: Iterable[Detection],
+    metadata: Mapping[str, Any],
+    color_of: ColorFn | None = None,
+    *,
+    reference_position_quirk: bool = True,
+    thresholds: Thresholds = GENEVAL_THRESHOLDS,
+) -> float:
+    """Partial credit for one picture: the mean of the terms below over all include clauses; exclude is ignored.
+
+    With m objects kept where the clause asks for n, k of them in the colour asked for:
+
+        count       1 - |n - m| / n                         may be negative
+        m != n      one further 0 if the clause has a colour or a position; nothing else of the clause is looked at
+        colour      1 - |n - k| / n
+        position    (only where the colour holds) 0 if the reference clause does not hold, else 1 if every pair of
+                    objects has the relation and 0 if not
+
+    Unlike `verdict` it asks for exactly n objects and looks at all that were kept (Flow-GRPO, section 5.1).
+
+    Args:
+        detections: what the detector found, unfiltered.
+        metadata: the record of the prompt.
+        color_of: names the colour of one detection; needed only for records that ask for colours.
+        reference_position_quirk: the published reward code adds a 1 after the 0 of a wrong relation too, so that a
+            wrong relation between the right objects earns 0.75, not 2/3. True reproduces it, False leaves the 1 away.
+        thresholds: the benchmark's constants.
+
+    Returns:
+        A number of at most 1; 1 if and only if `strict` holds.
+    """
+    terms, _ = _exact_terms(detections, metadata, color_of, thresholds, reference_position_quirk)
+    return sum(terms) / len(terms)
+
+
+def strict(
+    detections: Iterable[Detection],
+    metadata: Mapping[str, Any],
+    color_of: ColorFn | None = None,
+    *,
+    thresholds: Thresholds = GENEVAL_THRESHOLDS,
+) -> bool:
+    """True if every include clause holds with exactly its count, exactly its coloured count and every relation."""
+    _, holds = _exact_terms(detections, metadata, color_of, thresholds, True)
+    return holds
+
+
+def _exact_terms(
+    detections: Iterable[Detection],
+    metadata: Mapping[str, Any],
+    color_of: ColorFn | None,
+    thresholds: Thresholds,
+    quirk: bool,
+) -> tuple[list[float], bool]:
+    """The terms of `graded`, and whether every clause holds exactly."""
+    record = parse_record(metadata)
+    color_fn = _color_fn(record, color_of)
+    kept = keep_detections(detections, record.tag, thresholds)
+    terms: list[float] = []
+    matched: list[list[Detection] | None] = []
+    for clause in record.include:
+        found = kept.get(clause.label, [])
+        count, number = clause.count, len(found)
+        holds = number == count
+        terms.append(1 - abs(count - number) / count)
+        if not holds and (clause.color is not None or clause.position is not None):
+            terms.append(0.0)
+        if holds and clause.color is not None:
+            right = sum(color_fn(detection) == clause.color for detection in found)
+            terms.append(1 - abs(count - right) / count)
+            holds = right == count
+        if holds and clause.position is not None:
+            relation, target = clause.position
+            reference = matched[target]
+            holds = reference is not None and first_violation(found, reference, relation, thresholds.position) is None
+            terms.append(float(holds))
+            if quirk and reference is not None and not holds:
+                terms.append(1.0)
+        matched.append(found if holds else None)
+    return terms, all(group is not None for group in matched)

@@ -1,0 +1,213 @@
+"""UniGenBench's prompt files: both lengths, both languages, with their two known defects mended and told.
+
+The files belong to the benchmark's authors (CC BY 4.0, Tencent) and are not shipped. Take `data/test_prompts_en.csv`,
+`..._en_long.csv`, `..._zh.csv` or `..._zh_long.csv` from the repository CodeGoat24/UniGenBench: columns `index`,
+`prompt_en` and `sub_dims_en`, or `prompt_zh` and `sub_dims_zh`, of which the last is a JSON object.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flowrl.benchmarks.unigenbench.points import LABELS, NUM_PROMPTS, Language, published_counts
+from flowrl.config.options import unknown_name
+
+EnVariant = Literal["head", "published"]
+
+WHERE = "take data/test_prompts_{en,en_long,zh,zh_long}.csv from the repository CodeGoat24/UniGenBench"
+
+_KEYS: dict[Language, tuple[str, str, str, str]] = {
+    "en": ("Testpoints", "Testpoint Description", "Primary Categories", "Subjects"),
+    "zh": ("考点", "考点对应描述", "一级垂类", "主体"),
+}
+_MISSING_COMMA = re.compile(r'("Grammar - Negation")(\s*)("Attribute - Color")')
+_VARIANT_INDEX, _VARIANT_POINT = 428, "Logical Reasoning"
+_VARIANT_DESCRIPTION = "what the text implies without saying it is drawn accordingly"
+_LONG = 4.75  # test points of a prompt on average: 3.02 in short files, 6.53 in long ones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """A prompt with its test points and, for each, what it refers to in this prompt."""
+
+    index: int
+    prompt: str
+    points: tuple[str, ...]
+    descriptions: tuple[str, ...]
+    theme: str = ""
+    subject: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptFile:
+    """A prompt file that was read.
+
+    Attributes:
+        language: of prompts and labels.
+        long: whether its prompts are the long ones.
+        items: in the file's order.
+        repairs: what was mended, a sentence each.
+        differences: how the file departs from the published one, a sentence each; empty for a published file.
+    """
+
+    language: Language
+    long: bool
+    items: tuple[Item, ...]
+    repairs: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+
+    @property
+    def track(self) -> str:
+        """The benchmark's own name of the track: en, en_long, zh or zh_long."""
+        return self.language + ("_long" if self.long else "")
+
+
+def read_prompt_file(path: Path, *, en_variant: EnVariant = "head") -> PromptFile:
+    """Reads a prompt file and checks it against the published counts of test points.
+
+    Two defects are mended, and told in `repairs`:
+
+    - English long, index 509: a comma between two test points is missing, so that the row is no JSON. It is inserted;
+      published scores have the denominators of the mended row.
+    - English short, index 428: the repository's file has the test point Style alone, the one that the published scores
+      are made of has Logical Reasoning too (110 in all, not 109).
+
+    Args:
+        path: a .csv file.
+        en_variant: of index 428, `head`, the repository's file, or `published`. Where the point has to be added, its
+            description is ours; the copy of the file in CodeGoat24/Pref-GRPO holds the original one.
+
+    Raises:
+        ValueError: no such file, columns that are missing, or a row that cannot be read; names the row.
+    """
+    if en_variant not in ("head", "published"):
+        raise ValueError(f"the variant of the English prompts must be head or published, got {en_variant!r}.")
+    rows, language, suffix = _rows(path)
+    repairs: list[str] = []
+    items: list[Item] = []
+    for number, row in enumerate(rows, start=2):
+        where = f"{path}, row {number}"
+        items.append(_item(row, language, suffix, where, repairs))
+    indexes = Counter(item.index for item in items)
+    if twice := [index for index, count in indexes.items() if count > 1]:
+        raise ValueError(f"{path}: index {twice[0]} occurs {indexes[twice[0]]} times: pictures are named by it.")
+    long = sum(len(item.points) for item in items) / len(items) > _LONG
+    if language == "en" and not long:
+        items = [_variant(item, en_variant, repairs) if item.index == _VARIANT_INDEX else item for item in items]
+    return PromptFile(
+        language=language,
+        long=long,
+        items=tuple(items),
+        repairs=tuple(repairs),
+        differences=tuple(_differences(items, language, long, en_variant)),
+    )
+
+
+def _rows(path: Path) -> tuple[list[dict[str, Any]], Language, str]:
+    if path.suffix != ".csv" or not path.is_file():
+        what = "is no .csv file" if path.suffix != ".csv" else "is not there"
+        raise ValueError(f"the UniGenBench prompt file {path} {what}: {WHERE}; it is not shipped.")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream)
+            rows = list(reader)
+            columns = reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: cannot be read as a CSV file in UTF-8 ({error}).") from error
+    suffixes = [s for s in ("_en", "_zh", "") if {"index", f"prompt{s}", f"sub_dims{s}"} <= set(columns)]
+    if not suffixes or not rows:
+        raise ValueError(
+            f"{path}: needs rows with the columns index, prompt_en and sub_dims_en (or _zh), got {len(rows)} rows with "
+            f"{', '.join(columns) or 'no columns'}: {WHERE}."
+        )
+    suffix = suffixes[0]
+    if suffix:
+        return rows, "zh" if suffix == "_zh" else "en", suffix
+    return rows, "zh" if _KEYS["zh"][0] in (rows[0]["sub_dims"] or "") else "en", suffix
+
+
+def _item(row: Mapping[str, Any], language: Language, suffix: str, where: str, repairs: list[str]) -> Item:
+    index, prompt, text = row["index"] or "", row[f"prompt{suffix}"] or "", row[f"sub_dims{suffix}"] or ""
+    # Tables that passed through other programs write whole numbers as 7.0.
+    if not re.fullmatch(r"\d+(\.0)?", index.strip()) or not prompt.strip():
+        raise ValueError(f"{where}: needs a whole number as index and a prompt, got {index!r} and {prompt[:60]!r}.")
+    number = int(float(index))
+    record = _record(text, number, where, repairs)
+    points_key, descriptions_key, theme, subject = _KEYS[language]
+    points, descriptions = (_texts(record, key, f"{where} (index {number})") for key in (points_key, descriptions_key))
+    if len(points) != len(descriptions):
+        raise ValueError(
+            f"{where} (index {number}): {len(points)} test points have {len(descriptions)} descriptions: it must be "
+            f"one each."
+        )
+    labels = [point.strip() for point in points]
+    if unknown := [label for label in labels if label not in LABELS[language]]:
+        raise ValueError(f"{where} (index {number}): {unknown_name('test point', unknown[0], LABELS[language])}")
+    return Item(
+        index=number, prompt=prompt, points=tuple(labels), descriptions=tuple(descriptions),
+        theme=str(record.get(theme, "")), subject=str(record.get(subject, "")),
+    )  # fmt: skip
+
+
+def _texts(record: Mapping[str, Any], key: str, where: str) -> list[str]:
+    value = record.get(key)
+    if not isinstance(value, list) or not value or not all(isinstance(entry, str) for entry in value):
+        raise ValueError(f"{where}: {key!r} must be a list of texts, got {value!r}.")
+    return value
+
+
+def _record(text: str, index: int, where: str, repairs: list[str]) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        mended, number = _MISSING_COMMA.subn(r"\1,\2\3", text)
+        try:
+            record = json.loads(mended)
+        except json.JSONDecodeError:
+            number = 0
+        if not number:
+            raise ValueError(f"{where} (index {index}): the test points are no JSON ({error}).") from error
+        repairs.append(f"Index {index}: a comma was missing between two test points and was inserted.")
+    if not isinstance(record, dict):
+        raise ValueError(f"{where} (index {index}): the test points must be a JSON object, got {text[:60]!r}.")
+    return record
+
+
+def _variant(item: Item, variant: EnVariant, repairs: list[str]) -> Item:
+    kept = [(p, d) for p, d in zip(item.points, item.descriptions, strict=True) if p != _VARIANT_POINT]
+    has = len(kept) < len(item.points)
+    if has == (variant == "published"):
+        return item
+    if variant == "published":
+        kept.append((_VARIANT_POINT, _VARIANT_DESCRIPTION))
+        repairs.append(
+            f"Index {item.index}: the test point {_VARIANT_POINT} of the published scores was added, with a "
+            f"description of ours; the file's copy in CodeGoat24/Pref-GRPO has the original one."
+        )
+    else:
+        repairs.append(
+            f"Index {item.index}: the test point {_VARIANT_POINT} was left out, as in the repository's file."
+        )
+    return Item(
+        index=item.index, prompt=item.prompt, points=tuple(p for p, _ in kept),
+        descriptions=tuple(d for _, d in kept), theme=item.theme, subject=item.subject,
+    )  # fmt: skip
+
+
+def _differences(items: Sequence[Item], language: Language, long: bool, variant: EnVariant) -> list[str]:
+    if len(items) != NUM_PROMPTS:
+        return [f"The file has {len(items)} prompts, the published one {NUM_PROMPTS}: scores are not comparable."]
+    found = Counter(point for item in items for point in item.points)
+    published = published_counts(language, long=long, published=variant == "published")
+    return [
+        f"{label} occurs {found[label]} times, in the published file {count}: another version of the file."
+        for label, count in published.items()
+        if found[label] != count
+    ]

@@ -1,0 +1,228 @@
+"""UniGenBench's numbers from the scores of many pictures, and their intervals.
+
+A row is one picture: its test points and a judge's score for each, or None where no answer could be read.
+
+Letters: U prompts, D primary dimensions, R resamples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from flowrl.benchmarks.unigenbench.points import primary_of
+from flowrl.statistics.bootstrap import Interval
+
+OVERALL = "overall"
+
+Row = tuple[Sequence[str], Sequence[Any] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Test points that are met, of all that were judged."""
+
+    correct: int
+    total: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share that is met; NaN of none."""
+        return self.correct / self.total if self.total else math.nan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """An evaluation in numbers.
+
+    Attributes:
+        primary: the primary dimensions that occur. Each pools its test points, as the published code and tables do; the
+            paper's text speaks of a mean over sub-dimensions, which is another number.
+        sub: the labels that occur, those without a hyphen among them.
+        overall: the unweighted mean of the primary accuracies, as on the leaderboards, in [0, 1]; NaN where nothing was
+            judged.
+        skipped: pictures without scores. They are in no total.
+    """
+
+    primary: dict[str, Tally]
+    sub: dict[str, Tally]
+    overall: float
+    skipped: int
+
+
+def aggregate(rows: Iterable[Row]) -> Scores:
+    """Counts test points. One is met if its score equals 1: 1.0 and True are, "1" and 0.5 are not.
+
+    A row whose scores are None, or not one for each test point, is skipped.
+
+    Args:
+        rows: one (test points, scores) a picture.
+
+    Raises:
+        ValueError: no rows.
+    """
+    sub: dict[str, list[bool]] = {}
+    count = skipped = 0
+    for points, scores in rows:
+        count += 1
+        met = _met(points, scores)
+        if met is None:
+            skipped += 1
+            continue
+        for label, hit in zip(points, met, strict=True):
+            sub.setdefault(label.strip(), []).append(hit)
+    if not count:
+        raise ValueError("aggregate needs one row (test points, scores) a picture, got none.")
+    primary: dict[str, list[bool]] = {}
+    for label, hits in sub.items():
+        primary.setdefault(primary_of(label), []).extend(hits)
+    tallies = {name: Tally(sum(hits), len(hits)) for name, hits in primary.items()}
+    return Scores(
+        primary=tallies,
+        sub={label: Tally(sum(hits), len(hits)) for label, hits in sub.items()},
+        overall=math.fsum(tally.accuracy for tally in tallies.values()) / len(tallies) if tallies else math.nan,
+        skipped=skipped,
+    )
+
+
+def _met(points: Sequence[str], scores: Sequence[Any] | None) -> list[bool] | None:
+    if scores is None or len(scores) != len(points):
+        return None
+    return [isinstance(score, int | float) and score == 1 for score in scores]
+
+
+def score_intervals(
+    rows: Sequence[Row], prompts: Sequence[Hashable], *, level: float = 0.95, num_resamples: int = 2000, seed: int = 0
+) -> dict[str, Interval]:
+    """`overall` and every primary dimension with its bootstrap interval, prompts drawn with replacement.
+
+    Pictures of a prompt stay together, and all dimensions see the same draws, since a prompt has points in several.
+    Intervals are widened as in `flowrl.statistics.bootstrap`; a dimension that a single prompt has gets NaN bounds.
+
+    Args:
+        rows: one a picture.
+        prompts: [N] what tells the prompts apart.
+        level: of the intervals.
+        num_resamples: R.
+        seed: same seed, same intervals.
+
+    Raises:
+        ValueError: no rows that were judged, or another number of prompts than of rows.
+    """
+    counts = _counts(rows, prompts)
+    return _as_intervals(_point(counts), _replicates(counts, num_resamples, seed), level)
+
+
+def paired_intervals(
+    before: tuple[Sequence[Row], Sequence[Hashable]],
+    after: tuple[Sequence[Row], Sequence[Hashable]],
+    *,
+    level: float = 0.95,
+    num_resamples: int = 2000,
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """After minus before, for `overall` and the primary dimensions that both have; the same prompts are drawn in both.
+
+    Args:
+        before: (rows, prompts), as `score_intervals` takes them.
+        after: the same of the other model.
+        level: of the intervals.
+        num_resamples: R.
+        seed: same seed, same intervals.
+
+    Raises:
+        ValueError: the two are not of the same prompts.
+    """
+    found = [_counts(*side) for side in (before, after)]
+    if set(found[0].prompts) != set(found[1].prompts):
+        lonely = set(found[0].prompts) ^ set(found[1].prompts)
+        raise ValueError(
+            f"{len(lonely)} prompts were judged on one side only, such as {min(lonely, key=str)!r}: compare "
+            f"evaluations of the same prompts."
+        )
+    first, second = found[0], found[1].ordered(found[0].prompts)
+    points = [_point(counts) for counts in (first, second)]
+    replicates = [_replicates(counts, num_resamples, seed) for counts in (first, second)]
+    shared = [name for name in points[0] if name in points[1]]
+    return _as_intervals(
+        {name: points[1][name] - points[0][name] for name in shared},
+        {name: replicates[1][name] - replicates[0][name] for name in shared},
+        level,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Counts:
+    """Test points met and judged, float64 [U, D] each, of the prompts in their order and of these dimensions."""
+
+    prompts: list[Hashable]
+    names: list[str]
+    correct: Float[np.ndarray, " u d"]
+    total: Float[np.ndarray, " u d"]
+
+    def ordered(self, prompts: Sequence[Hashable]) -> _Counts:
+        place = {prompt: i for i, prompt in enumerate(self.prompts)}
+        rows = [place[prompt] for prompt in prompts]
+        return _Counts(prompts=list(prompts), names=self.names, correct=self.correct[rows], total=self.total[rows])
+
+
+def _counts(rows: Sequence[Row], prompts: Sequence[Hashable]) -> _Counts:
+    if len(rows) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts were given for {len(rows)} rows: give one for each.")
+    codes: dict[Hashable, int] = {}
+    names: dict[str, int] = {}
+    hits: list[tuple[int, int, bool]] = []
+    for (points, scores), prompt in zip(rows, prompts, strict=True):
+        unit = codes.setdefault(prompt, len(codes))
+        for label, met in zip(points, _met(points, scores) or (), strict=False):
+            hits.append((unit, names.setdefault(primary_of(label), len(names)), met))
+    if not hits:
+        raise ValueError("no picture was judged, so there is no score: look at why the judge's answers were skipped.")
+    correct, total = (np.zeros((len(codes), len(names))) for _ in range(2))
+    for unit, name, met in hits:
+        correct[unit, name] += met
+        total[unit, name] += 1
+    return _Counts(prompts=list(codes), names=list(names), correct=correct, total=total)
+
+
+def _point(counts: _Counts) -> dict[str, float]:
+    accuracy = counts.correct.sum(axis=0) / counts.total.sum(axis=0)
+    return {OVERALL: float(accuracy.mean())} | dict(zip(counts.names, accuracy.tolist(), strict=True))
+
+
+def _replicates(counts: _Counts, num_resamples: int, seed: int) -> dict[str, Float[np.ndarray, " r"]]:
+    """Accuracies of R draws of the prompts, widened by sqrt(U/(U-1)); a draw that misses a dimension has NaN there."""
+    units = len(counts.prompts)
+    drawn = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=num_resamples)
+    weight_RU = drawn.astype(np.float64)
+    total = weight_RU @ counts.total
+    accuracy = np.divide(weight_RU @ counts.correct, total, out=np.full_like(total, math.nan), where=total > 0)
+    members = (counts.total > 0).sum(axis=0)
+    # A draw without a rare dimension has its overall from the others.
+    known = ~np.isnan(accuracy)
+    overall = np.where(known, accuracy, 0.0).sum(axis=1) / known.sum(axis=1)
+    columns = [(OVERALL, overall, units)]
+    columns += [(name, accuracy[:, i], int(members[i])) for i, name in enumerate(counts.names)]
+    centre = _point(counts)
+    widened = {}
+    for name, values, number in columns:
+        factor = math.sqrt(number / (number - 1)) if number > 1 else math.nan
+        widened[name] = np.clip(centre[name] + factor * (values - centre[name]), 0.0, 1.0)
+    return widened
+
+
+def _as_intervals(
+    points: Mapping[str, float], replicates: Mapping[str, Float[np.ndarray, " r"]], level: float
+) -> dict[str, Interval]:
+    found = {}
+    for name, mean in points.items():
+        known = replicates[name][~np.isnan(replicates[name])]
+        low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2]) if len(known) else (math.nan, math.nan)
+        low, high = (float(low), float(high)) if math.isnan(low) else (min(float(low), mean), max(float(high), mean))
+        found[name] = Interval(mean=mean, low=low, high=high)
+    return found

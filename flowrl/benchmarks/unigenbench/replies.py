@@ -1,0 +1,109 @@
+"""UniGenBench: 600 prompts with test points, each of which a judge says is met by a picture or not.
+
+Rules of UniGenBench and UniGenBench++ (Wang et al. 2025, arXiv 2508.20751; repository CodeGoat24/UniGenBench): how a
+judge's reply is read (`parse_reply`) and what its scores add up to (`aggregate`). Prompt files are read by
+`flowrl.benchmarks.unigenbench.items`; `flowrl.commands.eval.unigenbench_runner` asks the judge.
+
+The published judge is Gemini-2.5-Pro. Numbers of another judge, or of other words to it, are no leaderboard numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from flowrl.benchmarks.unigenbench.items import EnVariant, Item, PromptFile, read_prompt_file
+from flowrl.benchmarks.unigenbench.point_scores import (
+    OVERALL,
+    Scores,
+    Tally,
+    aggregate,
+    paired_intervals,
+    score_intervals,
+)
+from flowrl.benchmarks.unigenbench.points import (
+    ENGLISH,
+    LABELS,
+    MEANINGS,
+    NUM_IMAGES,
+    NUM_PROMPTS,
+    PRIMARIES,
+    Language,
+    primary_of,
+    published_counts,
+)
+
+__all__ = [
+    "ENGLISH",
+    "LABELS",
+    "MEANINGS",
+    "NUM_IMAGES",
+    "NUM_PROMPTS",
+    "OVERALL",
+    "PRIMARIES",
+    "EnVariant",
+    "Item",
+    "Language",
+    "PromptFile",
+    "Reply",
+    "Scores",
+    "Tally",
+    "aggregate",
+    "paired_intervals",
+    "parse_reply",
+    "primary_of",
+    "published_counts",
+    "read_prompt_file",
+    "read_reply",
+    "score_intervals",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The two lists of a judge's reply, one entry a test point each; entries are as the judge wrote them."""
+
+    analysis: list[Any]
+    score: list[Any]
+
+
+def parse_reply(text: str | None, num_points: int) -> list[Any] | None:
+    """The scores of a judge's reply, or None where it cannot be read and is to be asked for again.
+
+    Args:
+        text: the whole reply; None where there was none.
+        num_points: test points that were asked about.
+
+    Returns:
+        One entry a test point, of whatever type the judge wrote; `aggregate` counts those that equal 1.
+    """
+    reply = read_reply(text, num_points)
+    return None if reply is None else reply.score
+
+
+def read_reply(text: str | None, num_points: int) -> Reply | None:
+    """The first `<analysis>` and the first `<score>` of a reply: Python lists with an entry for each test point.
+
+    What stands around them does not matter. A missing element, a list of another length, or something that is no
+    Python literal (such as text without quotes) makes the whole reply unreadable.
+    """
+    analysis, score = (_tagged_list(text or "", tag) for tag in ("analysis", "score"))
+    if analysis is None or score is None or not len(analysis) == len(score) == num_points:
+        return None
+    return Reply(analysis, score)
+
+
+def _tagged_list(text: str, tag: str) -> list[Any] | None:
+    found = re.search(rf"<{tag}>(.*?)</{tag}>", text, flags=re.DOTALL)
+    if found is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a judge may write "\d", at which Python only frowns
+        try:
+            value = ast.literal_eval(found[1].strip())
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that it documents
+            return None
+    return value if isinstance(value, list) else None

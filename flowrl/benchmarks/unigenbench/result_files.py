@@ -1,0 +1,95 @@
+"""UniGenBench's result files: a CSV with a row a picture, and a JSON summary."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowrl.benchmarks.unigenbench.point_scores import Scores, Tally
+from flowrl.benchmarks.unigenbench.replies import Reply
+
+COLUMNS = ("index", "prompt", "testpoint", "output", "result_json", "img_path")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A row of the result file; `reply` is None where no answer could be read, and `output` is the last one."""
+
+    index: int
+    prompt: str
+    points: tuple[str, ...]
+    output: str
+    reply: Reply | None
+    image: str
+
+
+def results_text(rows: Iterable[Judged]) -> str:
+    """The CSV; a picture without scores has the literal `null` as its result."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        result: dict[str, Any] | None = None
+        if row.reply is not None:
+            result = {"prompt": row.prompt, "testpoint": list(row.points), "analysis": row.reply.analysis,
+                      "score": row.reply.score}  # fmt: skip
+        # A judge may write what JSON does not know, such as a set; it is kept as text.
+        text = json.dumps(result, ensure_ascii=False, indent=4, default=str)
+        writer.writerow([row.index, row.prompt, str(list(row.points)), row.output, text, row.image])
+    return stream.getvalue()
+
+
+def read_results(path: Path) -> list[tuple[int, list[str], list[Any] | None]]:
+    """Index, test points and scores of each row of a result file, of ours or of the published scripts.
+
+    Scores are None where the result is null or cannot be read: `aggregate` skips such rows.
+
+    Raises:
+        ValueError: no such file, or no columns index, testpoint and result_json.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            csv.field_size_limit(2**27)  # a long reply passes the default of 128 KiB
+            rows = list(csv.DictReader(stream))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: cannot be read as a CSV file in UTF-8 ({error}).") from error
+    found = []
+    for number, row in enumerate(rows, start=2):
+        try:
+            index, points = int(float(row["index"])), ast.literal_eval(row["testpoint"])
+            text = row["result_json"]
+        except (KeyError, ValueError, SyntaxError, TypeError) as error:
+            raise ValueError(f"{path}, row {number}: needs index, testpoint and result_json ({error!r}).") from error
+        found.append((index, [str(point) for point in points], _scores(text)))
+    return found
+
+
+def _scores(text: str) -> list[Any] | None:
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    scores = record.get("score") if isinstance(record, Mapping) else None
+    return scores if isinstance(scores, list) else None
+
+
+def summary_text(scores: Scores) -> str:
+    """The JSON summary: correct, total and accuracy, rounded to 4 digits, of the primary and the sub-dimensions."""
+    groups = {"primary_dimensions": scores.primary, "sub_dimensions": dict(sorted(scores.sub.items()))}
+    record = {key: {name: _tally(tally) for name, tally in group.items()} for key, group in groups.items()}
+    return json.dumps(record, ensure_ascii=False, indent=4) + "\n"
+
+
+def _tally(tally: Tally) -> dict[str, float]:
+    return {"correct": tally.correct, "total": tally.total, "accuracy": round(tally.accuracy, 4)}
+
+
+def score_rows(rows: Sequence[Judged]) -> list[tuple[Sequence[str], Sequence[Any] | None]]:
+    """Rows as `aggregate` takes them."""
+    return [(row.points, None if row.reply is None else row.reply.score) for row in rows]

@@ -1,0 +1,107 @@
+"""What is measured alike for every method on its saved LoRA: distance from the base model, and diversity."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.config.train import TrainConfig, load_config
+from flowrl.files import write_atomically
+from flowrl.pipelines import Pipeline
+from flowrl.pipelines.lora import add_saved_lora
+from flowrl.prompts.loading import EvalItem, eval_items
+from flowrl.randomness import sample_normals
+from flowrl.training.drift import KL_PROMPTS, spread, velocity_distance
+from flowrl.training.heldout import generate
+from flowrl.training.parts import at_eval_size, eval_schedule, load_pipeline, read_prompts
+from flowrl.training.prompting import device_of
+from flowrl.trajectory import Schedule
+
+DIVERSITY_PROMPTS, DIVERSITY_SEEDS, PIXELS = 8, 8, 16
+
+DIVERSITY_TEXT = (
+    f"mean distance of two images of one prompt from different start noises: root mean square difference of the pixels "
+    f"after averaging to {PIXELS} x {PIXELS}, over up to {DIVERSITY_PROMPTS} held-out prompts and all pairs of "
+    f"{DIVERSITY_SEEDS} noises; colour and layout count, fine detail does not"
+)
+
+
+def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
+    """Distance from the base and diversity of a run's final LoRA; kept in `measure.json` of the run folder.
+
+    Args:
+        run_folder: a finished run.
+        base: also the diversity of the network without the LoRA.
+
+    Returns:
+        "kl" (`flowrl.training.drift.KL_TEXT`), "diversity" (`DIVERSITY_TEXT`) and, with `base`, "base_diversity".
+    """
+    kept, lora = run_folder / "measure.json", run_folder / "lora"
+    if kept.is_file() and kept.stat().st_mtime >= max(path.stat().st_mtime for path in lora.iterdir()):
+        found: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
+        if not base or "base_diversity" in found:
+            return found
+    config = load_config(run_folder / "config.yaml")
+    trained = _load(config)
+    policy = add_saved_lora(trained.denoiser, lora)
+    pipeline = at_eval_size(config, trained)
+    schedule, scale = _sampling(config, trained, pipeline)
+    prompts = held_out(config)
+    result = {
+        "kl": velocity_distance(
+            pipeline, policy, spread(prompts, KL_PROMPTS), schedule, scale=scale, seed=config.eval.seed
+        ),
+        "diversity": diversity_of(pipeline, spread(prompts, DIVERSITY_PROMPTS), schedule, scale=scale),
+    }
+    if base:
+        with policy.under("reference"):
+            result["base_diversity"] = diversity_of(pipeline, spread(prompts, DIVERSITY_PROMPTS), schedule, scale=scale)
+    write_atomically(kept, json.dumps(result) + "\n")
+    return result
+
+
+def diversity_of(pipeline: Pipeline, items: Sequence[EvalItem], schedule: Schedule, *, scale: float) -> float:
+    """`DIVERSITY_TEXT`, of the weights that the network runs under."""
+    device = device_of(pipeline)
+    distances = []
+    for item in items:
+        keys = [(0, "diversity", item.prompt.key, number) for number in range(DIVERSITY_SEEDS)]
+        x = sample_normals(pipeline.latent_shape, keys).to(device)
+        distances.append(
+            image_spread(generate(pipeline, [item.prompt] * DIVERSITY_SEEDS, x, schedule, guidance_scale=scale))
+        )
+    return sum(distances) / len(distances)
+
+
+def image_spread(images: Float[Tensor, " n 3 h w"]) -> float:
+    """Mean over pairs of the root mean square difference of images averaged to `PIXELS` x `PIXELS`."""
+    frames = images.flatten(1, 2) if images.ndim == 5 else images
+    small = torch.nn.functional.adaptive_avg_pool2d(frames.double(), PIXELS).flatten(1)
+    return float(torch.nn.functional.pdist(small).mean()) / small.shape[1] ** 0.5
+
+
+def held_out(config: TrainConfig) -> list[EvalItem]:
+    """The first image of every distinct prompt of the evaluation."""
+    assert config.prompts.eval is not None
+    items = eval_items(read_prompts(config.prompts, config.prompts.eval), num_prompts=config.eval.num_prompts)
+    return [item for item in items if item.sample == 0]
+
+
+def _sampling(config: TrainConfig, trained: Pipeline, drawn: Pipeline) -> tuple[Schedule, float]:
+    """Schedule and guidance of the evaluation."""
+    settings, sampler = config.eval, config.sampler
+    scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
+    return eval_schedule(config, trained, drawn), scale
+
+
+def _load(config: TrainConfig) -> Pipeline:
+    settings = config.pipeline
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return load_pipeline(settings, device)

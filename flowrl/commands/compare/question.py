@@ -1,0 +1,256 @@
+"""`flowrl compare`: methods on the same prompts and seeds to the same budget, then a table and a page.
+
+Folder: `compare.json` (what was asked, and the state of every run), a run folder `<method>-s<seed>` for each pair,
+`logs/`, `compare.md` and `compare.html`. A method is a configuration; its name is that of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flowrl import __version__
+from flowrl.commands.train.run import find_config
+from flowrl.config.base import read_with_base
+from flowrl.config.strict_yaml import closest
+from flowrl.config.train import TrainConfig, load_config
+
+JOURNAL = "compare.json"
+BUDGETS = ("nfe", "seconds", "images")
+NO_LIMIT = 100_000  # iterations; the budget ends a run before
+OWN_KEYS = ("out", "seed", "resume", "budget", "progress", "eval.initial")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is compared.
+
+    Attributes:
+        methods: name -> the configuration file as given.
+        settings: name -> what that file holds, as a nest of mappings and lists.
+        seeds: how many, counted from 0.
+        budget: what is counted: "nfe", "seconds" or "images".
+        limit: how much of it each run may spend.
+        evals: evaluations spread over the budget, besides the one before training.
+        overrides: `key=value` settings of every run.
+    """
+
+    methods: dict[str, str]
+    settings: dict[str, Any]
+    seeds: int
+    budget: str
+    limit: float
+    evals: int
+    overrides: tuple[str, ...]
+
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """(method, seed) of every run, seed by seed, so that an early look sees all methods."""
+        return [(method, seed) for seed in range(self.seeds) for method in self.methods]
+
+
+def compare(parsed: argparse.Namespace) -> int:
+    """Runs what is missing, then writes table and page; returns 0, 1 where a run failed, 130 when interrupted.
+
+    Raises:
+        ValueError: a configuration, option or override is wrong, or the folder holds another comparison.
+    """
+    folder: Path = parsed.out
+    if parsed.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, got {parsed.jobs}")
+    known = read_journal(folder)
+    question = ask(parsed, known)
+    given = {"baseline": parsed.baseline, "metric": parsed.metric, "targets": parsed.targets}
+    view = {**known.get("view", {}), **{key: value for key, value in given.items() if value is not None}}
+    if view.get("baseline") not in (None, *question.methods):
+        raise ValueError(f"--baseline {view['baseline']} is none of the methods: {', '.join(question.methods)}")
+    code = 0
+    if not parsed.report_only:
+        from flowrl.commands.compare.trainings import Comparison
+
+        journal = known or _new_journal()
+        journal["jobs"] = parsed.jobs
+        journal |= {"question": asdict(question), "view": view, "command": command(question, folder, parsed.jobs)}
+        code = Comparison(folder, question, journal).run(parsed.jobs)
+    elif not known:
+        raise ValueError(f"{folder} holds no comparison ({JOURNAL}): leave --report-only out to start one")
+    if code != 130:
+        from flowrl.commands.compare.report import write
+
+        write(folder, question, **view)
+    return code
+
+
+def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
+    """The question of the command line, joined with the one that the folder holds.
+
+    Raises:
+        ValueError: an option is missing or wrong, or the two differ in more than added methods or seeds.
+    """
+    overrides = tuple(text for text in parsed.arguments if "=" in text)
+    files = [text for text in parsed.arguments if "=" not in text]
+    asked = known.get("question")
+    if asked is not None:
+        asked = Question(**{**asked, "overrides": tuple(asked["overrides"])})
+        if not files and not overrides:  # the folder says it all, but for more seeds
+            budget, limit = (asked.budget, asked.limit) if parsed.budget is None else parse_budget(parsed.budget)
+            seeds, evals = parsed.seeds or asked.seeds, parsed.evals or asked.evals
+            return _joined(asked, replace(asked, seeds=seeds, evals=evals, budget=budget, limit=limit))
+    if parsed.budget is None and asked is None:
+        raise ValueError("give a budget: --budget nfe=200000, --budget seconds=600 or --budget images=5000")
+    budget, limit = (asked.budget, asked.limit) if parsed.budget is None and asked else parse_budget(parsed.budget)
+    if not files:
+        raise ValueError("give the configurations to compare, for instance: flowrl compare A.yaml B.yaml ...")
+    for text in overrides:
+        if text.startswith(tuple(f"{key}=" for key in OWN_KEYS)) or text.startswith("budget."):
+            raise ValueError(f"{text!r}: flowrl compare sets {text.partition('=')[0]} of every run itself; remove it")
+    methods: dict[str, str] = {}
+    for name in files:
+        path = find_config(name)
+        if path.stem in methods:
+            raise ValueError(f"{methods[path.stem]} and {name} are both called {path.stem}: copy one to another name")
+        methods[path.stem] = name
+    question = Question(
+        methods=methods, settings={stem: read_with_base(find_config(name)) for stem, name in methods.items()},
+        seeds=parsed.seeds or (asked.seeds if asked else 3), budget=budget, limit=limit,
+        evals=parsed.evals or (asked.evals if asked else 2), overrides=overrides,
+    )  # fmt: skip
+    if question.seeds < 1 or question.evals < 1:
+        raise ValueError(f"--seeds ({question.seeds}) and --evals ({question.evals}) must be at least 1")
+    for method, seed in question.runs[: len(methods)]:
+        settings_of(question, method, seed)  # a wrong key is said before hours are spent
+    return question if asked is None else _joined(asked, question)
+
+
+def parse_budget(text: str) -> tuple[str, float]:
+    """("nfe", 2e5) of "nfe=200000" or "nfe=2e5".
+
+    Raises:
+        ValueError: another unit, or no positive number.
+    """
+    kind, _, amount = text.partition("=")
+    try:
+        limit = float(amount)
+    except ValueError:
+        limit = 0.0
+    if kind not in BUDGETS or not 0 < limit < float("inf"):
+        raise ValueError(f"--budget {text!r}: give nfe=NUMBER, seconds=NUMBER or images=NUMBER, such as nfe=200000")
+    return kind, limit
+
+
+def overrides_of(question: Question, seed: int) -> list[str]:
+    """The settings that `flowrl train` gets beside the configuration; the user's come last and win."""
+    amount = f"{question.limit:g}" if question.budget == "seconds" else f"{round(question.limit)}"
+    return [
+        f"seed={seed}", f"budget.{question.budget}={amount}", f"budget.evals={question.evals}",
+        f"num_iterations={NO_LIMIT}", "progress=false", "threads=1", "logging.tensorboard=false",
+        *question.overrides,
+    ]  # fmt: skip
+
+
+def settings_of(question: Question, method: str, seed: int) -> TrainConfig:
+    """The resolved configuration of a run."""
+    return load_config(find_config(question.methods[method]), overrides_of(question, seed))
+
+
+def base_key(config: TrainConfig) -> str:
+    """What the evaluation before training depends on: runs with equal keys share it (a LoRA starts at zero)."""
+    pipeline, settings, sampler = config.pipeline, config.eval, config.sampler
+    scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
+    return json.dumps([
+        pipeline.name, pipeline.model, pipeline.dtype, pipeline.height, pipeline.width, pipeline.max_sequence_length,
+        pipeline.num_frames, pipeline.fps, pipeline.options, config.policy.init_lora, config.prompts.eval,
+        config.prompts.negative, settings.num_prompts, settings.samples_per_prompt, settings.seed, settings.height,
+        settings.width, settings.num_steps or sampler.num_steps, settings.grid or sampler.grid, settings.shift,
+        sampler.shift, scale, [asdict(reward) for reward in config.rewards],
+        [asdict(reward) for reward in settings.rewards],
+    ])  # fmt: skip
+
+
+def run_name(method: str, seed: int) -> str:
+    """Folder of a run inside the comparison's."""
+    return f"{method}-s{seed}"
+
+
+def read_journal(folder: Path) -> dict[str, Any]:
+    """What the folder's journal holds; empty where there is none.
+
+    Raises:
+        ValueError: the journal cannot be read, or the folder holds something else.
+    """
+    path = folder / JOURNAL
+    if not path.exists():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"{folder} is not empty and holds no comparison ({JOURNAL}): give --out another folder")
+        return {}
+    try:
+        journal: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        Question(**journal["question"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): restore it, or give --out another folder") from error
+    return journal
+
+
+def command(question: Question, folder: Path, jobs: int = 1) -> str:
+    """The command that asks this question."""
+    limit = f"{question.budget}={question.limit:g}"
+    if float(limit.partition("=")[2]) != question.limit:
+        limit = f"{question.budget}={question.limit!r}"
+    words = ["flowrl", "compare", *question.methods.values(), "--seeds", str(question.seeds), "--budget", limit]
+    words += ["--evals", str(question.evals), "--jobs", str(jobs), "--out", str(folder), *question.overrides]
+    return shlex.join(words)
+
+
+def _new_journal() -> dict[str, Any]:
+    return {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "flowrl": __version__, "python": platform.python_version(),
+        "platform": platform.platform(), "cpu_count": os.cpu_count(), "runs": {},
+    }  # fmt: skip
+
+
+def _joined(asked: Question, given: Question) -> Question:
+    """The question with added methods and seeds.
+
+    Raises:
+        ValueError: anything else differs; says what.
+    """
+    differences = []
+    if (asked.budget, asked.limit) != (given.budget, given.limit):
+        differences.append(f"the budget was {asked.budget}={asked.limit:g}, not {given.budget}={given.limit:g}")
+    if asked.evals != given.evals:
+        differences.append(f"--evals was {asked.evals}, not {given.evals}")
+    if asked.overrides != given.overrides:
+        was, now = (" ".join(overrides) or "none" for overrides in (asked.overrides, given.overrides))
+        differences.append(f"the overrides were {was}, not {now}")
+    if given.seeds < asked.seeds:
+        differences.append(f"it has {asked.seeds} seeds, not {given.seeds}")
+    for method, settings in asked.settings.items():
+        if method not in given.methods:
+            near = closest(method, [name for name in given.methods if name not in asked.methods])
+            differences.append(f"{method} is missing" + (f" (did you mean it by {near}?)" if near else ""))
+        elif settings != given.settings[method]:
+            differences.append(f"{method} had other settings: {_first_difference(settings, given.settings[method])}")
+    if differences:
+        raise ValueError(
+            f"the folder holds another comparison: {'; '.join(differences)}. Methods and seeds may be added, nothing "
+            "else: give --out another folder, or no configurations at all to go on with what it holds"
+        )
+    methods, settings = {**asked.methods, **given.methods}, {**asked.settings, **given.settings}
+    return replace(given, methods=methods, settings=settings)
+
+
+def _first_difference(was: Any, now: Any, key: str = "") -> str:
+    """Where two nests first differ, as "optim.lr was 0.001, not 0.002"."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for name in dict.fromkeys([*was, *now]):
+            if was.get(name) != now.get(name):
+                return _first_difference(was.get(name), now.get(name), f"{key}.{name}" if key else str(name))
+    return f"{key} was {json.dumps(was)}, not {json.dumps(now)}"

@@ -1,0 +1,213 @@
+"""Trains the runs of a comparison side by side: ordinary `flowrl train` processes, watched until all have ended.
+
+The run folders are the truth: `summary.json` marks a finished run, `config.yaml` one that can go on. The journal only
+notes what happened. A lock that the trainings inherit keeps two comparisons out of one folder, also after a crash.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Protocol
+
+from flowrl.commands.compare.question import JOURNAL, Question, base_key, overrides_of, run_name, settings_of
+from flowrl.commands.compare.standing import Display, spent_share
+from flowrl.commands.train.run import find_config
+from flowrl.files import write_atomically
+
+_LOOK_EVERY = 0.2  # seconds between looks at the trainings
+
+
+class Process(Protocol):
+    """A training that was started; `subprocess.Popen` is one."""
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it works."""
+        ...
+
+    def send_signal(self, sig: int, /) -> None:
+        """Passes a signal on."""
+        ...
+
+
+Start = Callable[[Sequence[str], Path, IO[Any]], Process]
+"""Starts `flowrl <arguments>` with its output in a log file; the open lock file is to be inherited."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Training:
+    """A run that is being trained."""
+
+    name: str
+    process: Process
+    begun: float
+    share: float
+
+
+class Comparison:
+    """The runs of a question in a folder."""
+
+    def __init__(self, folder: Path, question: Question, journal: dict[str, Any]) -> None:
+        """Takes the journal, which is written at once and after every event."""
+        self.folder, self.question, self.journal = folder, question, journal
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "logs").mkdir(exist_ok=True)
+        runs = journal["runs"]
+        for method, seed in question.runs:
+            entry = runs.setdefault(run_name(method, seed), {"method": method, "seed": seed, "wall_seconds": 0.0})
+            entry["state"] = "finished" if self.finished(run_name(method, seed)) else "waiting"
+            entry.pop("error", None)
+        self.interrupts = 0
+        self.working: list[Training] = []
+
+    def finished(self, name: str) -> bool:
+        """Whether a run came to its end."""
+        return (self.folder / name / "summary.json").is_file()
+
+    def run(self, jobs: int, start: Start | None = None) -> int:
+        """Trains what is not finished, `jobs` at a time; returns 0, 1 where a run failed, 130 when interrupted.
+
+        Raises:
+            ValueError: another comparison works in the folder.
+        """
+        start = start_process if start is None else start
+        with _locked(self.folder) as lock, self._watching_interrupts(), Display(self.folder, self.question) as display:
+            self._write()
+            waiting = [name for name, entry in self._runs().items() if entry["state"] == "waiting"]
+            while self.working or (waiting and not self.interrupts):
+                while waiting and len(self.working) < jobs and not self.interrupts:
+                    self._start(waiting.pop(0), start, lock, display)
+                for training in list(self.working):
+                    code = training.process.poll()
+                    if code is not None:
+                        self.working.remove(training)
+                        self._ended(training, code, display)
+                display.update(self._runs(), self.working)
+                if self.working:
+                    time.sleep(_LOOK_EVERY)
+        return self._verdict()
+
+    def _runs(self) -> dict[str, Any]:
+        runs: dict[str, Any] = self.journal["runs"]
+        return runs
+
+    def _start(self, name: str, start: Start, lock: IO[Any], display: Display) -> None:
+        entry, folder = self._runs()[name], self.folder / name
+        if (folder / "config.yaml").is_file():
+            arguments = ["train", f"resume={folder}", "progress=false"]
+        else:
+            config = settings_of(self.question, entry["method"], entry["seed"])
+            entry["base"] = base_key(config)
+            entry["initial"] = not self._base_known(name, entry["base"])
+            path = find_config(self.question.methods[entry["method"]])
+            initial = f"eval.initial={str(entry['initial']).lower()}"
+            arguments = ["train", str(path), f"out={folder}", *overrides_of(self.question, entry["seed"]), initial]
+        entry["state"] = "running"
+        self._write()
+        share = spent_share(folder, self.question)
+        display.say(f"{'continues' if share else 'started':<9} {name}")
+        log = self.folder / "logs" / f"{name}.log"
+        process = start(arguments, log, lock)
+        self.working.append(Training(name=name, process=process, begun=time.monotonic(), share=share))
+        if self.interrupts:  # while it was being started
+            process.send_signal(signal.SIGINT)
+
+    def _base_known(self, name: str, key: str) -> bool:
+        """Whether the evaluation before training is there, or another run is about to make it."""
+        return any(
+            entry.get("base") == key and entry.get("initial")
+            and ((self.folder / other / "eval" / "iteration_000000.jsonl").is_file() or entry["state"] == "running")
+            for other, entry in self._runs().items() if other != name
+        )  # fmt: skip
+
+    def _ended(self, training: Training, code: int, display: Display) -> None:
+        entry, name = self._runs()[training.name], training.name
+        seconds = time.monotonic() - training.begun
+        entry["wall_seconds"] = round(entry["wall_seconds"] + seconds, 1)
+        if self.finished(name):
+            entry["state"] = "finished"
+        elif code in (130, -signal.SIGINT, -signal.SIGTERM) and self.interrupts:
+            entry["state"] = "stopped"
+        else:
+            entry["state"] = "failed"
+            entry["error"] = last_line(self.folder / "logs" / f"{name}.log") or f"exit code {code}"
+        display.ended(name, entry)
+        self._write()
+
+    def _verdict(self) -> int:
+        states = {name: entry["state"] for name, entry in self._runs().items()}
+        failed = [name for name, state in states.items() if state == "failed"]
+        done = sum(state == "finished" for state in states.values())
+        print(f"\n{done} of {len(states)} runs are finished" + (f", {len(failed)} failed:" if failed else "."))
+        for name in failed:
+            print(f"  {name}: {self._runs()[name]['error']}\n    {self.folder / 'logs' / name}.log")
+        if self.interrupts:
+            print(f"\nStopped. Go on with:\n  flowrl compare --out {self.folder} --jobs {self.journal['jobs']}")
+            print(f"A table of what is there:\n  flowrl compare --out {self.folder} --report-only")
+            return 130
+        return 1 if failed else 0
+
+    def _write(self) -> None:
+        write_atomically(self.folder / JOURNAL, json.dumps(self.journal, indent=1) + "\n")
+
+    @contextmanager
+    def _watching_interrupts(self) -> Iterator[None]:
+        """Inside, Ctrl-C (or SIGTERM, SIGHUP) goes on to the trainings: once ends them after their iteration."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.interrupts += 1
+            if self.interrupts == 1:
+                text = "\nStopping: trainings end after this iteration and save. Press Ctrl-C again to stop at once."
+                print(text, file=sys.stderr, flush=True)
+            for training in self.working:
+                training.process.send_signal(signal.SIGINT if self.interrupts < 3 else signal.SIGKILL)
+
+        watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, handle) for number in watched}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[IO[Any]]:
+    """Holds the folder's lock; trainings inherit it, and it is free when the last of them has ended.
+
+    Raises:
+        ValueError: somebody holds it.
+    """
+    with (folder / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"another comparison, or a training that it started, is still at work in {folder}: wait for it, or end "
+                "it first"
+            ) from error
+        yield lock
+
+
+def start_process(arguments: Sequence[str], log: Path, lock: IO[Any]) -> Process:
+    """The command in a process of its own, in a group of its own: Ctrl-C reaches it through us alone."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flowrl", *arguments], stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock.fileno()],
+        )  # fmt: skip
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,215 @@
+"""DPG-Bench: four pictures of each dense prompt as a grid, under the names that its script reads, and a judge.
+
+    flowrl eval MODEL --benchmark dpg_bench --prompts dpg_bench.csv                   draws, and writes the grids
+    flowrl eval MODEL --benchmark dpg_bench --prompts dpg_bench.csv --judge MAPPING   and asks a judge of this toolkit
+
+The published judge is mPLUG-large through the benchmark's own script, which takes the folder of grids. **Another judge
+gives another metric**: its numbers compare with each other only. Options: `all_rows` (true keeps the first row of the
+file, which the published loader leaves out), `crops` (pictures of a grid that are judged, 1 to 4).
+
+In the subject's folder: `dpg_bench/<item>.png`, and the journal of the answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
+from flowrl.commands.eval import Result, Settings, Subject, Table
+from flowrl.commands.eval.named_judges import judge_identity, read_judge
+from flowrl.config.options import unknown_name
+from flowrl.config.train import resolve_path
+from flowrl.generation.folders import Picture
+from flowrl.generation.generate import pictures_of
+from flowrl.generation.journal import Journal
+from flowrl.html.markup import bounds, number, plural, signed
+from flowrl.media.images import save_png
+from flowrl.progress import progress
+from flowrl.prompts.loading import Prompt, spread
+from flowrl.rewards.judges.answers import parse_word
+from flowrl.rewards.judges.chat import Chat, Question, build_chat
+from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+
+FOLDER = "dpg_bench"
+GRID = 4
+OPTIONS = ("all_rows", "crops")
+ASKED = "{question}\nAnswer with one word, yes or no."
+MAX_TOKENS = 8
+AT_ONCE = 64
+_VERSION = 1
+
+Answers = dict[str, list[dict[int, float]] | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Everything that is known before a model or a judge is loaded; `judge` is None where only grids are wanted."""
+
+    items: tuple[Item, ...]
+    judge: dict[str, Any] | None
+    crops: int
+
+
+def check(settings: Settings) -> None:
+    """Refuses what can be known to be wrong before weights load."""
+    plan_of(settings)
+
+
+def plan_of(settings: Settings) -> Plan:
+    """Reads prompts, judge and options.
+
+    Raises:
+        ValueError: see `check`.
+    """
+    for name in settings.options:
+        if name not in OPTIONS:
+            raise ValueError(f"--option {name}: {unknown_name('option of dpg_bench', name, OPTIONS)}")
+    if settings.prompts is None:
+        raise ValueError("dpg_bench needs --prompts: dpg_bench/dpg_bench.csv of the repository TencentQQGYLab/ELLA.")
+    if settings.subject.images is not None:
+        raise ValueError("dpg_bench draws its own pictures, since a grid holds four of a prompt: leave --images out.")
+    if settings.samples != GRID:
+        raise ValueError(f"dpg_bench puts {GRID} pictures of a prompt on a grid, got --samples {settings.samples}.")
+    rows, crops = settings.options.get("all_rows", "false"), settings.options.get("crops", str(GRID))
+    if rows not in ("true", "false") or crops not in ("1", "2", "3", "4"):
+        raise ValueError(f"--option all_rows must be true or false and crops 1 to 4, got {rows!r} and {crops!r}.")
+    items = read_items(resolve_path(settings.prompts), skip_first=rows == "false")
+    if settings.num_prompts is not None:
+        if settings.num_prompts < 1:
+            raise ValueError(f"--num-prompts must be at least 1, got {settings.num_prompts}")
+        items = [items[place] for place in spread(len(items), settings.num_prompts)]
+    judge = None if settings.judge is None else read_judge(settings.judge, {}, owner="dpg_bench")
+    return Plan(items=tuple(items), judge=judge, crops=int(crops))
+
+
+def run(settings: Settings) -> Result:
+    """Draws, writes the grids, asks the judge if there is one, and sums up."""
+    plan = plan_of(settings)
+    subjects = [settings.subject, *([settings.base] if settings.base is not None else [])]
+    prompts = [Prompt(text=item.prompt, metadata={"item_id": item.id}) for item in plan.items]
+    drawn = [pictures_of(settings, subject, prompts) for subject in subjects]
+    for subject, pictures in zip(subjects, drawn, strict=True):
+        write_grids(subject, plan.items, pictures)
+    folder = str(settings.subject.folder / FOLDER)
+    count = len(plan.items)
+    if plan.judge is None:
+        return Result(
+            headline=f"DPG-Bench: {plural(count, 'grid')} of 2 x 2 pictures in {folder}; no judge was named.",
+            rows=(), metrics={"eval/dpg_bench/grids": float(count)}, tables=(),
+            notes=("The benchmark's own script takes this folder; or give --judge.",), facts={"folder": folder},
+        )  # fmt: skip
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chat = build_chat(plan.judge, device=device, owner="dpg_bench, --judge")
+    answers = [
+        ask_items(chat, plan, pictures, subject, show=settings.show)
+        for subject, pictures in zip(subjects, drawn, strict=True)
+    ]
+    return _result(settings, plan, subjects, answers, chat.version)
+
+
+def write_grids(subject: Subject, items: Sequence[Item], pictures: Sequence[Picture]) -> None:
+    """`dpg_bench/<item>.png` of every four pictures, row by row; those that are there stay."""
+    folder = subject.folder / FOLDER
+    for place, item in enumerate(items):
+        path = folder / f"{item.id}.png"
+        if path.is_file():
+            continue
+        four = [picture.pixels() for picture in pictures[place * GRID : (place + 1) * GRID]]
+        grid = np.concatenate([np.concatenate(four[:2], axis=1), np.concatenate(four[2:], axis=1)], axis=0)
+        assert boxes((grid.shape[1], grid.shape[0]))[3][2:] == (grid.shape[1], grid.shape[0])
+        save_png(Image.fromarray(grid), path)
+
+
+def ask_items(
+    chat: Chat, plan: Plan, pictures: Sequence[Picture], subject: Subject, *, show: bool = True
+) -> Answers:  # fmt: skip
+    """1 or 0 for every question about every sample, by item; None where one of them had no answer.
+
+    Answers that are neither yes nor no, and failures of the judge, are not kept: the next sitting asks again.
+    """
+    assert plan.judge is not None
+    work = [
+        (item, question.id, question.text, pictures[place * GRID + crop])
+        for place, item in enumerate(plan.items) for crop in range(plan.crops) for question in item.questions
+    ]  # fmt: skip
+    keys = [f"{picture.stamp}:{hashlib.sha256(text.encode()).hexdigest()[:8]}" for _, _, text, picture in work]
+    identity = {"benchmark": "dpg_bench", "version": _VERSION, "judge": judge_identity(plan.judge), "asked": ASKED}
+    with Journal(subject.folder, identity) as journal:
+        missing = [place for place, key in enumerate(keys) if key not in journal.rows]
+        batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
+        with progress(f"judging {subject.label}", len(batches), enabled=show) as advance:
+            for batch in batches:
+                answers = chat.ask([_question(work[place][2], work[place][3]) for place in batch])
+                if len(journal.rows) == 0 and all(answer.error is not None for answer in answers):
+                    raise ValueError(f"the judge answered none of {len(batch)} questions ({answers[0].error}): see "
+                                     f"that it runs, and its address, model and key.")  # fmt: skip
+                for place, answer in zip(batch, answers, strict=True):
+                    word = None if answer.error is not None else parse_word(answer.text, (YES, "no"))
+                    if word is not None:
+                        journal.add(keys[place], {"yes": word == YES})
+                advance("")
+        found: Answers = {item.id: [{} for _ in range(plan.crops)] for item in plan.items}
+        for (item, question, _, picture), key in zip(work, keys, strict=True):
+            crops = found[item.id]
+            if key not in journal.rows:
+                found[item.id] = None
+            elif crops is not None:
+                crops[picture.sample][question] = float(journal.rows[key]["yes"])
+    return found
+
+
+def _question(text: str, picture: Picture) -> Question:
+    return Question(parts=(picture.pixels(), ASKED.format(question=text)), max_tokens=MAX_TOKENS)
+
+
+def _result(
+    settings: Settings, plan: Plan, subjects: Sequence[Subject], answers: Sequence[Answers], judge: str
+) -> Result:  # fmt: skip
+    scores = [aggregate(plan.items, part) for part in answers]
+    by_item = [
+        {item.id: 100 * item_score(crops, item.questions) for item in plan.items if (crops := part[item.id])}
+        for part in answers
+    ]
+    intervals = [bootstrap_mean(list(part.values()), seed=settings.seed) for part in by_item]
+    change: Interval | None = None
+    if len(subjects) > 1:
+        shared = [name for name in by_item[0] if name in by_item[1]]
+        change = bootstrap_mean([by_item[0][name] - by_item[1][name] for name in shared], seed=settings.seed)
+    notes = ["The judge is not mPLUG-large, the published one: compare numbers of this judge with each other only."]
+    for subject, found in zip(subjects, scores, strict=True):
+        if found.skipped:
+            notes.append(f"{subject.label}: {found.skipped} of {len(plan.items)} items have a question without answer "
+                         f"and are in no number.")  # fmt: skip
+    said = f"DPG-Bench {number(scores[0].score, 2)} of 100 (95 % {bounds(intervals[0])}) for {subjects[0].label}"
+    if change is not None:
+        said += f"; against {subjects[1].label} {signed(change.mean, 2)} (95 % {bounds(change, sign=True)})"
+    return Result(
+        headline=f"{said}: {plural(len(plan.items), 'prompt')}, {plan.crops} pictures each.",
+        rows=tuple({"index": place, "item": item.id, "prompt": item.prompt, "score": by_item[0].get(item.id)}
+                   for place, item in enumerate(plan.items)),
+        metrics=_metrics(scores[0]), base_metrics=_metrics(scores[1]) if change is not None else {},
+        intervals={"score": intervals[0]}, base_intervals={"score": intervals[1]} if change is not None else {},
+        differences={"score": change} if change is not None else {},
+        tables=(_table([subject.label for subject in subjects], scores),), notes=tuple(notes),
+        facts={"judge": judge, "items": len(plan.items), "crops": plan.crops},
+    )  # fmt: skip
+
+
+def _metrics(scores: Scores) -> dict[str, float]:
+    found: Mapping[str, float] = {"score": scores.score, "skipped": float(scores.skipped), **scores.categories}
+    return {f"eval/dpg_bench/{name}": value for name, value in found.items()}
+
+
+def _table(labels: Sequence[str], scores: Sequence[Scores]) -> Table:
+    names = [*scores[0].categories, "score"]
+    columns = [{**part.categories, "score": part.score} for part in scores][::-1]  # base first
+    rows = tuple((name, *(number(column[name], 2) if name in column else "-" for column in columns)) for name in names)
+    note = "Categories take the answers about an item's last picture, before dependencies, as the published script."
+    return Table(title="Scores", head=("", *labels[::-1]), rows=rows, note=note)

@@ -1,0 +1,259 @@
+"""From GenEval's verdicts to its numbers, tables and the page's examples of what went wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowrl.benchmarks.geneval.rules import TASKS
+from flowrl.commands.eval import Result, Settings, Subject, Table
+from flowrl.commands.report.shown_samples import embed
+from flowrl.generation.folders import Picture, read_drawn
+from flowrl.html.markup import bounds, esc, number, plural, section, signed
+from flowrl.prompts.loading import read_prompts
+from flowrl.statistics.bootstrap import Interval, ScoreRow, paired_rows
+from flowrl.statistics.paired import (
+    Comparison,
+    Overlap,
+    Summary,
+    compare,
+    detectable,
+    overlap,
+    pooled,
+    summarise,
+)
+
+Row = Mapping[str, Any]
+
+REASONS: dict[str, str] = {
+    "too few": r"expected .+>=\d+, found \d+",
+    "too many": r"expected .+<\d+, found \d+",
+    "wrong colour": r"expected .+>=\d+, found \d+ \w+; and .*",
+    "wrong position": r"expected .+ target, found .* target",
+    "reference missing": r"no target for .+ to be .+",
+}
+"""Kind of failure -> the lines of a reason that are of this kind (GenEval's wording)."""
+
+EXAMPLES = 6
+FEW_PROMPTS = 5  # of a task; with fewer no model is called better
+NOT_REFERENCE = (
+    "The judge follows GenEval's rules with the detector of transformers, whose weights are not those of the "
+    "benchmark's own: compare numbers of this judge with each other, not with published ones."
+)
+
+
+def result_of(
+    settings: Settings,
+    rows: Sequence[Sequence[Row]],
+    pictures: Sequence[Sequence[Picture]],
+    *,
+    judge: str,
+    judge_version: str,
+    seconds: Mapping[str, Mapping[str, float]],
+    is_published: bool,
+) -> Result:
+    """The result of one subject (`rows[0]`), or of a subject and a base (`rows[1]`)."""
+    names = [settings.subject.label, *([settings.base.label] if settings.base is not None else [])]
+    summaries = [summarise(score_rows(part), order=TASKS, seed=settings.seed) for part in rows]
+    change = None
+    if len(rows) > 1:
+        change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS, seed=settings.seed)
+    samples = len(rows[0]) / len({row["index"] for row in rows[0]})
+    shared = _overlap(settings, rows[0])
+    notes = _notes(settings, judge, is_published=is_published and samples == 4, shared=shared)
+    return Result(
+        headline=_headline(names, rows[0], summaries[0], change),
+        rows=tuple(rows[0]),
+        base_rows=tuple(rows[1]) if len(rows) > 1 else (),
+        metrics=metrics(rows[0], summaries[0], samples),
+        base_metrics=metrics(rows[1], summaries[1], samples) if len(rows) > 1 else {},
+        intervals=_intervals(summaries[0]),
+        base_intervals=_intervals(summaries[1]) if len(rows) > 1 else {},
+        differences={} if change is None else _intervals(change),
+        tables=(_scores(rows, names, summaries, change, settings.seed, samples), _failures(rows, names)),
+        notes=tuple(notes),
+        facts={
+            "judge": judge_version, "prompts": len({row["prompt"] for row in rows[0]}), "samples": samples,
+            "seed": settings.seed, "seconds": {name: dict(part) for name, part in seconds.items()},
+            "detectable_difference": _detectable(summaries[0], change),
+            **({} if change is None else {"gained": change.gained, "lost": change.lost, "pairs": change.pairs}),
+            **({} if shared is None else {"overlap": {"exact": shared.exact, "swapped": shared.swapped}}),
+        },
+        sections=(failure_examples(rows[0], pictures[0]),),
+    )  # fmt: skip
+
+
+def score_rows(rows: Sequence[Row], key: str = "correct") -> list[ScoreRow]:
+    """Rows as the statistics take them. Pictures of one text are numbered in their order, in whatever folder they lie:
+    folders made row by row hold a prompt several times, with one picture each."""
+    seen: Counter[tuple[str, str]] = Counter()
+    found = []
+    for row in rows:
+        prompt = (row["task"], row["prompt"])
+        found.append(ScoreRow(task=row["task"], prompt=row["prompt"], sample=seen[prompt], value=float(row[key])))
+        seen[prompt] += 1
+    return found
+
+
+def metrics(rows: Sequence[Row], summary: Summary, samples: float) -> dict[str, float]:
+    """Numbers by name; `score` is the benchmark's own overall, as in the evaluations of a training run."""
+    found = {
+        "score": summary.macro.mean, "score_low": summary.macro.low, "score_high": summary.macro.high,
+        "micro": summary.micro.mean, f"pass_at_{samples:g}": summary.any_correct.mean,
+        "graded": pooled(score_rows(rows, "graded")).mean, "strict": pooled(score_rows(rows, "strict")).mean,
+        **{task: interval.mean for task, interval in summary.tasks.items()},
+    }  # fmt: skip
+    return {f"eval/geneval/{name}": value for name, value in found.items()}
+
+
+def kinds(reason: str) -> list[str]:
+    """The kinds of failure that a reason names, a line each."""
+    found = []
+    for line in reason.splitlines():
+        found.append(next((kind for kind, pattern in REASONS.items() if re.fullmatch(pattern, line)), "other"))
+    return found
+
+
+def _intervals(summary: Summary | Comparison) -> dict[str, Interval]:
+    return {**summary.tasks, "overall (macro)": summary.macro, "overall (micro)": summary.micro}
+
+
+def _headline(names: Sequence[str], rows: Sequence[Row], summary: Summary, change: Comparison | None) -> str:
+    prompts = len({row["prompt"] for row in rows})
+    said = (
+        f"GenEval overall {number(summary.macro.mean)} (macro, 95 % {bounds(summary.macro)}) for {names[0]}: "
+        f"{plural(len(rows), 'picture')} of {plural(prompts, 'prompt')}."
+    )
+    if change is None:
+        return said
+    difference = f"{signed(change.macro.mean)} (95 % {bounds(change.macro, sign=True)})"
+    if not change.macro.excludes(0.0):
+        return f"{said} No difference to {names[1]} is established: {difference}."
+    fewest = min(len({row["prompt"] for row in rows if row["task"] == task}) for task in summary.tasks)
+    if fewest < FEW_PROMPTS:  # prompts that happen to agree give an interval without width
+        return (
+            f"{said} Difference to {names[1]}: {difference}, from {plural(fewest, 'prompt')} in one of the tasks: too "
+            f"few to say which is better; take {FEW_PROMPTS} or more of each."
+        )
+    return f"{said} {'Better' if change.macro.mean > 0 else 'Worse'} than {names[1]}: {difference}."
+
+
+def _scores(
+    rows: Sequence[Sequence[Row]], names: Sequence[str], summaries: Sequence[Summary], change: Comparison | None,
+    seed: int, samples: float,
+) -> Table:  # fmt: skip
+    """Tasks, both overall numbers, pass@samples and the rewards; with a base what it had and what changed."""
+    lines: list[tuple[str, list[Interval], Interval | None]] = []
+    for task in summaries[0].tasks:
+        lines.append((task, [part.tasks[task] for part in summaries], None if change is None else change.tasks[task]))
+    lines.append(("overall, macro", [part.macro for part in summaries], None if change is None else change.macro))
+    lines.append(("overall, micro", [part.micro for part in summaries], None if change is None else change.micro))
+    best = [part.any_correct for part in summaries]
+    lines.append((f"pass@{samples:g}", best, None if change is None else change.any_correct))
+    for key in ("graded", "strict"):
+        scored = [score_rows(part, key) for part in rows]
+        difference = pooled(paired_rows(scored[1], scored[0]), seed=seed) if change is not None else None
+        lines.append((f"{key} reward", [pooled(part, seed=seed) for part in scored], difference))
+    note = (
+        "macro: mean of the task means, the benchmark's own; micro: mean over pictures, as Flow-GRPO logs it; pass@n: "
+        "prompts with at least one right picture; graded and strict: Flow-GRPO's rewards, means over pictures."
+    )
+    limit = _detectable(summaries[0], change)
+    known = math.isfinite(limit) and limit > 0
+    if change is None:
+        body = [(name, number(part[0].mean), bounds(part[0])) for name, part, _ in lines]
+        note += f" Another model must differ by about {number(limit)} (macro) to be told apart." if known else ""
+        return Table(title=f"Scores of {names[0]}", head=("", "score", "95 %"), rows=tuple(body), note=note)
+    paired = [
+        (name, number(part[1].mean), number(part[0].mean), signed(difference.mean), bounds(difference, sign=True))
+        for name, part, difference in lines if difference is not None
+    ]  # fmt: skip
+    title = f"{names[0]} against {names[1]}, same prompts and samples"
+    note += f" Of {plural(change.pairs, 'pair')} {change.gained} became right and {change.lost} wrong."
+    note += f" A change of about {number(limit)} (macro) is found in 4 of 5 such comparisons." if known else ""
+    return Table(title=title, head=("", "base", "model", "change", "95 %"), rows=tuple(paired), note=note)
+
+
+def _detectable(summary: Summary, change: Comparison | None) -> float:
+    if change is not None:
+        return detectable(change.macro, paired=True)
+    return detectable(summary.macro, paired=False)
+
+
+def _failures(rows: Sequence[Sequence[Row]], names: Sequence[str]) -> Table:
+    """How many pictures fail for each kind of reason; a picture may fail for several."""
+    counts = [Counter(kind for row in part for kind in set(kinds(row["reason"]))) for part in rows]
+    order = [kind for kind in (*REASONS, "other") if any(count[kind] for count in counts)]
+    columns = list(zip(counts, rows, strict=True))[::-1]  # base first
+    body = [
+        (kind, *(f"{count[kind]} ({100 * count[kind] / len(part):.0f} %)" for count, part in columns)) for kind in order
+    ]
+    head = ("", "pictures") if len(rows) == 1 else ("", "base", "model")
+    note = (
+        "A picture can fail for several reasons, and colour and position are judged only where the objects are there."
+    )
+    return Table(title="Why pictures fail", head=head, rows=tuple(body), note=note if body else "None failed.")
+
+
+def _notes(settings: Settings, judge: str, *, is_published: bool, shared: Overlap | None) -> list[str]:
+    notes = []
+    if judge == "mask2former":
+        notes.append(NOT_REFERENCE)
+    if not is_published:
+        notes.append("Not the benchmark's 553 prompts with 4 pictures each: compare only with the same prompts.")
+    if settings.base is not None and not _share_noise(settings.subject, settings.base):
+        notes.append("The pictures share no known start noise: pairs share their prompts only.")
+    if shared:
+        found = {"word for word": shared.exact, "with the objects swapped": shared.swapped}
+        how = ", ".join(f"{len(texts)} {words}" for words, texts in found.items() if texts)
+        both = shared.exact + shared.swapped
+        notes.append(
+            f"{len(both)} of {shared.total} prompts were trained on ({how}), such as {both[0]!r}: this is not a score "
+            f"of unseen prompts alone."
+        )
+    return notes
+
+
+def _share_noise(*subjects: Subject) -> bool:
+    """Whether the notes of both folders name one seed; pictures of other programs have none."""
+    drawn = [read_drawn(subject.images or subject.folder / "images") for subject in subjects]
+    seeds = {None if note is None else note.get("seed") for note in drawn}
+    return len(seeds) == 1 and None not in seeds
+
+
+def _overlap(settings: Settings, rows: Sequence[Row]) -> Overlap | None:
+    if settings.train_prompts is None:
+        return None
+    return overlap((prompt.text for prompt in read_prompts(settings.train_prompts)), (row["prompt"] for row in rows))
+
+
+def failure_examples(rows: Sequence[Row], pictures: Sequence[Picture]) -> str:
+    """For each kind of failure pictures spread evenly over those that failed so, with prompt and whole reason."""
+    body = ""
+    for kind in (*REASONS, "other"):
+        failed = [place for place, row in enumerate(rows) if kind in kinds(row["reason"])]
+        count = min(EXAMPLES, len(failed))
+        chosen = [failed[(2 * k + 1) * len(failed) // (2 * count)] for k in range(count)]
+        figures = "".join(_figure(rows[place], pictures[place]) for place in chosen)
+        if figures:
+            body += (
+                f"<h3>{esc(kind)} <span>{plural(len(failed), 'picture')}</span></h3><div class='fails'>{figures}</div>"
+            )
+    lead = "For every kind of reason pictures spread evenly over all that failed so, not picked by looks."
+    return section("failures", "What went wrong", body, lead)
+
+
+def _figure(row: Row, picture: Picture) -> str:
+    embedded = embed(picture.path)
+    if embedded is None:
+        return ""
+    source, small = embedded
+    style = ' class="pixels"' if small else ""
+    reason = "<br>".join(esc(line) for line in row["reason"].splitlines())
+    return (
+        f'<figure><img{style} src="{source}" alt="{esc(row["prompt"])}"><figcaption><b>{esc(row["prompt"])}</b><br>'
+        f"{reason}<br><small>{esc(picture.file)}</small></figcaption></figure>"
+    )

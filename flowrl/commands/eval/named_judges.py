@@ -1,0 +1,52 @@
+"""Judges on the command line: a name that a benchmark knows, a mapping, or a YAML file with one.
+
+    --judge offline
+    --judge '{server: http://127.0.0.1:8080/v1, model: QwenVL}'
+    --judge my/judge.yaml
+
+The mapping is the option `judge` of the rewards that ask one; see `flowrl.rewards.judges.chat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flowrl.config.options import unknown_name
+from flowrl.config.strict_yaml import parse_yaml, read_mapping
+from flowrl.rewards.judges.chat import check_chat
+
+PRACTICAL = ("api_key_env", "concurrency", "timeout", "deadline", "retries", "batch_size")
+"""Settings of a judge that do not change what it says."""
+
+
+def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owner: str) -> dict[str, Any]:
+    """The judge that `--judge` describes, checked without calling a server or loading weights.
+
+    Args:
+        text: as given; None if it was not.
+        known: the benchmark's own judges by name.
+        owner: the benchmark, for messages.
+
+    Raises:
+        ValueError: none was given, the name is unknown, or an option is wrong.
+    """
+    names = ", ".join(known)
+    how = "a mapping such as '{server: http://127.0.0.1:8000/v1, model: NAME}', or a .yaml file with one"
+    if text is None:
+        raise ValueError(f"{owner} needs --judge: one of {names}, {how}.")
+    if text in known:
+        judge = dict(known[text])
+    elif text.lstrip().startswith("{"):
+        judge = parse_yaml(text, "--judge")
+    elif text.endswith((".yaml", ".yml")):
+        judge = read_mapping(text)
+    else:
+        raise ValueError(f"--judge: {unknown_name('judge', text, known)} Or give {how}.")
+    check_chat(judge, owner=f"{owner}, --judge")
+    return judge
+
+
+def judge_identity(judge: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a judge decides its answers: all but how and how fast it is reached."""
+    return {key: judge[key] for key in sorted(judge) if key not in PRACTICAL}

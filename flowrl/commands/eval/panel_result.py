@@ -1,0 +1,151 @@
+"""From the values of a panel of scorers to means, tables and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from flowrl.benchmarks.diversity import Diversity
+from flowrl.benchmarks.panels import PANELS, Panel, ScorerMean, panel_differences, panel_means
+from flowrl.commands.eval import Result, Settings, Table
+from flowrl.generation.folders import Picture
+from flowrl.html.markup import bounds, number, plural, signed
+from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+
+DIVERSITY = "diversity"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Scored:
+    """A subject's pictures, their values by scorer (NaN where one failed), and a row for each picture."""
+
+    label: str
+    pictures: Sequence[Picture]
+    values: Mapping[str, Float64[np.ndarray, " n"]]
+    rows: Sequence[dict[str, Any]]
+
+    @property
+    def prompts(self) -> list[str]:
+        return [picture.prompt for picture in self.pictures]
+
+
+def result_of(
+    settings: Settings, panel: Panel, scored: Sequence[Scored], spread: Sequence[Diversity],
+    versions: Mapping[str, str], *, own_scorers: bool,
+) -> Result:  # fmt: skip
+    """Means, intervals and tables of a subject, or of a subject and a base.
+
+    Args:
+        settings: of the command.
+        panel: the benchmark.
+        scored: the subject, and then the base.
+        spread: their diversity, or nothing.
+        versions: of the scorers.
+        own_scorers: whether they are the benchmark's own.
+
+    Raises:
+        ValueError: subject and base have other prompts or samples.
+    """
+    subject = scored[0]
+    means = [panel_means(part.values, part.prompts, seed=settings.seed) for part in scored]
+    found = [{name: mean.interval for name, mean in part.items()} for part in means]
+    for place, part in enumerate(spread):
+        found[place][DIVERSITY] = part.interval
+    change = _change(settings, scored, spread) if len(scored) > 1 else {}
+    failed = {name: mean.failed for name, mean in means[0].items()}
+    labels = [part.label for part in scored]
+    return Result(
+        headline=_headline(settings, panel, labels, found, change, subject.pictures),
+        rows=tuple(subject.rows), base_rows=tuple(scored[1].rows) if change else (),
+        metrics=_metrics(settings.benchmark, found[0], failed),
+        base_metrics=_metrics(settings.benchmark, found[1], {}) if change else {},
+        # Scorers have scales of their own, which one axis cannot show.
+        intervals=found[0] if len(found[0]) == 1 else {},
+        base_intervals=found[1] if change and len(found[1]) == 1 else {},
+        differences=change if len(change) == 1 else {},
+        tables=(_table(labels, found, failed, change, panel),),
+        notes=tuple(_notes(settings, panel, means, labels, subject, own_scorers=own_scorers)),
+        facts={"versions": dict(versions), "prompts": len(set(subject.prompts)), "pictures": len(subject.pictures)},
+    )  # fmt: skip
+
+
+def _change(settings: Settings, scored: Sequence[Scored], spread: Sequence[Diversity]) -> dict[str, Interval]:
+    """Subject minus base for every scorer and the diversity, paired."""
+    subject, base = scored
+    if [(p.prompt, p.sample) for p in subject.pictures] != [(p.prompt, p.sample) for p in base.pictures]:
+        raise ValueError(
+            "subject and base have pictures of different prompts or samples, so that they cannot be compared: draw the "
+            "same ones."
+        )
+    change = panel_differences(base.values, subject.values, subject.prompts, seed=settings.seed)
+    if spread:
+        pairs = [value - spread[1].by_prompt[prompt] for prompt, value in spread[0].by_prompt.items()]
+        change[DIVERSITY] = bootstrap_mean(pairs, seed=settings.seed)
+    return change
+
+
+def _metrics(benchmark: str, found: Mapping[str, Interval], failed: Mapping[str, int]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for name, interval in found.items():
+        metrics |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    metrics |= {f"{name}_failed": float(count) for name, count in failed.items() if count}
+    return {f"eval/{benchmark}/{name}": value for name, value in metrics.items()}
+
+
+def _headline(
+    settings: Settings, panel: Panel, labels: Sequence[str], found: Sequence[Mapping[str, Interval]],
+    change: Mapping[str, Interval], pictures: Sequence[Picture],
+) -> str:  # fmt: skip
+    first, interval = next(iter(found[0].items()))
+    title = panel.title if settings.benchmark in PANELS else settings.benchmark
+    said = (
+        f"{title}: {first} {number(interval.mean, 4)} (95 % {bounds(interval)}) for {labels[0]}, "
+        f"{plural(len(pictures), 'picture')} of {plural(len({p.prompt for p in pictures}), 'prompt')}."
+    )
+    if not change:
+        return said
+    moved = [name for name, difference in change.items() if difference.excludes(0.0)]
+    told = ", ".join(f"{name} {signed(change[name].mean, 4)}" for name in moved) or "none of the scorers"
+    return f"{said} Against {labels[1]} the change is established for: {told}."
+
+
+def _table(
+    labels: Sequence[str], found: Sequence[Mapping[str, Interval]], failed: Mapping[str, int],
+    change: Mapping[str, Interval], panel: Panel,
+) -> Table:  # fmt: skip
+    note = f"Means over pictures, prompts resampled. {panel.scale}".strip()
+    if not change:
+        rows = [
+            (name, number(i.mean, 4), bounds(i), str(failed.get(name, 0))) for name, i in found[0].items()
+        ]  # fmt: skip
+        return Table(title=f"Scores of {labels[0]}", head=("", "mean", "95 %", "failed"), rows=tuple(rows), note=note)
+    paired = [
+        (name, number(found[1][name].mean, 4), number(found[0][name].mean, 4), signed(i.mean, 4), bounds(i, sign=True))
+        for name, i in change.items()
+    ]
+    title = f"{labels[0]} against {labels[1]}, same prompts and samples"
+    return Table(title=title, head=("", "base", "model", "change", "95 %"), rows=tuple(paired), note=note)
+
+
+def _notes(
+    settings: Settings, panel: Panel, means: Sequence[Mapping[str, ScorerMean]], labels: Sequence[str],
+    subject: Scored, *, own_scorers: bool,
+) -> list[str]:  # fmt: skip
+    notes = []
+    for label, part in zip(labels, means, strict=True):
+        for name, mean in part.items():
+            if mean.failed:
+                notes.append(
+                    f"{label}: {name} failed on {mean.failed} of {mean.scored + mean.failed} pictures, which are in no "
+                    f"mean."
+                )
+    count = len(set(subject.prompts))
+    if panel.prompts and count != panel.prompts:
+        notes.append(f"{count} prompts, the published list has {panel.prompts}: compare with the same ones only.")
+    if not own_scorers:
+        notes.append(f"These scorers are not the benchmark's own, which are {', '.join(panel.rewards)}.")
+    return notes

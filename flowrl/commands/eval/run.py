@@ -1,0 +1,195 @@
+"""`flowrl eval`: from the command line to a benchmark, and from its result to a table, result.json and a page.
+
+The same command goes on where it was stopped. One MODEL gets `OUT/model` and, with --compare, `OUT/base`; several are
+evaluated one after the other in `OUT/<name>` and summed up with an interval over trainings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from flowrl.commands.eval import BENCHMARKS, Settings, Subject
+from flowrl.commands.eval.eval_text import as_text
+from flowrl.commands.eval.result import over_models, with_notes, write, write_result
+from flowrl.config.options import unknown_name
+from flowrl.config.train import resolve_path
+from flowrl.generation.folders import is_folder_of_pictures, read_folder
+from flowrl.generation.models import (
+    EMBEDDED,
+    WORLD_MODELS,
+    Source,
+    check_pictures,
+    check_source,
+    find_source,
+    label_of,
+)
+from flowrl.rewards import load_target
+
+BASE = "base"
+SAMPLES, BATCH, SMALL_BATCH = 4, 64, 8
+_OF_SUBJECT = ("models", "lora")
+_OF_MODELS = ("steps", "guidance", "max_sequence_length", "dtype", "batch_size")
+
+
+def evaluate(parsed: argparse.Namespace) -> int:
+    """Evaluates, prints the tables, writes result.json and page.html; returns 0.
+
+    Args:
+        parsed: as `flowrl.commands.eval.arguments.add_eval`.
+
+    Raises:
+        ValueError: before weights load for what can be known then.
+    """
+    if parsed.benchmark not in BENCHMARKS:
+        raise ValueError(f"--benchmark {parsed.benchmark}: {unknown_name('benchmark', parsed.benchmark, BENCHMARKS)}")
+    check = load_target(f"{BENCHMARKS[parsed.benchmark]}:check")
+    run = load_target(f"{BENCHMARKS[parsed.benchmark]}:run")
+    plans = settings_of(parsed)
+    for settings in plans:
+        for subject in (settings.subject, settings.base):
+            if subject is not None and subject.source is not None:
+                check_source(subject.source)
+                check_pictures(subject.source, "flowrl eval")
+        check(settings)
+    command = shlex.join(["flowrl", *sys.argv[1:]])
+    results = []
+    for settings in plans:
+        result = with_notes(run(settings), settings)
+        write(result, settings, command)
+        results.append(result)
+        print(("\n" if len(results) > 1 else "") + as_text(result if len(plans) == 1 else replace(result, tables=())))
+    if len(plans) > 1:
+        out = plans[0].out.parent
+        whole = over_models(results, [settings.subject.label for settings in plans])
+        write_result(whole, out, parsed.benchmark, [f"{len(plans)} models"], command)
+        print("\n" + as_text(whole))
+        print(f"\nwrote {out / 'page.html'} and result.json")
+    else:
+        print(f"\nwrote {plans[0].out / 'page.html'} and result.json")
+    return 0
+
+
+def settings_of(parsed: argparse.Namespace) -> list[Settings]:
+    """What the benchmark is to do: one `Settings` for every MODEL.
+
+    Raises:
+        ValueError: arguments that contradict each other, or models that cannot be told apart.
+    """
+    if parsed.images is not None:
+        refused = _OF_SUBJECT if parsed.compare is not None else (*_OF_SUBJECT, *_OF_MODELS)
+        given = [name for name in refused if getattr(parsed, name) not in (None, [])]
+        if given:
+            words = ", ".join("MODEL" if name == "models" else f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"--images judges pictures that exist, so {words} has no place beside it: leave it out.")
+    models = parsed.models or ([EMBEDDED] if parsed.images is None else [None])
+    labels = _labels(parsed, models)
+    out = parsed.out or Path("evaluations") / f"{parsed.benchmark}-{labels[0]}"
+    plans = []
+    options = _options([*parsed.option, *(["dry_run=true"] if parsed.dry_run else [])])
+    for model, label in zip(models, labels, strict=True):
+        place = out if len(models) == 1 else out / label
+        source = None if model is None else _source(parsed, model, lora=parsed.lora)
+        subject = Subject(label=label, folder=place / "model", source=source, images=parsed.images)
+        base = _base(parsed, model, label, place if parsed.compare == BASE else out)
+        plans.append(
+            Settings(
+                benchmark=parsed.benchmark, subject=subject, base=base, out=place, prompts=parsed.prompts,
+                num_prompts=parsed.num_prompts, samples=_samples(parsed), seed=parsed.seed,
+                batch_size=_batch_size(parsed, subject, base), judge=parsed.judge, options=options,
+                train_prompts=_train_prompts(parsed, source),
+            )
+        )  # fmt: skip
+    return plans
+
+
+def _labels(parsed: argparse.Namespace, models: Sequence[str | None]) -> list[str]:
+    labels = [_folder_label(parsed.images) if model is None else label_of(model, parsed.lora) for model in models]
+    twice = [label for label, count in Counter(labels).items() if count > 1]
+    if twice:
+        raise ValueError(f"two MODELs have the name {twice[0]!r}: evaluate them with commands of their own, or rename.")
+    return labels
+
+
+def _folder_label(folder: Path) -> str:
+    """The name of a folder of pictures; of one that this command drew, OUT/model/images, that of OUT."""
+    parts = folder.resolve().parts
+    if len(parts) > 3 and parts[-1] == "images" and parts[-2] in ("model", "base"):
+        return parts[-3]
+    return parts[-1]
+
+
+def _source(parsed: argparse.Namespace, model: str, *, lora: Path | None, base: bool = False) -> Source:
+    return find_source(
+        model, base=base, lora=lora, num_steps=parsed.steps, guidance_scale=parsed.guidance,
+        max_sequence_length=parsed.max_sequence_length, dtype=parsed.dtype,
+    )  # fmt: skip
+
+
+def _base(parsed: argparse.Namespace, model: str | None, label: str, out: Path) -> Subject | None:
+    """What the subject is compared to; the word `base` is the model that the subject was trained from."""
+    if parsed.compare is None:
+        return None
+    folder = out / "base"
+    if parsed.compare != BASE:
+        if is_folder_of_pictures(Path(parsed.compare)):
+            return Subject(
+                label=_other(_folder_label(Path(parsed.compare)), label), folder=folder, images=Path(parsed.compare)
+            )
+        source = _source(parsed, parsed.compare, lora=None)
+        return Subject(label=_other(label_of(parsed.compare), label), folder=folder, source=source)
+    own = None if model is None else _source(parsed, model, lora=parsed.lora)
+    if model is None or own is None or own.lora is None:
+        raise ValueError(
+            "--compare base is the model before training, so it needs a MODEL with a LoRA: give a run folder as MODEL, "
+            "or --compare with the model's own name."
+        )
+    return Subject(label=_other(BASE, label), folder=folder, source=replace(own, lora=None))
+
+
+def _other(label: str, taken: str) -> str:
+    return f"{label} (base)" if label == taken else label
+
+
+def _samples(parsed: argparse.Namespace) -> int:
+    """As given, else as many as a folder in GenEval's layout has, else 4."""
+    if parsed.samples is not None:
+        return int(parsed.samples)
+    if parsed.images is None or not is_folder_of_pictures(parsed.images):
+        return SAMPLES
+    pictures = read_folder(parsed.images)
+    return sum(picture.index == pictures[0].index for picture in pictures)
+
+
+def _batch_size(parsed: argparse.Namespace, *subjects: Subject | None) -> int:
+    if parsed.batch_size is not None:
+        return int(parsed.batch_size)
+    sources = [subject.source for subject in subjects if subject is not None and subject.source is not None]
+    return BATCH if all(source.model in WORLD_MODELS for source in sources) else SMALL_BATCH
+
+
+def _options(texts: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--option {text!r} must be KEY=VALUE, such as --option detector=FOLDER.")
+        found[key] = value
+    return found
+
+
+def _train_prompts(parsed: argparse.Namespace, source: Source | None) -> Path | None:
+    """The file given, or the one that a run was trained on if it is still there."""
+    if parsed.train_prompts is not None:
+        return resolve_path(parsed.train_prompts)
+    if source is None or source.lora is None or source.train_prompts is None:
+        return None
+    try:
+        return resolve_path(source.train_prompts)
+    except ValueError:  # a run from another machine: overlap is then not looked for, and nothing is said of it
+        return None

@@ -1,0 +1,222 @@
+"""T2I-CompBench: pictures under the names that its scripts read, the non-spatial score, and what the scripts found.
+
+    flowrl eval MODEL --benchmark t2i_compbench --prompts T2I-CompBench/examples/dataset --samples 10
+    ... run the repository's own scripts on OUT/model/t2i_compbench/<category> ...
+    the same command once more: reads their vqa_result.json and sums up
+
+--prompts is a folder with `<category>_val.txt` files, or one of them. Six of the eight categories need detectors,
+question or depth models of the benchmark's own and are scored by its scripts; `non_spatial` is the cosine of CLIP
+ViT-B/32 (option `clip_model`), which is scored here. The overall is given where all eight are known.
+
+In the subject's folder: `t2i_compbench/<category>/samples/<prompt>_<number>.png`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from flowrl.benchmarks.panels import distinct
+from flowrl.benchmarks.t2i_compbench import (
+    CATEGORIES,
+    IMAGES_PER_PROMPT,
+    file_name,
+    overall,
+    read_results,
+    results_text,
+)
+from flowrl.commands.eval import Result, Settings, Subject, Table
+from flowrl.config.options import unknown_name
+from flowrl.config.train import resolve_path
+from flowrl.files import write_atomically
+from flowrl.generation.folders import Picture
+from flowrl.generation.generate import pictures_of
+from flowrl.generation.journal import Journal
+from flowrl.generation.layouts import put
+from flowrl.generation.scorers import load_scorers, score_pictures, scorer_specs, values_of
+from flowrl.html.markup import bounds, number, plural, signed
+from flowrl.prompts.loading import Prompt, read_prompts, spread
+from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+
+FOLDER = "t2i_compbench"
+CLIP_MODEL = "openai/clip-vit-base-patch32"
+FILES = {
+    "color": "color_val.txt", "shape": "shape_val.txt", "texture": "texture_val.txt", "2d_spatial": "spatial_val.txt",
+    "3d_spatial": "3d_spatial_val.txt", "numeracy": "numeracy_val.txt", "non_spatial": "non_spatial_val.txt",
+    "complex": "complex_val.txt",
+}  # fmt: skip
+RESULTS = {
+    "color": "annotation_blip", "shape": "annotation_blip", "texture": "annotation_blip",
+    "2d_spatial": "annotation_obj_detection_2d", "3d_spatial": "annotation_obj_detection_3d",
+    "numeracy": "annotation_num", "non_spatial": "annotation_clip", "complex": "annotation_3_in_1",
+}  # fmt: skip
+"""Folder, at any depth below a category's, in which the repository's script for it writes vqa_result.json."""
+
+
+def check(settings: Settings) -> None:
+    """Refuses what can be known to be wrong before weights load."""
+    for name in settings.options:
+        if name != "clip_model":
+            raise ValueError(f"--option {name}: {unknown_name('option of t2i_compbench', name, ('clip_model',))}")
+    if settings.judge is not None or settings.subject.images is not None:
+        raise ValueError(
+            "t2i_compbench draws pictures for the benchmark's own scripts, so --judge and --images have no place: run "
+            "the scripts on the folders that it writes, then this command once more."
+        )
+    for prompts in read_categories(settings).values():
+        for place, prompt in enumerate(prompts):
+            file_name(prompt, place)
+    _specs(settings)
+
+
+def run(settings: Settings) -> Result:
+    """Draws, puts pictures under their names, scores what can be scored here, and reads what the scripts found."""
+    categories = read_categories(settings)
+    subjects = [settings.subject, *([settings.base] if settings.base is not None else [])]
+    placed = [_placed(settings, subject, categories) for subject in subjects]
+    if "non_spatial" in categories:
+        ((name, reward),) = load_scorers(_specs(settings)).items()
+        for subject, of_subject in zip(subjects, placed, strict=True):
+            pictures = of_subject["non_spatial"]
+            with Journal(subject.folder, {"benchmark": FOLDER, "reward": name, "version": reward.version}) as journal:
+                rows = score_pictures(name, reward, pictures, journal, batch_size=settings.batch_size, label="scoring")
+            scores = {place: float(value) for place, value in enumerate(values_of(rows)) if value == value}
+            target = subject.folder / FOLDER / "non_spatial" / RESULTS["non_spatial"]
+            target.mkdir(parents=True, exist_ok=True)
+            write_atomically(target / "vqa_result.json", results_text(scores))
+    scores_of = [_scores(subject.folder, of_subject) for subject, of_subject in zip(subjects, placed, strict=True)]
+    return _result(settings, subjects, placed, scores_of)
+
+
+def read_categories(settings: Settings) -> dict[str, list[str]]:
+    """Prompts by category.
+
+    Raises:
+        ValueError: no --prompts, or none of the known files there.
+    """
+    if settings.prompts is None:
+        raise ValueError(
+            "t2i_compbench needs --prompts: the folder examples/dataset of the repository Karine-Huang/T2I-CompBench, "
+            f"or one of its files ({', '.join(FILES.values())})."
+        )
+    place = resolve_path(settings.prompts)
+    files = {name: place / file for name, file in FILES.items()} if place.is_dir() else {
+        name: place for name, file in FILES.items() if file == place.name
+    }  # fmt: skip
+    found = {name: distinct([_plain(p.text) for p in read_prompts(file)]) for name, file in files.items()
+             if file.is_file()}  # fmt: skip
+    if not found:
+        raise ValueError(f"{place} is, or holds, none of {', '.join(FILES.values())}: the names say the category.")
+    if settings.num_prompts is not None:
+        if settings.num_prompts < 1:
+            raise ValueError(f"--num-prompts must be at least 1, got {settings.num_prompts}")
+        found = {name: [p[i] for i in spread(len(p), settings.num_prompts)] for name, p in found.items()}
+    return found
+
+
+def _plain(prompt: str) -> str:
+    return prompt.strip().rstrip(".")
+
+
+def _specs(settings: Settings) -> list[dict[str, object]]:
+    return scorer_specs("clip_score", {"model": settings.options.get("clip_model", CLIP_MODEL)})
+
+
+def _placed(settings: Settings, subject: Subject, categories: Mapping[str, Sequence[str]]) -> dict[str, list[Picture]]:
+    """Pictures by category under the names of the benchmark, numbered over the category."""
+    prompts = distinct([prompt for listed in categories.values() for prompt in listed])
+    drawn: dict[str, list[Picture]] = {}
+    for picture in pictures_of(settings, subject, [Prompt(text=prompt, metadata={}) for prompt in prompts]):
+        drawn.setdefault(picture.prompt, []).append(picture)
+    placed = {}
+    for category, listed in categories.items():
+        pictures = [picture for prompt in listed for picture in drawn[prompt]]
+        names = [file_name(picture.prompt, place) for place, picture in enumerate(pictures)]
+        put(pictures, subject.folder / FOLDER / category / "samples", names)
+        placed[category] = pictures
+    return placed
+
+
+def _scores(folder: Path, placed: Mapping[str, Sequence[Picture]]) -> dict[str, dict[int, float]]:
+    """Scores by category and number, of the categories that have a result file."""
+    found = {}
+    for category, pictures in placed.items():
+        files = sorted((folder / FOLDER / category).rglob(f"{RESULTS[category]}/vqa_result.json"))
+        if not files:
+            continue
+        scores = read_results(files[0])
+        strange = [place for place in scores if not 0 <= place < len(pictures)]
+        if strange or (len(scores) < len(pictures) and category != "non_spatial"):
+            raise ValueError(
+                f"{files[0]} has {len(scores)} scores for {len(pictures)} pictures: it belongs to another set of "
+                f"pictures; delete it and run the script again."
+            )
+        found[category] = scores
+    return found
+
+
+def _result(
+    settings: Settings, subjects: Sequence[Subject], placed: Sequence[Mapping[str, Sequence[Picture]]],
+    scores: Sequence[Mapping[str, Mapping[int, float]]],
+) -> Result:  # fmt: skip
+    found = [
+        {name: _interval(of[name], pictures[name], settings.seed) for name in CATEGORIES if name in of}
+        for of, pictures in zip(scores, placed, strict=True)
+    ]
+    metrics = [_metrics(part) for part in found]
+    change = {}
+    if len(found) > 1:
+        for name in (name for name in found[0] if name in found[1]):
+            both = [place for place in scores[0][name] if place in scores[1][name]]
+            pairs = {place: scores[0][name][place] - scores[1][name][place] for place in both}
+            change[name] = _interval(pairs, placed[0][name], settings.seed)
+    waiting = [name for name in placed[0] if name not in found[0]]
+    total = metrics[0].get("eval/t2i_compbench/overall")
+    count = len({picture.file for pictures in placed[0].values() for picture in pictures})
+    told = f"overall {number(total, 2)} (x 100)" if total is not None else f"{len(found[0])} of 8 categories scored"
+    notes = [f"Waiting for the benchmark's own scripts: {', '.join(waiting)}."] if waiting else []
+    if settings.samples != IMAGES_PER_PROMPT:
+        notes.append(f"{settings.samples} pictures of each prompt, the published number is {IMAGES_PER_PROMPT}.")
+    return Result(
+        headline=f"T2I-CompBench: {told} for {subjects[0].label}, {plural(count, 'picture')}.",
+        rows=tuple(_rows(placed[0], scores[0])), base_rows=tuple(_rows(placed[1], scores[1])) if change else (),
+        metrics=metrics[0], base_metrics=metrics[1] if change else {}, intervals=found[0],
+        base_intervals=found[1] if change else {}, differences=change,
+        tables=(_table([subject.label for subject in subjects], found, change),), notes=tuple(notes),
+        facts={"folder": str(subjects[0].folder / FOLDER),
+               "clip_model": settings.options.get("clip_model", CLIP_MODEL)},
+    )  # fmt: skip
+
+
+def _interval(scores: Mapping[int, float], pictures: Sequence[Picture], seed: int) -> Interval:
+    return bootstrap_mean(list(scores.values()), [pictures[place].prompt for place in scores], seed=seed)
+
+
+def _metrics(found: Mapping[str, Interval]) -> dict[str, float]:
+    metrics = {f"eval/t2i_compbench/{name}": interval.mean for name, interval in found.items()}
+    if set(found) == set(CATEGORIES):
+        metrics["eval/t2i_compbench/overall"] = overall({name: interval.mean for name, interval in found.items()})
+    return metrics
+
+
+def _rows(
+    placed: Mapping[str, Sequence[Picture]], scores: Mapping[str, Mapping[int, float]]
+) -> list[dict[str, object]]:
+    return [
+        {"file": picture.file, "index": picture.index, "sample": picture.sample, "prompt": picture.prompt,
+         "task": category, "number": place, "score": scores.get(category, {}).get(place)}
+        for category, pictures in placed.items() for place, picture in enumerate(pictures)
+    ]  # fmt: skip
+
+
+def _table(labels: Sequence[str], found: Sequence[Mapping[str, Interval]], change: Mapping[str, Interval]) -> Table:
+    note = "Means over pictures, prompts resampled; the overall is the mean of all eight."
+    if not change:
+        rows = tuple((name, number(i.mean, 4), bounds(i)) for name, i in found[0].items())
+        return Table(title=f"Scores of {labels[0]}", head=("", "score", "95 %"), rows=rows, note=note)
+    paired = tuple(
+        (name, number(found[1][name].mean, 4), number(found[0][name].mean, 4), signed(i.mean), bounds(i, sign=True))
+        for name, i in change.items()
+    )
+    return Table(title=f"{labels[0]} against {labels[1]}", head=("", "base", "model", "change", "95 %"), rows=paired,
+                 note=note)  # fmt: skip

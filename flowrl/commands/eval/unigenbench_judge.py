@@ -1,0 +1,240 @@
+"""How a judge is asked UniGenBench's questions: template, test points, repeated tries, journal.
+
+One question a picture. Its words come from a template with the fields {prompt}, {testpoints} (a Python list),
+{definitions} and {descriptions} (a line "test point: text" for each); `<image>` marks where the picture stands, else it
+comes first.
+
+**The shipped templates and definitions are our own words.** The published judges were asked with others, and the
+offline ones were trained on them: a judge that is asked in other words is another judge. Before comparing numbers with
+the leaderboard take the published words from the benchmark's repository (eval/*.py of CodeGoat24/UniGenBench) into
+files, name these by the options `template` and `definitions`, or measure on a fixed set of pictures how often the two
+wordings agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from flowrl.benchmarks.unigenbench.replies import MEANINGS, Item, Language, Reply, read_reply
+from flowrl.generation.folders import Picture
+from flowrl.generation.journal import Journal, Row
+from flowrl.progress import progress
+from flowrl.randomness import counter_seed
+from flowrl.rewards.judges.asking import BLANK, UNPARSED
+from flowrl.rewards.judges.chat import Answer, Chat, Question
+from flowrl.rewards.judges.templates import Template, parse_template
+
+FIELDS = ("prompt", "testpoints", "definitions", "descriptions")
+
+AT_ONCE = 64  # questions asked together; so many answers at most are lost when a sitting is cut short
+MANY = 8  # questions that all failed, after others were answered: the judge is gone
+READABLE_ERRORS = (None, "truncated")  # the judge answered, if not to the end
+KEPT_ERRORS = (*READABLE_ERRORS, UNPARSED)
+RETRY_TEMPERATURE = 0.7  # of tries after the first: a greedy answer would come out the same again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wording:
+    """What a judge is told besides the item: a template, and what each test point means."""
+
+    template: Template
+    meanings: Mapping[str, str]
+    own: bool
+    """Whether any of it is the shipped wording, and not the user's files alone."""
+
+    @property
+    def digest(self) -> str:
+        """A short hash of all words."""
+        listed = json.dumps([self.template.digest, dict(self.meanings)], sort_keys=True)
+        return hashlib.sha256(listed.encode()).hexdigest()[:8]
+
+    def question(self, item: Item, picture: Any, *, max_tokens: int, temperature: float, seed: int) -> Question:
+        """The question about one picture of an item."""
+        described = zip(item.points, item.descriptions, strict=True)
+        fields = {
+            "prompt": item.prompt,
+            "testpoints": str(list(item.points)),
+            "definitions": "\n".join(f"{point}: {self.meanings[point]}" for point in item.points),
+            "descriptions": "\n".join(f"{point}: {text}" for point, text in described),
+        }
+        return Question(
+            parts=self.template.parts([picture], **fields), system=self.template.system_of(**fields),
+            max_tokens=max_tokens, temperature=temperature, seed=seed,
+        )  # fmt: skip
+
+
+def read_wording(language: Language, template: str | None, definitions: str | None) -> Wording:
+    """The shipped words, or those of the user's files.
+
+    Args:
+        language: of the prompts.
+        template: a text file with the four fields.
+        definitions: a JSON file `{test point: what it means}` with all 27 of the language.
+
+    Raises:
+        ValueError: a file that is not there, a field or a test point that is missing.
+    """
+    path = Path(str(resources.files("flowrl.rewards") / "templates" / f"unigenbench_{language}.txt"))
+    given = path if template is None else Path(template).expanduser()
+    meanings = MEANINGS[language]
+    if definitions is not None:
+        meanings = _definitions(Path(definitions).expanduser(), language)
+    own = template is None or definitions is None
+    wording = Wording(template=_template(given), meanings=meanings, own=own)
+    try:
+        wording.template.parts([BLANK])
+    except ValueError as error:
+        raise ValueError(f"--option template={given}: {error}") from error
+    return wording
+
+
+def _template(path: Path) -> Template:
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--option template={path}: cannot be read as UTF-8 text ({error}).") from error
+    if missing := [f"{{{field}}}" for field in FIELDS if f"{{{field}}}" not in text]:
+        raise ValueError(f"--option template={path}: must hold {', '.join(missing)}, so that the judge is told.")
+    return parse_template(text)
+
+
+def _definitions(path: Path, language: Language) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--option definitions={path}: cannot be read as JSON ({error}).") from error
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        raise ValueError(f"--option definitions={path}: must be an object {{test point: what it means}}.")
+    known = {label.strip(): text for label, text in found.items()}
+    if missing := [label for label in MEANINGS[language] if label not in known]:
+        raise ValueError(f"--option definitions={path}: lacks {len(missing)} test points, such as {missing[0]!r}.")
+    return {label: known[label] for label in MEANINGS[language]}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asking:
+    """How answers are asked for.
+
+    Attributes:
+        attempts: tries for a picture; each after the first has another seed.
+        max_tokens: length of an answer.
+        temperature: of the first try; 0 is greedy. Later ones have `RETRY_TEMPERATURE` at least.
+        seed: of sampled answers.
+    """
+
+    attempts: int = 11
+    max_tokens: int = 4096
+    temperature: float = 0.0
+    seed: int = 0
+
+
+def judge_key(picture: Picture, item: Item) -> str:
+    """A key for the answer about a picture: the file as it is, and what was asked about it."""
+    asked = json.dumps([item.prompt, item.points, item.descriptions])
+    return f"{picture.stamp}:{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+
+
+def ask_pictures(
+    chat: Chat,
+    wording: Wording,
+    work: Sequence[tuple[Picture, Item]],
+    journal: Journal,
+    asking: Asking,
+    *,
+    label: str,
+    show: bool = True,
+) -> list[Row]:
+    """The judge's answer about every picture, in their order; those in the journal are not asked for again.
+
+    A row holds `output` (the last reply), `attempts`, `error` (None, or why there are no scores), `tokens` and
+    `seconds` (its share of the time). An answer that cannot be read is asked for again, with another seed, up to
+    `attempts` times. Then it is kept as failed, and so is one that was cut off; a picture whose server failed is not
+    kept: the next sitting asks for it.
+
+    Raises:
+        ValueError: the judge answers nothing at all: it is not there, or refuses. What it said before is kept.
+    """
+    keys = [judge_key(picture, item) for picture, item in work]
+    missing = [place for place, key in enumerate(keys) if key not in journal.rows]
+    batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
+    lost: dict[str, Row] = {}
+    done = len(work) - len(missing)
+    skipped = sum(journal.rows[key]["error"] is not None for key in keys if key in journal.rows)
+    heard = done > 0
+    with progress(f"judging {label}", len(work), done, enabled=show) as advance:
+        for batch in batches:
+            # A single picture may be refused for what it shows; many at once, or the very first, mean the judge.
+            enough = MANY if heard else 1
+            rows = _ask(chat, wording, [work[place] for place in batch], asking, stop_at=enough)
+            heard = heard or any(row["error"] in KEPT_ERRORS for row in rows)
+            for place, row in zip(batch, rows, strict=True):
+                if row["error"] in KEPT_ERRORS:
+                    journal.add(keys[place], row)
+                else:
+                    lost[keys[place]] = row
+                skipped += row["error"] is not None
+                advance(f"{skipped} without scores" if skipped else "")
+    return [journal.rows.get(key) or lost[key] for key in keys]
+
+
+def _ask(
+    chat: Chat, wording: Wording, batch: Sequence[tuple[Picture, Item]], asking: Asking, *, stop_at: int
+) -> list[Row]:  # fmt: skip
+    start = time.monotonic()
+    pixels = [picture.pixels() for picture, _ in batch]
+    rows: list[Row] = [{} for _ in batch]
+    tokens = [0] * len(batch)
+    waiting = list(range(len(batch)))
+    for attempt in range(asking.attempts):
+        if not waiting:
+            break
+        temperature = asking.temperature if attempt == 0 else max(asking.temperature, RETRY_TEMPERATURE)
+        questions = [
+            wording.question(batch[place][1], pixels[place], max_tokens=asking.max_tokens, temperature=temperature,
+                             seed=_seed(asking, batch[place][0], attempt))
+            for place in waiting
+        ]  # fmt: skip
+        answers = chat.ask(questions)
+        if attempt == 0 and len(answers) >= stop_at:
+            _check_alive(answers)
+        for place, answer in zip(waiting, answers, strict=True):
+            tokens[place] += answer.tokens
+            error = _error(answer, batch[place][1])
+            rows[place] = {"output": answer.text, "attempts": attempt + 1, "error": error, "tokens": tokens[place]}
+        waiting = [place for place in waiting if rows[place]["error"] is not None]
+    share = round((time.monotonic() - start) / len(batch), 3)
+    return [{**row, "seconds": share} for row in rows]
+
+
+def _seed(asking: Asking, picture: Picture, attempt: int) -> int:
+    return counter_seed("unigenbench", asking.seed, picture.index, picture.sample, attempt) % 2**31
+
+
+def _error(answer: Answer, item: Item) -> str | None:
+    if answer.error not in READABLE_ERRORS:
+        return answer.error
+    if read_reply(answer.text, len(item.points)) is not None:
+        return None  # cut off after its end, or not at all
+    return answer.error or UNPARSED
+
+
+def _check_alive(answers: Sequence[Answer]) -> None:
+    errors = {answer.error for answer in answers}
+    if not errors & set(READABLE_ERRORS):
+        words = ", ".join(sorted(str(error) for error in errors))
+        raise ValueError(
+            f"the judge answered none of {len(answers)} questions ({words}): see that it runs, and its address, model "
+            f"and key. What it answered before is kept; the same command goes on."
+        )
+
+
+def reply_of(row: Row, item: Item) -> Reply | None:
+    """The lists in a row's reply, None where it has no scores."""
+    return read_reply(row["output"], len(item.points)) if row["error"] is None else None

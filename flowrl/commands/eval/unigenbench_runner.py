@@ -1,0 +1,245 @@
+"""The benchmark UniGenBench: 600 prompts, four pictures each, and a judge that scores each test point of each picture.
+
+    flowrl eval MODEL --benchmark unigenbench --prompts test_prompts_en.csv --judge vllm
+    flowrl eval --images FOLDER ...          pictures {index}_{sample}.png, or in GenEval's layout with these prompts
+
+The prompt files are not shipped, see `flowrl.benchmarks.unigenbench.items`. Judges by name are in `JUDGES`, others
+are given as a mapping. **Numbers of another judge than Gemini-2.5-Pro, or asked in other words than the published ones,
+are no leaderboard numbers**; see `flowrl.commands.eval.unigenbench_judge` and docs/unigenbench.md.
+
+In the subject's folder: `<track>/{index}_{sample}.png`, the journal of all replies, and `results/<label>_<track>.csv`
+and `.json` in the published format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowrl.benchmarks.unigenbench.replies import EnVariant, Item, PromptFile, aggregate, read_prompt_file
+from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, score_rows, summary_text
+from flowrl.commands.eval import Result, Settings, Subject
+from flowrl.commands.eval.named_judges import judge_identity, read_judge
+from flowrl.commands.eval.unigenbench_estimate import estimate_of
+from flowrl.commands.eval.unigenbench_judge import Asking, Wording, ask_pictures, read_wording, reply_of
+from flowrl.commands.eval.unigenbench_result import Judging, result_of
+from flowrl.config.options import unknown_name
+from flowrl.config.train import resolve_path
+from flowrl.files import write_atomically
+from flowrl.generation.folders import Picture, is_folder_of_pictures, read_folder
+from flowrl.generation.generate import pictures_of
+from flowrl.generation.journal import Journal, Row
+from flowrl.generation.layouts import numbered_name, put, read_numbered
+from flowrl.prompts.loading import Prompt, spread
+from flowrl.rewards.judges.chat import Chat, build_chat
+
+JUDGES: dict[str, dict[str, Any]] = {
+    "offline": {
+        "model": "CodeGoat24/UniGenBench-EvalModel-qwen3vl-32b-v1", "dtype": "bfloat16", "batch_size": 4,
+    },
+    "vllm": {
+        "server": "http://127.0.0.1:8080/v1", "model": "QwenVL", "image_format": "jpeg95", "timeout": 200.0,
+        "deadline": 600.0, "concurrency": 20,
+    },
+    "gemini": {
+        "server": "https://generativelanguage.googleapis.com/v1beta/openai", "model": "gemini-2.5-pro",
+        "api_key_env": "GEMINI_API_KEY", "timeout": 200.0, "deadline": 600.0, "concurrency": 20,
+    },
+}  # fmt: skip
+"""`offline`: the benchmark's 32B judge in this process, in about 64 GB; `vllm`: the same, or the 72B one, behind a
+server that offers it as QwenVL; `gemini`: the published judge, whose answers cost money."""
+
+OPTIONS = ("en_variant", "template", "definitions", "attempts", "max_tokens", "temperature", "dry_run")
+_VERSION = 1  # of questions and rows in the journal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Everything that is known before a model or a judge is loaded."""
+
+    file: PromptFile
+    items: tuple[Item, ...]
+    judge: dict[str, Any]
+    wording: Wording
+    asking: Asking
+    dry_run: bool
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What an answer depends on besides the picture and the item."""
+        return {
+            "benchmark": "unigenbench", "version": _VERSION, "judge": judge_identity(self.judge),
+            "wording": self.wording.digest, "attempts": self.asking.attempts, "max_tokens": self.asking.max_tokens,
+            "temperature": self.asking.temperature, "seed": self.asking.seed,
+        }  # fmt: skip
+
+
+def check(settings: Settings) -> None:
+    """Refuses what can be known to be wrong before weights load.
+
+    Raises:
+        ValueError: no prompt file or a bad one, an unknown option or judge, a template that lacks a field, or pictures
+            that are missing from a folder.
+    """
+    plan = plan_of(settings)
+    for subject in subjects_of(settings):
+        if subject.images is not None:
+            existing(subject.images, plan.items, settings.samples)
+
+
+def run(settings: Settings) -> Result:
+    """Draws or reads the pictures of subject and base, has them judged, and sums up; see `flowrl.commands.eval`.
+
+    With the option dry_run nothing is drawn or asked, and the result is an estimate of calls, tokens and time.
+    """
+    plan = plan_of(settings)
+    if plan.dry_run:
+        return estimate_of(settings, plan.items, plan.file, plan.judge, plan.wording, plan.identity, plan.asking)
+    # All pictures of all subjects must be there before the first question costs anything.
+    pictures = [pictures_for(settings, subject, plan) for subject in subjects_of(settings)]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chat = build_chat(plan.judge, device=device, owner="unigenbench, --judge")
+    judgings = []
+    for subject, of_subject in zip(subjects_of(settings), pictures, strict=True):
+        judgings.append(judged(subject, of_subject, plan, chat, show=settings.show))
+    return result_of(
+        settings, plan.file, judgings, judge=chat.version, model=str(plan.judge["model"]),
+        own_words=plan.wording.own, whole=len(plan.items) == len(plan.file.items),
+    )  # fmt: skip
+
+
+def subjects_of(settings: Settings) -> list[Subject]:
+    """The subject, and the base where there is one."""
+    return [settings.subject, *([settings.base] if settings.base is not None else [])]
+
+
+def plan_of(settings: Settings) -> Plan:
+    """Reads prompt file, judge, template and options.
+
+    Raises:
+        ValueError: see `check`.
+    """
+    options = dict(settings.options)
+    for name in options:
+        if name not in OPTIONS:
+            raise ValueError(f"--option {name}: {unknown_name('option of unigenbench', name, OPTIONS)}")
+    if settings.prompts is None:
+        raise ValueError(
+            "unigenbench needs --prompts FILE.csv: take data/test_prompts_en.csv (or _en_long, _zh, _zh_long) from the "
+            "repository CodeGoat24/UniGenBench; the files are not shipped."
+        )
+    if settings.samples < 1:
+        raise ValueError(f"--samples must be at least 1, got {settings.samples}: the published number is 4.")
+    file = read_prompt_file(resolve_path(settings.prompts), en_variant=_variant(options.get("en_variant", "head")))
+    items = file.items
+    if settings.num_prompts is not None:
+        if settings.num_prompts < 1:
+            raise ValueError(f"--num-prompts must be at least 1, got {settings.num_prompts}")
+        items = tuple(items[place] for place in spread(len(items), settings.num_prompts))
+    return Plan(
+        file=file, items=items, judge=read_judge(settings.judge, JUDGES, owner="unigenbench"),
+        wording=read_wording(file.language, options.get("template"), options.get("definitions")),
+        asking=Asking(
+            attempts=_whole(options, "attempts", 11), max_tokens=_whole(options, "max_tokens", 4096),
+            temperature=_temperature(options), seed=settings.seed,
+        ),
+        dry_run=_flag(options, "dry_run"),
+    )  # fmt: skip
+
+
+def existing(folder: Path, items: Sequence[Item], samples: int) -> list[Picture]:
+    """The pictures of items in a folder that exists, named {index}_{sample}.png or laid out as GenEval does.
+
+    Raises:
+        ValueError: a picture is missing.
+    """
+    if not is_folder_of_pictures(folder):
+        return read_numbered(folder, {item.index: item.prompt for item in items}, samples)
+    by_text: dict[str, list[Picture]] = {}
+    for picture in read_folder(folder):
+        by_text.setdefault(picture.prompt, []).append(picture)
+    found = []
+    for item in items:
+        pictures = by_text.get(item.prompt, [])[:samples]
+        if len(pictures) < samples:
+            raise ValueError(
+                f"{folder} has {len(pictures)} pictures of prompt {item.index} ({item.prompt[:60]!r}), {samples} are "
+                f"needed: draw them all first, or lower --samples or --num-prompts; nothing was judged."
+            )
+        found += [
+            Picture(file=p.file, path=p.path, index=item.index, sample=sample, record=p.record)
+            for sample, p in enumerate(pictures)
+        ]
+    return found
+
+
+def pictures_for(settings: Settings, subject: Subject, plan: Plan) -> list[Picture]:
+    """All pictures of a subject in the order of items and samples; drawn ones are put under the published names."""
+    if subject.images is not None:
+        return existing(subject.images, plan.items, settings.samples)
+    prompts = [Prompt(text=item.prompt, metadata={"index": item.index}) for item in plan.items]
+    drawn = pictures_of(settings, subject, prompts)
+    keys = [(item.index, sample) for item in plan.items for sample in range(settings.samples)]
+    folder = subject.folder / plan.file.track
+    put(drawn, folder, (numbered_name(*key) for key in keys))
+    return read_numbered(folder, {item.index: item.prompt for item in plan.items}, settings.samples)
+
+
+def judged(
+    subject: Subject, pictures: Sequence[Picture], plan: Plan, chat: Chat, *, show: bool = True
+) -> Judging:  # fmt: skip
+    """Asks about every picture and writes the result files in the published format."""
+    by_index = {item.index: item for item in plan.items}
+    work = [(picture, by_index[picture.index]) for picture in pictures]
+    with Journal(subject.folder, plan.identity) as journal:
+        answers = ask_pictures(chat, plan.wording, work, journal, plan.asking, label=subject.label, show=show)
+    rows = [_judged(picture, item, row) for (picture, item), row in zip(work, answers, strict=True)]
+    scores = aggregate(score_rows(rows))
+    folder = subject.folder / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{subject.label}_{plan.file.track}".replace("/", "-")
+    write_atomically(folder / f"{name}.csv", results_text(rows))
+    write_atomically(folder / f"{name}.json", summary_text(scores))
+    return Judging(label=subject.label, pictures=tuple(pictures), rows=tuple(rows), answers=tuple(answers))
+
+
+def _judged(picture: Picture, item: Item, row: Row) -> Judged:
+    return Judged(
+        index=item.index, prompt=item.prompt, points=item.points, output=row["output"], reply=reply_of(row, item),
+        image=str(picture.path),
+    )  # fmt: skip
+
+
+def _variant(text: str) -> EnVariant:
+    if text in ("head", "published"):
+        return "head" if text == "head" else "published"
+    raise ValueError(f"--option en_variant={text}: must be head or published.")
+
+
+def _whole(options: Mapping[str, str], name: str, default: int) -> int:
+    text = options.get(name, str(default))
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--option {name}={text}: must be a whole number of at least 1.")
+    return int(text)
+
+
+def _temperature(options: Mapping[str, str]) -> float:
+    text = options.get("temperature", "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 10:
+        raise ValueError(f"--option temperature={text}: must be a number of at least 0 (greedy).")
+    return value
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name, "false")
+    if text not in ("true", "false"):
+        raise ValueError(f"--option {name}={text}: must be true or false.")
+    return text == "true"

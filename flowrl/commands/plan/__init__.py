@@ -1,0 +1,13 @@
+"""`flowrl plan CONFIG`: what a run will do and need, before anything is downloaded.
+
+Configurations are checked as `flowrl train` checks them; networks are built on the meta device, where they have shapes
+and no weights, so that evaluations, FLOPs and activations are counted and not guessed. Nothing here asks the network.
+
+    counts.py       network evaluations of an iteration and of a run, as `NetworkCounter` counts them
+    network.py      a family's denoiser on the meta device: parameters, FLOPs and saved activations of one evaluation
+    published_models.py  sizes of the other parts, of rewards' models and of downloads; licences
+    memory.py       what a process holds, and the micro-batches that fit on cards
+    gather.py       a configuration's `Plan`, from all of these
+    refusals.py     what `flowrl train` would refuse, and what would only come to light once weights are loaded
+    plan_text.py    a `Plan` for a terminal of 80 columns
+"""

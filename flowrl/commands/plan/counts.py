@@ -1,0 +1,302 @@
+"""Network evaluations of a run before it starts, as `flowrl.training.learner.NetworkCounter` counts them while it runs.
+
+One evaluation is one row of a batch, so guidance in two passes counts twice. Rollouts, completions and pictures are
+known exactly. Updates are the most there can be: a micro-batch is left out where no row of it is trained, because all
+groups of it got equal rewards, an image failed, or a method chose others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from flowrl.config.train import Geometry, TrainConfig
+from flowrl.credit import CREDIT, Method
+from flowrl.objectives.forward_losses import FORWARD
+from flowrl.objectives.gradient_paths import PATHS, Path
+from flowrl.recipes import backprop
+from flowrl.recipes.forward_settings import objective_of, slot_decays, split_options
+from flowrl.recipes.preference_settings import OBJECTIVES, Offline, Steps
+from flowrl.samplers.windows import flash_tail, thinned_steps
+from flowrl.training.drift import KL_PROMPTS, KL_SIGMAS
+from flowrl.training.paths import stochastic_steps, tree_steps
+
+Passes = Callable[[float], int]
+"""Network rows that a family's guidance takes a sample at a scale."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """Rows that the network evaluates, by what for; `backward` are rows walked back, `images` those decoded and scored.
+
+    `update` includes what is scored again without gradient.
+    """
+
+    rollout: int = 0
+    completion: int = 0
+    update: int = 0
+    reference: int = 0
+    backward: int = 0
+    images: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)})
+
+    @property
+    def forward(self) -> int:
+        """Forward passes, with or without gradient."""
+        return self.rollout + self.completion + self.update + self.reference
+
+    @property
+    def total(self) -> int:
+        """What budgets count."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCounts:
+    """A whole run: iterations until its end or its budget's, their sum, and evaluations with the rows of one."""
+
+    iterations: int
+    total: Counts
+    evaluations: int
+    evaluation_rows: int | None
+    evaluation_images: int | None
+
+
+def of_iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometry) -> Counts:
+    """One iteration over all processes; with `curriculum.max_rounds` above 1, one of its rounds.
+
+    Args:
+        config: the run's settings.
+        iteration: counts from 0.
+        passes: of the family.
+        geometry: `config.resolve_batch` of the run's processes.
+    """
+    if config.recipe == "forward":
+        return _forward(config, passes)
+    if config.recipe == "preference":
+        return _preference(config, iteration, passes)
+    if config.recipe == "backprop":
+        return _backprop(config, iteration, passes)
+    return _grpo(config, iteration, passes, geometry)
+
+
+def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: int | None) -> RunCounts:
+    """All iterations, as far as the budget reaches (seconds are not foreseen), and the evaluations between them.
+
+    Args:
+        config: the run's settings.
+        passes: of the family.
+        processes: of the run.
+        num_eval_items: images of an evaluation; None where that is not known.
+    """
+    geometry, known = config.resolve_batch(processes), dict[object, Counts]()
+    total, done, evaluated = Counts(), 0, 0
+    evaluates = bool(config.eval_every or config.budget.evals)
+    evaluations = int(evaluates and config.eval.initial)
+    spent = 0.0
+    for iteration in range(config.num_iterations):
+        drawn = _drawn(config, iteration)
+        if drawn not in known:
+            known[drawn] = of_iteration(config, iteration, passes, geometry)
+        total = total + known[drawn]
+        done = iteration + 1
+        spent = _spent(config, total)
+        last = done == config.num_iterations or spent >= 1
+        if parts := config.budget.evals:
+            reached = min(parts, max(int(spent * parts), done * parts // config.num_iterations))
+            evaluations += last or reached > evaluated
+            evaluated = max(reached, evaluated)
+        elif evaluates:
+            evaluations += last or done % config.eval_every == 0
+        if last:
+            break
+    rows = None if num_eval_items is None else _of_evaluation(config, num_eval_items, passes)
+    return RunCounts(
+        iterations=done, total=total, evaluations=evaluations, evaluation_rows=rows, evaluation_images=num_eval_items
+    )
+
+
+def _drawn(config: TrainConfig, iteration: int) -> object:
+    """What an iteration draws that its evaluations depend on; equal for equal iterations."""
+    if config.recipe == "backprop":
+        return backprop_path(config, iteration)
+    if config.recipe == "grpo" and CREDIT[config.credit.method].plan == "tree":
+        steps = stochastic_steps(config.sampler, config.seed, iteration)
+        return steps, tree_steps(config, config.sampler.num_steps, iteration, steps)
+    reads_steps = config.recipe == "grpo" or config.objective.name == "d3po"
+    return stochastic_steps(config.sampler, config.seed, iteration) if reads_steps else ()
+
+
+def _spent(config: TrainConfig, total: Counts) -> float:
+    used = {"nfe": total.total, "images": total.images}
+    return max((used[key] / limit for key, limit in config.budget.limits.items() if key in used), default=0.0)
+
+
+def _of_evaluation(config: TrainConfig, num_items: int, passes: Passes) -> int:
+    """Rows of one evaluation: every image by the ODE, and the distance of the policy to its base."""
+    settings, sampler = config.eval, config.sampler
+    steps = settings.num_steps or sampler.num_steps
+    scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
+    compared = len({quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)})
+    prompts = min(KL_PROMPTS, num_items // settings.samples_per_prompt)
+    return (num_items * steps + prompts * (steps + compared)) * passes(scale)
+
+
+# ---- recipe grpo -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Paths:
+    """What one way of sampling evaluates: rows of the rollout and of completions without guidance, images, and the
+    latents that the transitions of each stochastic step start at."""
+
+    rollout: int
+    completion: int
+    images: int
+    sources: dict[int, int]
+
+
+def _grpo(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometry) -> Counts:
+    sampler, method = config.sampler, CREDIT[config.credit.method]
+    steps = stochastic_steps(sampler, config.seed, iteration)
+    if not steps:  # sampler.published_window, at the end of a round
+        return Counts()
+    paths = _paths(config, method, iteration, steps)
+    everything = sum(paths.sources.values())
+    trained = _trained(config, paths.sources)
+    updates, again = config.updates_per_rollout, 0
+    if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
+        again = trained
+    elif geometry.micro_batch_size != geometry.rollout_batch_size or (method.plan != "trajectories" and updates > 1):
+        again = everything
+    if config.ratio != "step":  # whole trajectories are scored before every update but the first
+        again += everything * (updates - 1) // updates
+    rows = passes(sampler.guidance_scale)
+    return Counts(
+        rollout=paths.rollout * rows, completion=paths.completion * rows, update=(again + trained) * rows,
+        reference=trained * rows if config.kl_coef > 0 else 0, backward=trained * rows, images=paths.images,
+    )  # fmt: skip
+
+
+def _trained(config: TrainConfig, sources: dict[int, int]) -> int:
+    """Rows of the stochastic steps that are trained."""
+    sampler, steps = config.sampler, sorted(sources)
+    count = int(len(steps) * sampler.trained_fraction)
+    if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
+        return config.num_images * count
+    pruned = config.credit.options.get("pruned_depths", ())
+    kept = [step for step in steps[: count if sampler.trained_fraction < 1 else None] if step + 1 not in pruned]
+    return sum(sources[step] for step in kept)
+
+
+def _paths(config: TrainConfig, method: Method, iteration: int, steps: tuple[int, ...]) -> _Paths:
+    sampler, images = config.sampler, config.num_images
+    num_steps = sampler.num_steps
+    if sampler.flash_tail is not None:
+        num_steps = flash_tail(num_steps, max(steps), sampler.flash_tail).num_steps
+    if method.plan == "branches":
+        return _branches(config, num_steps, steps)
+    if method.plan == "tree":
+        return _tree(config, iteration, num_steps, steps)
+    completion = 0
+    if method.values:
+        mode = config.credit.completion or method.completion
+        each = {"full": [num_steps - step - 1 for step in steps], "clean": [0 for _ in steps]}
+        completion = images * sum(each[mode] if isinstance(mode, str) else [mode - 1 for _ in steps])
+    return _Paths(
+        rollout=images * num_steps, completion=completion, images=images * (1 + len(steps) * method.values),
+        sources=dict.fromkeys(steps, images),
+    )  # fmt: skip
+
+
+def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _Paths:
+    """Anchors run to their last branching; completions that coincide are evaluated once (`samplers.branching`)."""
+    width = config.credit.branches or config.group_size
+    anchors, strides = config.num_images // width, config.credit.strides
+    completion = 0
+    for branched in steps:
+        evaluated = [thinned_steps(num_steps, branched, stride) for stride in strides]
+        for step in range(branched + 1, num_steps):
+            paths = sum(step in own for own in evaluated)
+            completion += min(paths, 1) if step <= branched + 2 else paths
+    return _Paths(
+        rollout=anchors * (max(steps) + 1 + width * completion), completion=0,
+        images=anchors * width * len(steps) * len(strides), sources=dict.fromkeys(steps, anchors),
+    )  # fmt: skip
+
+
+def _tree(config: TrainConfig, iteration: int, num_steps: int, steps: tuple[int, ...]) -> _Paths:
+    """A node is evaluated once, however many children it gets."""
+    splits, stochastic = tree_steps(config, num_steps, iteration, steps)
+    nodes, rollout, sources = config.prompts_per_step, 0, {}
+    for step in range(num_steps):
+        rollout += nodes
+        if step in stochastic:
+            sources[step] = nodes
+        nodes *= config.credit.children if step in splits else 1
+    return _Paths(rollout=rollout, completion=0, images=nodes, sources=sources)
+
+
+# ---- the other recipes -----------------------------------------------------------------------------------------------
+
+
+def _forward(config: TrainConfig, passes: Passes) -> Counts:
+    (options, _), name, sampler = split_options(config), objective_of(config), config.sampler
+    scale = sampler.guidance_scale if options.guidance_scale is None else options.guidance_scale
+    reference = scale if options.reference_guidance_scale is None else options.reference_guidance_scale
+    trained = (config.prompts_per_step if name == "rft" else config.num_images) * config.times.count
+    others = passes(scale) if "old" in slot_decays(config) else 0
+    others += passes(reference) if FORWARD[name].needs_reference or config.kl_coef > 0 else 0
+    return Counts(
+        rollout=config.num_images * sampler.num_steps * passes(sampler.guidance_scale),
+        update=trained * passes(scale), backward=trained * passes(scale), reference=trained * others,
+        images=config.num_images,
+    )  # fmt: skip
+
+
+def _preference(config: TrainConfig, iteration: int, passes: Passes) -> Counts:
+    """Both pictures of a pair a prompt; groups whose rewards are all equal have none."""
+    options = OBJECTIVES[config.objective.name or "dpo"](**config.objective.options)
+    draws, num_steps = config.times.count, config.sampler.num_steps
+    if isinstance(options, Steps):
+        steps = stochastic_steps(config.sampler, config.seed, iteration)
+        draws = len(steps)
+        if config.sampler.flash_tail is not None and steps:
+            num_steps = flash_tail(num_steps, max(steps), config.sampler.flash_tail).num_steps
+    drawn = 0 if isinstance(options, Offline) else config.num_images
+    rows = passes(config.sampler.guidance_scale)
+    compared = 2 * config.prompts_per_step * draws * rows
+    return Counts(
+        rollout=drawn * num_steps * rows, update=compared, backward=compared, reference=compared, images=drawn
+    )
+
+
+def _backprop(config: TrainConfig, iteration: int, passes: Passes) -> Counts:
+    path = backprop_path(config, iteration)
+    rows = config.num_images * passes(config.sampler.guidance_scale)
+    return Counts(
+        rollout=rows * (path.last_step + 1), backward=rows * len(path.train_steps), images=config.num_images
+    )  # fmt: skip
+
+
+def backprop_path(config: TrainConfig, iteration: int) -> Path:
+    """The path of an iteration of recipe backprop."""
+    name = config.objective.name or "draft"
+    options, _ = backprop.split_options(name, config.objective.options)
+    return PATHS[name](config.sampler.num_steps, seed=config.seed, iteration=iteration, **options)
+
+
+def graph_rows(config: TrainConfig, passes: Passes) -> int:
+    """Network rows whose activations an image of a micro-batch holds at once.
+
+    Recipes walk the graph of one call a row back before they build the next; backprop keeps those of all trained calls.
+    """
+    scale = config.sampler.guidance_scale
+    if config.recipe == "forward":
+        own = split_options(config)[0].guidance_scale
+        scale = scale if own is None else own
+    if config.recipe != "backprop":
+        return passes(scale)
+    return passes(scale) * max(len(backprop_path(config, i).train_steps) for i in range(config.num_iterations))

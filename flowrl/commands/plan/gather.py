@@ -1,0 +1,264 @@
+"""A configuration's plan: everything that `flowrl.commands.plan.plan_text` prints."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowrl.commands.plan import published_models as checkpoints
+from flowrl.commands.plan.cost import Cost, cost_of, decode_flops
+from flowrl.commands.plan.counts import RunCounts, graph_rows, of_run
+from flowrl.commands.plan.memory import Memory, trained_bytes
+from flowrl.commands.plan.network import Flops, Network, cast, measure, passes_of
+from flowrl.commands.plan.published_models import Part
+from flowrl.commands.plan.refusals import is_here
+from flowrl.config.rewards import RewardConfig
+from flowrl.config.train import Geometry, TrainConfig
+from flowrl.pipelines.common import first_expert
+from flowrl.prompts.loading import eval_items
+from flowrl.recipes import forward_settings
+from flowrl.training.parts import DTYPES, model_location, read_prompts
+
+Size = tuple[int, int, int | None]
+"""Height, width and frames; None for pictures."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What is known of a run before it starts; None is what is not known.
+
+    Attributes:
+        name: of the configuration.
+        config: its settings.
+        model: folder or hub id.
+        processes: of the run.
+        tflops: sustained by one GPU, an assumption.
+        geometry: of one process, with the micro-batch that the recipe takes.
+        size: what is drawn.
+        text_tokens: of a prompt.
+        network: one evaluation of the denoiser.
+        unknown: why `network` is None; empty where it is known.
+        guidance_known: whether the family says how many rows its guidance takes.
+        run: evaluations of the run.
+        slots: copies of the trained weights.
+        parts: of the model besides the denoiser.
+        rewards: models of the rewards, `(model, parameters, bytes a weight)`, each once.
+        unknown_rewards: names of those whose models are not known.
+        cost: FLOPs of the run.
+        memory: of a process.
+        licence: name, and whether the hub asks to accept it.
+        prompts: number of training prompts.
+    """
+
+    name: str
+    config: TrainConfig
+    model: str
+    processes: int
+    tflops: float
+    geometry: Geometry
+    size: Size | None
+    text_tokens: int
+    network: Network | None
+    unknown: str
+    guidance_known: bool
+    run: RunCounts
+    slots: int
+    parts: tuple[Part, ...] | None
+    rewards: tuple[tuple[str, int, int], ...]
+    unknown_rewards: tuple[str, ...]
+    cost: Cost | None
+    memory: Memory | None
+    licence: tuple[str, bool] | None
+    prompts: int | None
+
+
+def gather(config: TrainConfig, name: str, module: Any, *, processes: int, tflops: float) -> Plan:
+    """Counts and measures; nothing is downloaded.
+
+    Args:
+        config: settings that passed `flowrl.commands.plan.refusals.obstacles`.
+        name: of the configuration.
+        module: of the model's family.
+        processes: of the run.
+        tflops: sustained by one GPU.
+
+    Raises:
+        ValueError: the model cannot draw the configured size.
+    """
+    settings, model = config.pipeline, model_location(config.pipeline.model)
+    passes, guidance_known = passes_of(module, model)
+    items = _eval_items(config)
+    run = of_run(config, passes, processes, items)
+    tokens = _text_tokens(module, model, settings.max_sequence_length)
+    size, network, eval_forward, unknown = None, None, 0.0, _unmeasurable(module, config.pipeline.model)
+    if not unknown:
+        denoiser = module.meta_denoiser(model)
+        unknown = f"no configuration of {config.pipeline.model} is known without its download" * (denoiser is None)
+        if denoiser is not None:
+            size = _size(module, denoiser, settings.height, settings.width, settings.num_frames)
+            network = measure(
+                denoiser, module.meta_call(first_expert(denoiser), *size, tokens),
+                targets=config.policy.target_modules or module.LORA_TARGETS, rank=config.policy.lora_rank,
+                dtype=DTYPES[settings.dtype],
+            )  # fmt: skip
+            drawn = _eval_size(config, size)
+            eval_forward = network.forward
+            if drawn != size and run.evaluations:
+                eval_forward = _forward(module, first_expert(denoiser), drawn, tokens)
+    parts = checkpoints.other_parts(model)
+    rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
+    cost = memory = None
+    slots = _slots(config)
+    if network is not None and size is not None:
+        cost = cost_of(
+            network, run, eval_forward=eval_forward, decode=decode_flops(model, parts, size),
+            eval_decode=decode_flops(model, parts, _eval_size(config, size)),
+            checkpointing=settings.gradient_checkpointing and network.blocks > 0,
+        )  # fmt: skip
+    geometry = _geometry(config, processes)
+    if network is not None:
+        memory = _memory(config, network, geometry, parts, rewards, unknown_rewards, slots, graph_rows(config, passes))
+    return Plan(
+        name=name, config=config, model=model, processes=processes, tflops=tflops, geometry=geometry, size=size,
+        text_tokens=tokens, network=network, unknown=unknown, guidance_known=guidance_known, run=run, slots=slots,
+        parts=parts, rewards=rewards, unknown_rewards=unknown_rewards, cost=cost, memory=memory,
+        licence=getattr(module, "LICENCES", {}).get(model), prompts=_train_prompts(config),
+    )  # fmt: skip
+
+
+def group_multiple(config: TrainConfig) -> int:
+    """Images that a micro-batch is a multiple of."""
+    if config.recipe == "preference":
+        return 2
+    return config.group_size if config.recipe == "forward" and forward_settings.whole_groups(config) else 1
+
+
+# ---- parts of it -----------------------------------------------------------------------------------------------------
+
+
+def _unmeasurable(module: Any, model: str) -> str:
+    """Why a family's evaluations cannot be measured; empty where they can."""
+    missing = [name for name in ("meta_denoiser", "meta_call") if not hasattr(module, name)]
+    return f"{module.__name__} has no {' and no '.join(missing)}, which would say it of {model}" if missing else ""
+
+
+def _text_tokens(module: Any, model: str, length: int | None) -> int:
+    default = inspect.signature(module.load).parameters.get("max_sequence_length")
+    length = length or (default.default if default is not None else None) or 0
+    return int(module.text_tokens(model, length)) if hasattr(module, "text_tokens") else int(length)
+
+
+def _size(module: Any, denoiser: nn.Module, height: int | None, width: int | None, frames: int | None) -> Size:
+    """What is drawn: settings, then the family's own.
+
+    Raises:
+        ValueError: neither says it.
+    """
+    own: Size | None = None
+    if hasattr(module, "default_size"):
+        own = module.default_size(first_expert(denoiser))
+    if own is None and (height is None or width is None):
+        raise ValueError(
+            f"{module.__name__} does not say what size it draws by itself: set pipeline.height and pipeline.width"
+        )
+    return (height or own[0], width or own[1], frames or own[2]) if own else (height or 0, width or 0, frames)
+
+
+def _eval_size(config: TrainConfig, size: Size) -> Size:
+    return config.eval.height or size[0], config.eval.width or size[1], size[2]
+
+
+def _forward(module: Any, network: nn.Module, size: Size, tokens: int) -> float:
+    """FLOPs of an evaluation at the size that evaluations draw; the LoRA is on the network already."""
+    try:
+        call = module.meta_call(network, *size, tokens)
+    except ValueError as error:
+        raise ValueError(str(error).replace("pipeline.", "eval.")) from error
+    given = cast(call, next(network.parameters()).dtype)
+    with torch.no_grad(), Flops() as counter:
+        network(**given)
+    return counter.total
+
+
+def _geometry(config: TrainConfig, processes: int) -> Geometry:
+    geometry = config.resolve_batch(processes)
+    if config.recipe != "forward":
+        return geometry
+    micro = forward_settings.micro_batch_size(config, processes)
+    count = geometry.images_per_process // micro
+    return Geometry(
+        images_per_process=geometry.images_per_process, rollout_batch_size=geometry.rollout_batch_size,
+        micro_batch_size=micro, micro_batches_per_process=count,
+        micro_batches_per_update=count // config.updates_per_rollout,
+    )  # fmt: skip
+
+
+def _slots(config: TrainConfig) -> int:
+    """Copies of the trained weights beside themselves."""
+    average = int(config.policy.ema_decay > 0)
+    if config.recipe == "forward":
+        return average + len(forward_settings.slot_decays(config))
+    return average + int(config.recipe == "preference")
+
+
+def _eval_items(config: TrainConfig) -> int | None:
+    """Images of an evaluation; None where its prompts are not here."""
+    if config.prompts.eval is None:
+        return 0
+    if not is_here(config.prompts.eval):
+        return None
+    rows = read_prompts(config.prompts, config.prompts.eval)
+    settings = config.eval
+    return len(
+        eval_items(rows, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt)
+    )  # fmt: skip
+
+
+def _train_prompts(config: TrainConfig) -> int | None:
+    return len(read_prompts(config.prompts, config.prompts.train)) if is_here(config.prompts.train) else None
+
+
+def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, ...]]:
+    """Models of the rewards, each once, and the names of rewards whose models are not known."""
+    found: dict[str, tuple[str, int, int]] = {}
+    unknown: dict[str, None] = {}
+    for reward in rewards:
+        models = checkpoints.reward_models(reward.name, reward.options)
+        if models is None:
+            unknown[str(reward.name or reward.function)] = None
+        for entry in models or ():
+            found[entry[0]] = entry
+    return tuple(found.values()), tuple(unknown)
+
+
+def _memory(
+    config: TrainConfig, network: Network, geometry: Geometry, parts: tuple[Part, ...] | None,
+    rewards: tuple[tuple[str, int, int], ...], unknown_rewards: tuple[str, ...], slots: int, rows: int,
+) -> Memory:  # fmt: skip
+    width = DTYPES[config.pipeline.dtype].itemsize
+    held = {f"denoiser, {config.pipeline.dtype}": network.parameters * width}
+    held["LoRA, gradient, Adam" + ", copies" * bool(slots)] = trained_bytes(network.lora_parameters, slots)
+    encoders, freed = 0, 0
+    for part in parts or ():
+        if part.name == "vae":
+            held["autoencoder, float32"] = part.parameters * 4
+        else:
+            encoders += part.parameters * width
+    if config.pipeline.free_text_encoders:
+        freed = encoders
+    elif encoders:
+        held[f"text encoders, {config.pipeline.dtype}"] = encoders
+    for model, count, size in rewards:
+        held[f"reward's {model.rpartition('/')[2]}"] = count * size
+    unknown = tuple(f"reward {name}" for name in unknown_rewards)
+    if parts is None:
+        unknown = ("text encoders and autoencoder", *unknown)
+    each = network.saved_checkpointed if config.pipeline.gradient_checkpointing else network.saved
+    return Memory(
+        held=held, unknown=unknown, image=network.saved * rows, image_checkpointed=network.saved_checkpointed * rows,
+        configured=each * rows * geometry.micro_batch_size, micro_batch_size=geometry.micro_batch_size, freed=freed,
+    )  # fmt: skip

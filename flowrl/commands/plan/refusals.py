@@ -1,0 +1,128 @@
+"""What stands in the way of a run: settings that cannot work, and things that are merely not here yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flowrl.commands.train.run import check_before_loading
+from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.training.run import check_device
+
+_STAND_IN = "asset:prompts/world_train.jsonl"  # prompts with the records that any reward of prompts reads
+_WHOLE_GROUPS = ("rank", "tournament", "win_rate")
+_OF_VIDEOS = ("temporal_smoothness", "video_align")
+_OF_EDITS = ("edit_principles", "edit_score")
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacles:
+    """`refused` are settings to change, `absent` what has to be put in place, `device` this machine's own lack."""
+
+    refused: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    device: list[str] = field(default_factory=list)
+
+
+def obstacles(config: TrainConfig, module: Any, processes: int) -> Obstacles:
+    """Everything that `flowrl train` would refuse, and what it could only refuse once weights are loaded.
+
+    As there, the first thing that is wrong hides what would be checked after it.
+
+    Args:
+        config: the run's settings.
+        module: of the model's family.
+        processes: of the run.
+    """
+    found = Obstacles()
+    given = {"prompts.train": config.prompts.train, "prompts.eval": config.prompts.eval}
+    here = {key: value for key, value in given.items() if value is not None and is_here(value)}
+    for key, value in given.items():
+        if value is not None and key not in here:
+            found.absent.append(f"{key}: {value} is not here; its contents were not checked")
+    checked = replace(config, prompts=replace(
+        config.prompts, train=here.get("prompts.train", _STAND_IN),
+        eval=None if config.prompts.eval is None else here.get("prompts.eval", _STAND_IN),
+    ), pipeline=replace(config.pipeline, device="auto"))  # fmt: skip
+    with _world(processes):
+        try:
+            check_before_loading(checked)
+        except ValueError as error:
+            missing = [value for value in _texts(config) if value in str(error) and not is_here(value)]
+            (found.absent if missing else found.refused).append(str(error))
+        try:
+            check_device(config.pipeline.device)
+        except ValueError as error:
+            found.device.append(str(error))
+    found.refused.extend(_found_late(config, module, processes))
+    return found
+
+
+def _found_late(config: TrainConfig, module: Any, processes: int) -> Iterator[str]:
+    """Combinations that a run meets when its model and its rewards are there."""
+    share = config.num_images // processes
+    family = config.pipeline.name
+    # What only pictures from text alone have is said by the class; families of several kinds know once they load.
+    drawn = next((cls for cls in vars(module).values() if isinstance(cls, type) and hasattr(cls, "lora_targets")), None)
+    for place, reward in enumerate((*config.rewards, *config.eval.rewards)):
+        key = f"rewards.{place}" if place < len(config.rewards) else f"eval.rewards.{place - len(config.rewards)}"
+        if share % config.group_size and (reward.name in _WHOLE_GROUPS or reward.gate is not None):
+            why = "has a gate, which looks at" if reward.gate is not None else "compares"
+            yield (
+                f"{key} ({reward.name or reward.function}) {why} the images of a group, but {share} images a process "
+                f"are no whole groups of {config.group_size}: make prompts_per_step a multiple of the {processes} "
+                "processes"
+            )
+        if reward.name in _OF_VIDEOS and getattr(drawn, "fps", 0) is None:
+            yield f"{key} ({reward.name}) judges videos, and pipeline.name={family} draws pictures: change one of them"
+        if reward.name in _OF_EDITS and getattr(drawn, "num_sources", None) == (0, 0):
+            yield (
+                f"{key} ({reward.name}) judges edits of a source picture, and pipeline.name={family} takes none: "
+                "change one of them"
+            )
+
+
+def is_here(text: str) -> bool:
+    """Whether a path of the configuration exists; a dataset does where it is a folder."""
+    if text.startswith("dataset:"):
+        return Path(text.split(":")[1]).is_dir()
+    try:
+        return resolve_path(text).exists()
+    except ValueError:
+        return False
+
+
+def _texts(config: TrainConfig) -> list[str]:
+    """Paths that options may name."""
+    options = [reward.options for reward in (*config.rewards, *config.eval.rewards)]
+    found = list(_strings([*options, config.objective.options, config.policy.init_lora]))
+    return [*found, *(reward.file for reward in (*config.rewards, *config.eval.rewards) if reward.file is not None)]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _strings(entry)
+    elif isinstance(value, Sequence):
+        for entry in value:
+            yield from _strings(entry)
+
+
+@contextmanager
+def _world(processes: int) -> Iterator[None]:
+    """Inside, checks see so many processes."""
+    before = os.environ.get("WORLD_SIZE")
+    os.environ["WORLD_SIZE"] = str(processes)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["WORLD_SIZE"]
+        else:
+            os.environ["WORLD_SIZE"] = before

@@ -1,0 +1,38 @@
+"""`flowrl plan`: checks a configuration, prints its plan; exit code 1 where `flowrl train` would refuse it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from flowrl.commands.train.run import find_config
+from flowrl.config.train import load_config
+
+
+def plan(parsed: argparse.Namespace) -> int:
+    """Prints the plan of a configuration and returns the exit code: 1 where a setting has to be changed.
+
+    Raises:
+        ValueError: the configuration cannot be read, or its model cannot draw the configured size.
+    """
+    if parsed.processes < 1:
+        raise ValueError(f"--processes must be at least 1, got {parsed.processes}")
+    if not parsed.tflops > 0:
+        raise ValueError(f"--tflops must be above 0, got {parsed.tflops:g}")
+    path = find_config(parsed.config)
+    config = load_config(path, parsed.arguments)
+    config.resolve_batch(parsed.processes)  # before anything heavy is imported
+
+    from flowrl.commands.plan.gather import gather
+    from flowrl.commands.plan.plan_text import as_text
+    from flowrl.commands.plan.refusals import obstacles
+    from flowrl.pipelines import family
+
+    module = family(config.pipeline.name)
+    found = obstacles(config, module, parsed.processes)
+    if found.refused:
+        for reason in found.refused:
+            print(f"flowrl: {reason}", file=sys.stderr)
+        return 1
+    print(as_text(gather(config, path.stem, module, processes=parsed.processes, tflops=parsed.tflops), found))
+    return 0

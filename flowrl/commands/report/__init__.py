@@ -1,0 +1,1 @@
+"""`flowrl report`: one self-contained page about a run."""

@@ -1,0 +1,238 @@
+"""The upper half of the page: the summary sentence, the tiles, the curves and the tasks."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from flowrl.commands.report.result import Outcome, verdict
+from flowrl.commands.report.run_data import RunData, column, keys_below
+from flowrl.html.bars import dot_chart
+from flowrl.html.charts import Series, legend, line_chart, responsive, smooth, thin
+from flowrl.html.markup import DASH, bounds, duration, esc, number, plural, section, signed, table
+from flowrl.statistics.bootstrap import Interval
+
+EXPLAINED = {
+    "established improvement": "an <strong>established improvement</strong>: the interval lies above zero",
+    "established loss": "an <strong>established loss</strong>: the interval lies below zero",
+    "not established": "<strong>not established</strong>: the interval includes zero, so chance alone could do this",
+    "not testable": "<strong>not testable</strong>: there are no image rows of both evaluations to pair",
+}
+GRADED = "eval/geneval/graded"
+
+
+def summary(run: RunData, outcome: Outcome | None) -> str:
+    """What the run did to the held-out score, in one sentence with its numbers."""
+    if outcome is None:
+        return f'<p class="summary">{_training_only(run)}</p>'
+    before = f"{number(outcome.before.mean)} (95 % {bounds(outcome.before)})"
+    if outcome.after is None:
+        when = "before training" if outcome.first == 0 else f"after {plural(outcome.first, 'iteration')}"
+        text = f"The held-out {esc(outcome.label)} was {before} {when}; there is no later evaluation yet."
+        return f'<p class="summary">{text}</p>'
+    text = (
+        f"The held-out {esc(outcome.label)} went from {before} to {number(outcome.after.mean)} "
+        f"(95 % {bounds(outcome.after)}) in {plural(outcome.last - outcome.first, 'iteration')}. "
+    )
+    if outcome.difference is None:
+        text += f"The change of {signed(outcome.change)} is {EXPLAINED['not testable']}."
+        return f'<p class="summary">{text}</p>'
+    text += (
+        f"The paired difference is {signed(outcome.difference.mean)} (95 % {bounds(outcome.difference, sign=True)}), "
+        f"{EXPLAINED[verdict(outcome)]}."
+    )
+    scope = f"{plural(outcome.num_pairs, run.sample_word)} of the same prompts and seeds were compared"
+    if outcome.num_unpaired:
+        scope += f"; {plural(outcome.num_unpaired, run.sample_word)} without a verdict or a partner were left out"
+    return (
+        f'<p class="summary">{text}</p><p class="muted">{scope}. The interval covers the choice of prompts and '
+        f"{run.sample_word}s; another training seed can differ by more.</p>"
+    )
+
+
+def tiles(run: RunData, outcome: Outcome | None) -> str:
+    """The key numbers, a few words each."""
+    cells = []
+    if outcome is not None:
+        now = outcome.after or outcome.before
+        change = "before training" if outcome.after is None else f"{signed(outcome.change)} since the first evaluation"
+        cells.append((f"Held-out {outcome.label}", number(now.mean), change))
+    _, graded = column(run.evaluations, GRADED)
+    if len(graded):
+        change = f"{signed(graded[-1] - graded[0])} since the first evaluation" if len(graded) > 1 else "one evaluation"
+        cells.append(("Held-out graded credit", number(graded[-1]), change))
+    start, end = _ends(run)
+    if math.isfinite(end):
+        cells.append(("Training reward", number(end), f"{signed(end - start)} since the first iterations"))
+    if run.train:
+        planned = run.config.get("num_iterations")
+        done = int(run.train[-1]["iteration"]) + 1
+        images = int(column(run.train, "num_images")[1].sum())
+        drawn = f"{plural(images, run.sample_word)} drawn" if images else "finished"
+        cells.append(("Iterations", f"{done} of {planned}" if planned else str(done), drawn))
+    _, seconds = column(run.train, "seconds")
+    if len(seconds):
+        total = float(seconds.sum() + column(run.evaluations, "seconds/eval")[1].sum())
+        cells.append(("Time", duration(total), f"{duration(float(np.median(seconds)))} an iteration"))
+    items = "".join(
+        f"<div><dt>{esc(name)}</dt><dd><b>{esc(value)}</b><small>{esc(note)}</small></dd></div>"
+        for name, value, note in cells
+    )
+    return f'<dl class="tiles">{items}</dl>' if items else ""
+
+
+def curves(run: RunData, outcome: Outcome | None) -> str:
+    """Training reward and held-out evaluation over the iterations."""
+    figures = [_training_figure(run), _held_out_figure(run, outcome)]
+    figures += [_reward_figure(run, key) for key in _other_rewards(run, outcome)]
+    return section("curves", "Learning curves", f'<div class="two">{"".join(figures)}</div>' if any(figures) else "")
+
+
+def tasks(outcome: Outcome | None) -> str:
+    """GenEval's tasks before and after, as a chart and as a table."""
+    if outcome is None or not outcome.tasks_before:
+        return ""
+    before, after = outcome.tasks_before, outcome.tasks_after
+    text = "Share of correct images for each task: " + "; ".join(
+        f"{name.replace('_', ' ')} {number(interval.mean)}"
+        + (f" before, {number(after[name].mean)} after" if name in after else "")
+        for name, interval in before.items()
+    )
+    draw = partial(dot_chart, before, after, x_label="share of correct images", description=text)
+    chart = responsive(lambda width: draw(width=width))
+    key = [("before", 2, "ring"), ("after", 1, "dot")] if after else [("before", 2, "ring")]
+    rows = []
+    for name in dict.fromkeys([*before, *after]):
+        cells = [_cell(before.get(name))]
+        if after:
+            cells += [_cell(after.get(name)), _cell(outcome.task_differences.get(name), sign=True)]
+        rows.append([esc(name.replace("_", " ")), *cells])
+    head = ["Task", "Before", *(["After", "Difference"] if after else [])]
+    numbers = table("Score by task with 95 % intervals; the difference is paired", head, rows)
+    figure = f'<figure class="card">{chart}{legend([*key, ("95 % interval", 0, "line")])}</figure>'
+    lead = (
+        "The score is the mean over tasks. A task whose images are all right or all wrong shows no width: "
+        "resampling cannot see the failure that did not happen."
+    )
+    return section(
+        "tasks",
+        "Score by task",
+        f'<div class="two">{figure}{numbers}</div>',
+        lead,
+    )
+
+
+def _cell(interval: Interval | None, *, sign: bool = False) -> str:
+    """A mean with its bounds below it."""
+    if interval is None:
+        return DASH
+    mean = signed(interval.mean) if sign else number(interval.mean)
+    return f"{mean}<small>{bounds(interval, sign=sign)}</small>"
+
+
+def _training_only(run: RunData) -> str:
+    start, end = _ends(run)
+    if not math.isfinite(end):
+        return "No iteration has finished yet."
+    counted = plural(len(run.train), "iteration")
+    return (
+        f"The training reward went from {number(start)} to {number(end)} in {counted} (means of the first and the last "
+        "iterations). There was no held-out evaluation, so nothing can be said about new prompts."
+    )
+
+
+def _ends(run: RunData) -> tuple[float, float]:
+    """Mean training reward of the first and the last iterations: a quarter of the run each, at most ten."""
+    _, reward = column(run.train, "reward")
+    if not len(reward):
+        return math.nan, math.nan
+    span = min(10, max(1, len(reward) // 4))
+    return float(reward[:span].mean()), float(reward[-span:].mean())
+
+
+def _training_figure(run: RunData) -> str:
+    iteration, reward = column(run.train, "reward")
+    if not len(reward):
+        return ""
+    rows = [
+        row for row in run.train if all(column([row], key)[0].size for key in ("reward", "reward_std", "num_images"))
+    ]
+    error = column(rows, "reward_std")[1] / np.sqrt(np.maximum(column(rows, "num_images")[1], 1))
+    # The error of a mean of k neighbours is sqrt(mean of squares / k); thinning takes such means.
+    runs = len(reward) / len(thin(reward))
+    thinned_error = np.sqrt(thin(error**2) / runs) if len(error) == len(reward) else error[:0]
+    x, y = thin(iteration), thin(reward)
+    line, spread = smooth(y, thinned_error)
+    half = 1.96 * spread
+    series = Series(
+        label="training reward",
+        x=x,
+        y=line,
+        low=line - half if len(half) else half,
+        high=line + half if len(half) else half,
+        raw_x=x,
+        raw_y=y,
+    )
+    start, end = _ends(run)
+    text = f"Training reward over {plural(len(reward), 'iteration')}, from {number(start)} to {number(end)}"
+    key = [("iterations" if runs == 1 else f"means of about {runs:.0f} iterations", 1, "raw"), ("smoothed", 1, "line")]
+    if len(half):
+        key.append(("95 % (standard deviation / √images)", 1, "band"))
+    return _figure("Training reward", [series], "reward", text, key)
+
+
+def _held_out_figure(run: RunData, outcome: Outcome | None) -> str:
+    if outcome is None:
+        return ""
+    rows = [row for row in run.evaluations if column([row], outcome.metric)[0].size]
+    x, y = column(rows, outcome.metric)
+    low = np.array([_number(row.get(f"{outcome.metric}_low")) for row in rows])
+    high = np.array([_number(row.get(f"{outcome.metric}_high")) for row in rows])
+    series = [Series(label=outcome.label, x=x, y=y, low=low, high=high, markers=True)]
+    key = [(outcome.label, 1, "line"), *([("95 % interval", 1, "band")] if np.isfinite(low).any() else [])]
+    graded_x, graded = column(run.evaluations, GRADED)
+    if len(graded):
+        series.append(Series(label="graded credit", x=graded_x, y=graded, color=2, dashed=True, markers=True))
+        key.append(("graded credit", 2, "dash"))
+    text = f"Held-out {outcome.label} at {plural(len(y), 'evaluation')}, from {number(y[0])} to {number(y[-1])}"
+    return _figure("Held-out evaluation", series, "score", text, key)
+
+
+def _other_rewards(run: RunData, outcome: Outcome | None) -> list[str]:
+    """Every further reward: held-out where measured, and the members of a training reward made of several.
+
+    Sub-scores (`reward/<name>/<part>`) stay in the metrics file, and bounds become the band of their reward's curve.
+    """
+    shown = "" if outcome is None else outcome.metric
+    held = [key for key in keys_below(run.evaluations, "eval/reward/") if key != shown]
+    held = [key for key in held if key.count("/") == 2 and not key.endswith(("_low", "_high"))]
+    members = [key for key in keys_below(run.train, "reward/") if key.count("/") == 1]
+    return held + (members if len(members) > 1 else [])
+
+
+def _reward_figure(run: RunData, key: str) -> str:
+    held = key.startswith("eval/")
+    x, y = column(run.evaluations if held else run.train, key)
+    if not len(y):
+        return ""
+    name = key.split("reward/", 1)[1]
+    title = f"{'Held-out' if held else 'Training'} reward: {name}"
+    if held:
+        rows = [row for row in run.evaluations if row.get(key) is not None]
+        low, high = (np.array([_number(row.get(f"{key}_{end}")) for row in rows]) for end in ("low", "high"))
+        series = Series(label=name, x=x, y=y, low=low, high=high, color=3, markers=True)
+    else:
+        series = Series(label=name, x=thin(x), y=smooth(thin(y), y[:0])[0], raw_x=thin(x), raw_y=thin(y), color=3)
+    return _figure(title, [series], "reward", f"{title}, from {number(y[0])} to {number(y[-1])}", [])
+
+
+def _figure(title: str, series: list[Series], y_label: str, text: str, key: list[tuple[str, int, str]]) -> str:
+    draw = partial(line_chart, series, height=270, x_label="iteration", y_label=y_label, description=text)
+    chart = responsive(lambda width: draw(width=width))
+    return f'<figure class="card"><h3>{esc(title)}</h3>{chart}{legend(key) if key else ""}</figure>'
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan

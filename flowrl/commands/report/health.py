@@ -1,0 +1,140 @@
+"""Whether the run was healthy, and where its time went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from flowrl.commands.report.run_data import RunData, column, keys_below
+from flowrl.html.bars import stacked_bar
+from flowrl.html.charts import Series, legend, line_chart, responsive, smooth, thin
+from flowrl.html.markup import duration, esc, number, plural, section, table
+
+Values = Float[np.ndarray, " n"]
+RECENT = 10  # iterations that a shown value averages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sign:
+    """One vital sign: its metric, what it means, what is healthy, and the test of that."""
+
+    key: str
+    title: str
+    meaning: str
+    healthy: str
+    is_healthy: Callable[[Values], bool]
+
+
+def _recent(values: Values) -> float:
+    return float(values[-RECENT:].mean())
+
+
+def _without_spikes(values: Values) -> bool:
+    """No recent value beyond ten times the run's median; too early to say within the first iterations."""
+    return len(values) < 2 * RECENT or bool(values[-RECENT:].max() <= 10 * max(float(np.median(values)), 1e-12))
+
+
+SIGNS = (
+    Sign(
+        key="ratio_mean",
+        title="Importance ratio",
+        meaning="Probability of the drawn steps under the policy that learns, over that under the one that drew them.",
+        healthy="1 before the first update of an iteration; a mean more than 1 % off points to a mismatch of the two.",
+        is_healthy=lambda values: abs(float(values[0]) - 1) < 0.01 and abs(_recent(values) - 1) < 0.01,
+    ),
+    Sign(
+        key="clip_fraction",
+        title="Clip fraction",
+        meaning="Share of steps whose ratio left the clip range, so that their gradient was cut.",
+        healthy="Below 0.3. Always 0 with one update for each rollout; near 1 the updates are too large.",
+        is_healthy=lambda values: _recent(values) < 0.3,
+    ),
+    Sign(
+        key="kl",
+        title="KL to the reference",
+        meaning="How far the policy has moved from where it started, in nats.",
+        healthy="A slow rise. A jump often comes before pictures collapse: lower optim.lr or raise kl_coef.",
+        is_healthy=_without_spikes,
+    ),
+    Sign(
+        key="grad_norm",
+        title="Gradient norm",
+        meaning="Length of the gradient before it is clipped.",
+        healthy="Steady, without spikes beyond ten times its median.",
+        is_healthy=_without_spikes,
+    ),
+    Sign(
+        key="zero_std_ratio",
+        title="Groups without contrast",
+        meaning="Share of prompts whose samples all got the same reward, and so teach nothing.",
+        healthy="Below 0.5. Near 1 the prompts are too easy, too hard, or the reward is too coarse.",
+        is_healthy=lambda values: _recent(values) < 0.5,
+    ),
+    Sign(
+        key="invalid_ratio",
+        title="Failed rewards",
+        meaning="Share of images that a reward could not score: they teach nothing and enter no statistic.",
+        healthy="0. The causes are in metrics.jsonl under reward_errors; beyond max_invalid_ratio the run stops.",
+        is_healthy=lambda values: float(values.max()) == 0,
+    ),
+)
+
+
+def health(run: RunData) -> str:
+    """A card for every vital sign that the run logged."""
+    cards = "".join(_sign_card(run, sign) for sign in SIGNS)
+    lead = f"Large numbers are means of the last {RECENT} iterations. The marks are rules of thumb, not proofs."
+    return section("health", "Health", f'<div class="three">{cards}</div>' if cards else "", lead)
+
+
+def time_by_stage(run: RunData) -> str:
+    """Where the seconds went, as one bar and as a table."""
+    stages = _stages(run)
+    total = sum(seconds for _, seconds in stages)
+    if total <= 0:
+        return ""
+    rows = [[esc(name), duration(seconds), f"{100 * seconds / total:.1f} %"] for name, seconds in stages]
+    rows.append(["all", duration(total), "100 %"])
+    shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in stages)
+    text = f"Share of the time by stage: {shares}"
+    bar = responsive(lambda width: stacked_bar(stages, width=width, description=text))
+    key = legend([(name, index % 6 + 1, "box") for index, (name, _) in enumerate(stages)])
+    numbers = table("Time by stage", ["Stage", "Time", "Share"], rows)
+    body = f'<div class="two"><figure class="card">{bar}{key}</figure>{numbers}</div>'
+    evaluations = column(run.evaluations, "seconds/eval")[0].size
+    counts = f"{plural(len(run.train), 'iteration')} and {plural(evaluations, 'evaluation')}"
+    return section("time", "Time by stage", body, f"{counts}; loading the model is not counted.")
+
+
+def _sign_card(run: RunData, sign: Sign) -> str:
+    x, y = column(run.train, sign.key)
+    if not len(y):
+        return ""
+    good = sign.is_healthy(y)
+    mark = '<span class="mark good">✓ healthy</span>' if good else '<span class="mark bad">! look here</span>'
+    series = Series(
+        label=sign.title, x=thin(x), y=smooth(thin(y), y[:0])[0], raw_x=thin(x), raw_y=thin(y), color=1 if good else 2
+    )
+    text = f"{sign.title} over {plural(len(y), 'iteration')}, last {number(float(y[-1]))}"
+    chart = line_chart([series], width=330, height=150, x_label="iteration", y_label="", description=text)
+    extra = ""
+    _, deviation = column(run.train, "ratio_max_deviation")
+    if sign.key == "ratio_mean" and len(deviation):
+        extra = f" Largest departure of a single step in the run: {number(float(deviation.max()))}."
+    return (
+        f'<figure class="card"><h3>{esc(sign.title)} {mark}</h3><p class="value">{number(_recent(y), 4)}</p>{chart}'
+        f"<figcaption>{esc(sign.meaning)} <b>Healthy:</b> {esc(sign.healthy)}{extra}</figcaption></figure>"
+    )
+
+
+def _stages(run: RunData) -> list[tuple[str, float]]:
+    """Seconds of every logged stage of an iteration, of evaluation, and of the rest."""
+    names = [key.removeprefix("seconds/") for key in keys_below(run.train, "seconds/") if key != "seconds/eval"]
+    stages = [(name, float(column(run.train, f"seconds/{name}")[1].sum())) for name in names]
+    rest = float(column(run.train, "seconds")[1].sum()) - sum(seconds for _, seconds in stages)
+    stages.append(("eval", float(column(run.evaluations, "seconds/eval")[1].sum())))
+    stages.append(("other", max(rest, 0.0)))
+    return [(name, seconds) for name, seconds in stages if seconds > 0]

@@ -1,0 +1,93 @@
+"""Puts the page together."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from flowrl.commands.report.achieved import curves, summary, tasks, tiles
+from flowrl.commands.report.health import health, time_by_stage
+from flowrl.commands.report.result import held_out
+from flowrl.commands.report.run_data import RunData
+from flowrl.commands.report.shown_samples import pictures
+from flowrl.html.document import MEDIA_POLICY, POLICY, document
+from flowrl.html.markup import esc, plural, section, table
+
+
+def render(run: RunData, home: Path) -> str:
+    """The whole page as HTML, for a file in the folder `home`."""
+    outcome = held_out(run)
+    notes = "".join(f"<li>{esc(note)}</li>" for note in run.notes)
+    body = "".join(
+        [
+            summary(run, outcome),
+            f'<ul class="notes">{notes}</ul>' if notes else "",
+            tiles(run, outcome),
+            curves(run, outcome),
+            tasks(outcome),
+            pictures(run, home),
+            health(run),
+            time_by_stage(run),
+            reproduce(run),
+            provenance(run),
+        ]
+    )
+    footer = "Written by <code>flowrl report</code> from the files of the run."
+    policy = MEDIA_POLICY if run.sample_word == "video" else POLICY
+    return document(run.name, body, lead=status(run), footer=footer, policy=policy)
+
+
+def status(run: RunData) -> str:
+    """How far the run is, and on what it ran."""
+    done = int(run.train[-1]["iteration"]) + 1 if run.train else 0
+    state = '<span class="mark good">✓ finished</span>' if run.finished else '<span class="mark">not finished</span>'
+    planned = run.config.get("num_iterations")
+    reach = f"{done} of {plural(int(planned), 'iteration')}" if isinstance(planned, int) else plural(done, "iteration")
+    facts = [run.manifest.get(key) for key in ("config_name", "device", "started")]
+    return " · ".join([state, reach, *(esc(fact) for fact in facts if fact)])
+
+
+def reproduce(run: RunData) -> str:
+    """Commands for doing it again, going on, and using the result."""
+    folder = str(run.config.get("out") or f"runs/{run.name}")
+    quoted = shlex.quote(folder)
+    lines = []
+    commit, command = run.manifest.get("git_commit"), run.manifest.get("command")
+    if command:
+        text = shlex.join(str(word) for word in command) if isinstance(command, list) else str(command)
+        lines += ["# the command of this run", *([f"git checkout {commit}"] if commit else []), text, ""]
+    lines += [
+        "# the same settings in a new folder",
+        f"flowrl train {shlex.quote(folder + '/config.yaml')} out={quoted}-again",
+        "",
+    ]
+    if not run.finished:
+        lines += ["# go on from the last complete checkpoint", f"flowrl train resume={quoted}", ""]
+    lines += ["# this page, from the files as they are now", f"flowrl report {quoted}"]
+    if run.has_lora:
+        lines += [
+            "",
+            "# in Python, with the diffusers pipeline of the base model",
+            f"pipeline.load_lora_weights({folder + '/lora'!r})",
+        ]
+    lead = "All noise is a function of the seed and of counters, so a run on the same machine repeats itself."
+    block = f'<pre tabindex="0"><code>{esc(chr(10).join(lines))}</code></pre>'
+    return section("reproduce", "Run it again", block, lead)
+
+
+def provenance(run: RunData) -> str:
+    """The manifest and the resolved configuration, folded."""
+    parts = ""
+    if run.manifest:
+        rows = [[esc(key), f"<code>{esc(_plain(value))}</code>"] for key, value in run.manifest.items()]
+        body = table("Versions, machine and command", ["Key", "Value"], rows)
+        parts += f"<details><summary>Manifest</summary>{body}</details>"
+    if run.config_text:
+        code = f'<pre tabindex="0"><code>{esc(run.config_text)}</code></pre>'
+        parts += f"<details><summary>Resolved configuration</summary>{code}</details>"
+    return section("provenance", "Settings and versions", parts)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

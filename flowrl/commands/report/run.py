@@ -1,0 +1,31 @@
+"""One self-contained page about a run: `write_report(run_folder)` reads what the run wrote and draws `report.html`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flowrl.commands.report.page import render
+from flowrl.commands.report.run_data import read_run
+from flowrl.files import replacing
+
+
+def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of a run, finished or not, and return its path.
+
+    The page needs no network and no other file: charts are inline SVG, pictures are embedded, and so are video clips
+    up to 3 MB in all; larger ones are linked, so that page wants to stay beside them. It can be written at any time,
+    also while the run is going on; the file is replaced as a whole.
+
+    Args:
+        run_folder: what `flowrl train` made (config.yaml, manifest.json, metrics.jsonl, eval/, samples/).
+        out: the HTML file to write; None writes `report.html` into the run folder.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: the folder is not a run.
+    """
+    run = read_run(Path(run_folder))
+    out = Path(run_folder) / "report.html" if out is None else Path(out)
+    with replacing(out) as stream:
+        stream.write(render(run, out.parent).encode("utf-8"))
+    return out

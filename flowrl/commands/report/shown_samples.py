@@ -1,0 +1,134 @@
+"""Samples of the same prompt and seed before and after: pictures, edits beside their sources, and playing clips."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from PIL import Image
+
+from flowrl.commands.report.run_data import Pair, RunData
+from flowrl.html.markup import esc, plural, section
+
+MAX_PAIRS = 16
+MAX_CLIPS = 8  # prompts of a video run: each plays twice
+MAX_EMBEDDED = 3_000_000  # bytes of clips that go into the page; beyond that all are linked
+SMALL = 128  # up to this side a picture is embedded as it is and its pixels are shown as squares
+LARGE = 448  # longer sides are reduced to this: twice the size at which they are shown
+ROW = 1600  # the same for a row of frames
+
+Side = tuple[str, Path, Path | None]  # what it is, its picture, its clip
+
+
+def pictures(run: RunData, home: Path) -> str:
+    """The first pairs in the order of their numbers, never a selection by looks, for a page in the folder `home`."""
+    video = run.sample_word == "video"
+    chosen = run.pairs[: MAX_CLIPS if video else MAX_PAIRS]
+    address = _addresses(chosen, home)
+    shown = [cell for pair in chosen if (cell := _pair(pair, address))]
+    if not shown:
+        return ""
+    rest = len(run.pairs) - len(shown)
+    more = f" {rest} more in samples/." if rest > 0 else ""
+    if video:
+        more += " Beside each clip are frames spread evenly over it, the first and the last among them."
+        linked = any(not value.startswith("data:") for value in address.values())
+        more += " The clips are files in samples/: keep this page where it is." if linked else ""
+    title = "Before and after" if len(run.pair_iterations) > 1 else "Videos" if video else "Pictures"
+    edits = any(pair.sources for pair in chosen)
+    style = " clips" if video else " edits" if edits else ""
+    return section(
+        "pictures", title, f'<div class="pairs{style}">{"".join(shown)}</div>', _lead(run, video, edits) + more
+    )
+
+
+def embed(path: Path, large: int = LARGE) -> tuple[str, bool] | None:
+    """A picture as a data address and whether it is small; None where the file cannot be read.
+
+    Args:
+        path: the file.
+        large: longer sides are reduced to this.
+    """
+    try:
+        with Image.open(path) as image:
+            image.load()
+            picture = image.convert("RGB")
+    except OSError:  # cut off while being written, or no picture
+        return None
+    small = max(picture.size) <= SMALL
+    picture.thumbnail((large, large))
+    buffer = io.BytesIO()
+    if small:
+        picture.save(buffer, format="PNG", optimize=True)
+    else:
+        picture.save(buffer, format="JPEG", quality=88)
+    return _data(buffer.getvalue(), f"image/{'png' if small else 'jpeg'}"), small
+
+
+def _lead(run: RunData, video: bool, edits: bool) -> str:
+    first, last = run.pair_iterations[0], run.pair_iterations[-1]
+    start = "before training" if first == 0 else f"after {plural(first, 'iteration')}"
+    source = "First the source, which was given with the prompt. " if edits else ""
+    if first == last:
+        return f"{source}Drawn {start}; there is no later sampling yet."
+    one, other = ("Above", "below") if video else ("Then", "then") if edits else ("Left", "right")
+    return (
+        f"{source}{one} {start}, {other} after {plural(last, 'iteration')}: same prompt, same start noise. "
+        "The first ones in order, not picked."
+    )
+
+
+def _addresses(pairs: Sequence[Pair], home: Path) -> dict[Path, str]:
+    """What a page in `home` writes for every clip: all of them inside the page, or all as links."""
+    clips = [clip for pair in pairs for clip in (pair.before_clip, pair.after_clip) if clip is not None]
+    if sum(clip.stat().st_size for clip in clips) <= MAX_EMBEDDED:
+        return {clip: _data(clip.read_bytes(), "video/mp4") for clip in clips}
+    return {clip: quote(Path(os.path.relpath(clip.resolve(), home.resolve())).as_posix()) for clip in clips}
+
+
+def _data(content: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def _pair(pair: Pair, address: dict[Path, str]) -> str:
+    """A figure of one prompt; nothing where one of its pictures cannot be read."""
+    sides: list[Side] = [("before", pair.before, pair.before_clip)]
+    if pair.after is not None:
+        sides.append(("after", pair.after, pair.after_clip))
+    try:
+        sources = "".join(_picture("source", path, f"source: {pair.prompt}") for path in pair.sources)
+        stills = [_picture(side, path, f"{side} training: {pair.prompt}") for side, path, clip in sides if clip is None]
+        shots = [_shot(side, path, address[clip], pair.prompt) for side, path, clip in sides if clip is not None]
+    except OSError:
+        return ""
+    images = sources + "".join(stills)
+    row = f'<div class="sides">{images}</div>' if images else ""
+    seed = f' <small class="muted">seed {esc(pair.seed)}</small>' if pair.seed else ""
+    return f'<figure class="pair">{row}{"".join(shots)}<figcaption>{esc(pair.prompt)}{seed}</figcaption></figure>'
+
+
+def _picture(side: str, path: Path, text: str) -> str:
+    embedded = embed(path)
+    if embedded is None:
+        raise OSError(f"{path} is no picture")
+    source, small = embedded
+    style = ' class="pixels"' if small else ""
+    with Image.open(path) as image:
+        share = 100 * image.width / image.height  # of the row's width, so that all are equally tall
+    return f'<div style="--share:{share:.0f}"><img{style} src="{source}" alt="{esc(text)}"><span>{side}</span></div>'
+
+
+def _shot(side: str, path: Path, clip: str, prompt: str) -> str:
+    """A clip that plays by itself, and the row of its frames for paper and for a still look."""
+    row = embed(path, ROW)
+    if row is None:
+        raise OSError(f"{path} is no picture")
+    return (
+        f'<div class="shot"><span>{side}</span><video src="{esc(clip)}" muted loop autoplay playsinline controls '
+        f'aria-label="{side} training: {esc(prompt)}"></video>'
+        f'<img src="{row[0]}" alt="frames {side} training: {esc(prompt)}"></div>'
+    )

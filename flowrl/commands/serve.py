@@ -1,0 +1,129 @@
+"""`flowrl serve`: rewards behind HTTP, until Ctrl-C; see docs/serving.md."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowrl.commands.train.run import find_config
+from flowrl.config.base import read_with_base
+from flowrl.config.options import unknown_name
+
+if TYPE_CHECKING:
+    from flowrl.rewards import Reward
+
+
+def serve(parsed: argparse.Namespace) -> int:
+    """Loads rewards and serves them until a signal; returns 0 after a graceful stop.
+
+    Args:
+        parsed: `rewards`, names or one YAML file with a list `rewards:`; `host`, `port`, `token_env`, `device`,
+            `threads`, `batch_size`, `queue_size`, `max_items`, `max_mib`, `max_mpixels`, `grace`.
+
+    Raises:
+        ValueError: before any weights load for what can be known then: names, options, token, port, a missing package.
+    """
+    specs = reward_list(parsed.rewards)
+    token = _token(parsed.token_env)
+    import torch
+
+    from flowrl.rewards.compose import build_weighted_sum
+    from flowrl.rewards.serving import server
+    from flowrl.rewards.specs import validate_reward_specs
+
+    server.check_extra()
+    validate_reward_specs(specs)
+    if parsed.threads is not None and parsed.threads < 1:
+        raise ValueError(f"--threads must be at least 1, got {parsed.threads}.")
+    # The other half decodes pictures and speaks HTTP; where both fight for cores, torch's threads wait for each other.
+    torch.set_num_threads(parsed.threads or max(1, (os.cpu_count() or 1) // 2))
+    device = parsed.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    bound = server.open_socket(parsed.host, parsed.port, has_token=token is not None)
+    try:
+        start = time.monotonic()
+        print(f"Loading {', '.join(_label(spec) for spec in specs)} on {device} ...", flush=True)
+        terms = build_weighted_sum(specs, device=device).terms
+        rewards: dict[str, Reward] = {term.key: term.reward for term in terms}
+        app = server.make_app(
+            rewards, token=token, max_bytes=parsed.max_mib * 2**20, max_pixels=parsed.max_mpixels * 10**6,
+            max_items=parsed.max_items, queue_size=parsed.queue_size, batch_size=parsed.batch_size,
+        )  # fmt: skip
+        host, port = bound.getsockname()[:2]
+        at = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        print(f"Serving at {at} after {time.monotonic() - start:.1f} s; Ctrl-C stops.")
+        for name, reward in rewards.items():
+            print(f"  {name} ({reward.kind}; needs {', '.join(sorted(reward.needs))}): {reward.version}")
+        asks = f", token_env: {parsed.token_env}" if parsed.token_env else ""
+        which = f", reward: {next(iter(rewards))}" if len(rewards) > 1 else ""
+        print(f"In a configuration: {{name: remote, options: {{url: '{at}'{which}{asks}}}}}", flush=True)
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
+        server.serve(app, sock=bound, grace=parsed.grace)
+    finally:
+        bound.close()
+    print("Stopped.", flush=True)
+    return 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Puts the options of `flowrl serve` on its parser."""
+    parser.add_argument(
+        "rewards", nargs="+", metavar="REWARD|CONFIG", help="names of rewards, or one YAML file with a list rewards:"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (127.0.0.1, this machine only)")
+    parser.add_argument("--port", type=int, default=8190, help="port (8190); 0 takes a free one")
+    parser.add_argument("--token-env", metavar="NAME", help="environment variable with the token clients must send")
+    parser.add_argument("--device", help="where rewards with weights run (cuda where there is one, else cpu)")
+    parser.add_argument("--threads", type=int, help="CPU threads of torch (half of the cores)")
+    parser.add_argument("--batch-size", type=int, default=16, help="items scored at once (16)")
+    parser.add_argument("--queue-size", type=int, default=1024, help="items of a reward that may wait (1024)")
+    parser.add_argument("--max-items", type=int, default=256, help="items of one request (256)")
+    parser.add_argument("--max-mib", type=int, default=64, help="MiB of one request (64)")
+    parser.add_argument("--max-mpixels", type=int, default=64, help="million pixels of one request, all pictures (64)")
+    parser.add_argument("--grace", type=float, default=30.0, help="seconds to finish what was taken, at the end (30)")
+
+
+def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
+    """The rewards that a command line names, as specs; what a file says of weights is for training and left out.
+
+    Raises:
+        ValueError: neither names of rewards nor a file with rewards.
+    """
+    from flowrl.rewards import REWARDS
+
+    if all(name in REWARDS for name in given):
+        return [{"name": name} for name in given]
+    if len(given) > 1:
+        wrong = next(name for name in given if name not in REWARDS)
+        raise ValueError(unknown_name("reward", wrong, REWARDS) + " A configuration must stand alone.")
+    try:
+        path = find_config(given[0])
+    except ValueError as error:
+        looks_like_file = given[0].endswith((".yaml", ".yml")) or "/" in given[0]
+        raise (
+            error
+            if looks_like_file
+            else ValueError(unknown_name("reward", given[0], REWARDS) + " Or give a YAML file with a list rewards:.")
+        ) from None
+    rewards = read_with_base(path).get("rewards")
+    if not isinstance(rewards, list) or not rewards or not all(isinstance(spec, Mapping) for spec in rewards):
+        raise ValueError(f"{path}: rewards must be a list with entries such as {{name: hps}}, got {rewards!r}.")
+    training = ("weight", "schedule", "clip", "gate")
+    return [{key: value for key, value in spec.items() if key not in training} for spec in rewards]
+
+
+def _label(spec: Mapping[str, Any]) -> str:
+    return str(spec.get("name") or spec.get("function"))
+
+
+def _token(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    token = os.environ.get(variable, "").strip()
+    if not token:
+        raise ValueError(f"--token-env: the environment variable {variable} is not set: put the token there.")
+    return token

@@ -1,0 +1,226 @@
+"""The page of a sweep: one file that needs no network, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flowrl.commands.compare.measure import PIXELS as PIXEL_GRID
+from flowrl.commands.sweep.draw import FEATURES_TEXT
+from flowrl.commands.sweep.result import (
+    FEATURES,
+    PIXELS,
+    Outcome,
+    Results,
+    at_same_cost,
+    differences,
+    scale_text,
+    sentence,
+)
+from flowrl.commands.sweep.sweep_figures import StripRows, against_cost, against_diversity, against_scale, key, strip
+from flowrl.html.document import document
+from flowrl.html.markup import DASH, MINUS, esc, number, section, table
+from flowrl.statistics.bootstrap import Interval
+from flowrl.training.drift import KL_TEXT
+
+EXTRA_CSS = """
+.shots td,.shots th{padding:5px;text-align:left;white-space:normal;font-size:.85rem}
+.shots tbody th{min-width:7rem;max-width:10rem}
+.shots img{display:block;width:100px;max-width:none;height:auto;border-radius:4px}
+.thin{stroke-width:1.4;opacity:.75}.faint{opacity:.4}
+.tables h3{margin-top:26px}.facts{max-width:54rem;font-size:.92rem}.facts dt{margin-top:8px}
+.facts dd{overflow-wrap:anywhere}
+"""
+
+
+def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], command: str) -> str:
+    """The whole page as HTML.
+
+    Args:
+        results: all numbers.
+        rows: pictures of a few prompts.
+        facts: how it was measured, by name.
+        command: what was typed; "" where that is not known.
+    """
+    title = f"RLG sweep of {facts['name']}"
+    notes = "".join(f"<li>{esc(note)}</li>" for note in results.notes)
+    body = "".join([
+        f'<p class="summary">{esc(sentence(results))}</p>',
+        f'<p class="muted">{_reading(results)}</p>',
+        f'<ul class="notes">{notes}</ul>' if notes else "",
+        _quality(results), _scales(results), _pictures(rows), _cost(results), _searched(rows), _tables(results),
+        _measured(results, facts, command),
+    ])  # fmt: skip
+    lead = f"{esc(facts['images'])} · {esc(facts['sampling'])}"
+    footer = "Written by <code>flowrl sweep</code> from the journals of its folder."
+    return document(title, body, lead=lead, footer=footer, css=EXTRA_CSS)
+
+
+def _reading(results: Results) -> str:
+    said = (
+        "RLG mixes the outputs of the base model and the tuned one at each step: scale 0 is the base model, 1 the "
+        "tuned one, beyond 1 goes further in the direction of training, at the cost of both."
+    )
+    if len(results.of_kind("rlg")) > 2:
+        said += " The best of several scales is picked on these very images, so expect a little less of it on new ones."
+    return said
+
+
+def _quality(results: Results) -> str:
+    names = dict.fromkeys((results.target.name, results.judge.name))
+    charts = "".join(_card(_headed(results, name), against_diversity(results, name)) for name in names)
+    kinds = [one.setting.kind for one in results.of_kind("rlg", "run")]
+    return section(
+        "quality", "Quality against diversity", f'<div class="two">{charts}</div>{key(kinds)}',
+        "Each dot is a scale, with 95 % intervals over prompts both ways. Up and right is better. The intervals are "
+        "wide where prompts differ; differences between scales, which share prompts and start noise, are surer than "
+        "they look here and stand in the tables.",
+    )  # fmt: skip
+
+
+def _scales(results: Results) -> str:
+    if len(results.of_kind("rlg")) < 2:
+        return ""
+    names = [*dict.fromkeys((results.target.name, results.judge.name)), *_diversities(results)]
+    charts = "".join(_card(_headed(results, name), against_scale(results, name)) for name in names)
+    return section("scales", "Scores and diversity against the scale", f'<div class="two">{charts}</div>')
+
+
+def _pictures(rows: StripRows) -> str:
+    return section(
+        "pictures", "The same start noise at every scale", strip(rows, ("rlg", "run")),
+        "The first image of prompts spread evenly over the list, not picked.",
+    )  # fmt: skip
+
+
+def _searched(rows: StripRows) -> str:
+    return section(
+        "searched", "What search kept", strip(rows, ("best_of", "prune")),
+        "For the same prompts; the first candidate has the start noise of the pictures above.",
+    )  # fmt: skip
+
+
+def _cost(results: Results) -> str:
+    searches = results.of_kind("best_of", "prune")
+    if not searches:
+        return ""
+    names = dict.fromkeys((results.target.name, results.judge.name))
+    charts = "".join(_card(_headed(results, name), against_cost(results, name)) for name in names)
+    kinds = [one.setting.kind for one in (*results.of_kind("rlg"), *searches)]
+    return section(
+        "cost", "RLG beside search, at equal cost", f'<div class="two">{charts}</div>{key(kinds)}{_same_cost(results)}',
+        "Dots above one another cost the same. A search also decodes and scores every image it looks at, which the "
+        "evaluations of the network do not count; the table does.",
+    )  # fmt: skip
+
+
+def _same_cost(results: Results) -> str:
+    found = at_same_cost(results)
+    if found is None:
+        return '<p class="muted">No search costs as much as RLG; best of 2 does where both models are guided.</p>'
+    reference, others = found
+    names = [*_measure_names(results), results.diversity]
+    rows = [[esc(reference.setting.label), _spent(reference), *(_cell(results, reference, name) for name in names)]]
+    for one in others:
+        change = differences(one, reference)
+        rows.append([esc(one.setting.label), _spent(one), *(_compared(results, one, change, name) for name in names)])
+    head = ["Setting", "Evaluations", *map(esc, names)]
+    where = scale_text(reference)
+    return (
+        f'<p class="muted">At the cost of RLG: its best {esc(where)} by {esc(results.judge.name)}, and below it the '
+        f"difference of each search to it.</p>{table('At equal cost', head, rows)}"
+    )
+
+
+def _tables(results: Results) -> str:
+    names = [*_measure_names(results), *_diversities(results)]
+    rows = []
+    for one in results.outcomes:
+        rows.append([esc(one.setting.label), _spent(one), *(_cell(results, one, name) for name in names), _far(one)])
+    head = ["Setting", "Evaluations", *map(esc, names), "Distance"]
+    parts = "<h3>Every setting, mean and 95 % interval</h3>" + table("Every setting", head, rows)
+    for title, pick in (("the tuned model (scale 1)", "to_tuned"), ("the base model (scale 0)", "to_base")):
+        changed = [(one, one.to_tuned if pick == "to_tuned" else one.to_base) for one in results.outcomes]
+        cells = [[esc(one.setting.label), *(_difference(results, found, name) for name in names)]
+                 for one, found in changed if found]  # fmt: skip
+        if cells:
+            parts += f"<h3>Difference to {title}, same prompts and start noise</h3>"
+            parts += table(f"Difference to {title}", ["Setting", *map(esc, names)], cells)
+    lead = (
+        "Evaluations of the network, and images scored to choose, for one image that is kept. A triangle marks a "
+        "difference whose interval leaves 0 out. Distance is from the base model; of best of N, the bound of its KL "
+        "divergence from the model that it draws from."
+    )
+    return section("tables", "Tables", f'<div class="tables">{parts}</div>', lead)
+
+
+def _measured(results: Results, facts: Mapping[str, str], command: str) -> str:
+    said = dict(facts)
+    features, _ = said.pop("features"), said.pop("name")
+    roles = {"target": "target, as the run's reward", "heldout": "held out"}
+    listed = {"scores": "; ".join(f"{measure.name}: {roles[measure.role]}" for measure in results.measures)}
+    if FEATURES in results.peak.columns:
+        listed[FEATURES] = (
+            f"mean of 1 \u2212 cosine over pairs of images of a prompt; features: {FEATURES_TEXT[features]}"
+        )
+    listed[PIXELS] = (
+        f"root mean square difference of images averaged to {PIXEL_GRID} x {PIXEL_GRID}, over pairs of a prompt"
+    )
+    listed["distance"] = f"{KL_TEXT}. At scale w it is w² times that at 1."
+    items = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in {**said, **listed}.items())
+    block = f'<pre tabindex="0"><code>{esc(command)}</code></pre>' if command else ""
+    return section("measured", "How it was measured", f'{block}<dl class="facts">{items}</dl>')
+
+
+def _diversities(results: Results) -> list[str]:
+    return [name for name in (FEATURES, PIXELS) if name in results.peak.columns]
+
+
+def _measure_names(results: Results) -> list[str]:
+    return [measure.name for measure in results.measures]
+
+
+def _headed(results: Results, name: str) -> str:
+    role = next((measure.role for measure in results.measures if measure.name == name), None)
+    return name if role is None else f"{name}, {'target' if role == 'target' else 'held out'}"
+
+
+def _card(title: str, chart: str) -> str:
+    return f'<figure class="card"><h3>{esc(title)}</h3>{chart}</figure>'
+
+
+def _spent(one: Outcome) -> str:
+    looks = 0 if one.setting.kind in ("rlg", "run") else one.setting.plan.looks
+    return f"{one.evaluations}<small>{looks} scored</small>" if looks else str(one.evaluations)
+
+
+def _far(one: Outcome) -> str:
+    if one.setting.kind == "best_of":
+        return f"<small>KL \u2264 {number(one.kl_bound)}</small>"
+    return number(one.drift)
+
+
+def _cell(results: Results, one: Outcome, name: str) -> str:
+    value, digits = one.means[name], results.digits(name)
+    return f"{number(value.mean, digits)}<small>{_bounds(value, digits)}</small>"
+
+
+def _compared(results: Results, one: Outcome, change: Mapping[str, Interval], name: str) -> str:
+    return f"{number(one.means[name].mean, results.digits(name))}<small>{_difference(results, change, name)}</small>"
+
+
+def _difference(results: Results, change: Mapping[str, Interval], name: str) -> str:
+    """The difference, an arrow where its sign is established, and its interval."""
+    value, digits = change[name], results.digits(name)
+    mark = f' <span class="mark">{"▲" if value.mean > 0 else "▼"}</span>' if value.excludes(0.0) else ""
+    return f"{_signed(value.mean, digits)}{mark}<small>{_bounds(value, digits, sign=True)}</small>"
+
+
+def _bounds(interval: Interval, digits: int, *, sign: bool = False) -> str:
+    write = _signed if sign else number
+    return f"{write(interval.low, digits)} to {write(interval.high, digits)}" if interval.known else DASH
+
+
+def _signed(value: float, digits: int) -> str:
+    """With its sign and as many decimals as the column has, also near 0."""
+    text = f"{value:+.{digits}f}"
+    return (text if any(digit in "123456789" for digit in text) else text[1:]).replace("-", MINUS)

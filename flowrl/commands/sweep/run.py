@@ -1,0 +1,304 @@
+"""`flowrl sweep`: draws what is missing, then writes `sweep.json` and `sweep.html` and says what came out.
+
+settings/<setting>/journal-<hash>.jsonl   a line a prompt; the hash is of all conditions, so that nothing mixes
+settings/<setting>/pictures-<hash>/       the first image of the prompts that the page shows
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flowrl.commands.reward.score import aligned
+from flowrl.commands.sweep.draw import Judges, Model, draw_prompts, drift, load_features
+from flowrl.commands.sweep.page import render
+from flowrl.commands.sweep.prepare import Sweep, prepare
+from flowrl.commands.sweep.result import Results, as_json, columns_of, results_of, sentence
+from flowrl.commands.sweep.settings import Setting, trained_on
+from flowrl.commands.sweep.sweep_figures import StripRows
+from flowrl.files import write_atomically
+from flowrl.generation.journal import Journal
+from flowrl.generation.models import fingerprint, load_source, schedule_of
+from flowrl.generation.rlg import add_experts
+from flowrl.media.images import save_png
+from flowrl.progress import Advance, progress
+from flowrl.prompts.loading import Prompt, spread
+from flowrl.rewards import Reward
+from flowrl.rewards.compose import build_weighted_sum
+from flowrl.training.parts import model_location
+
+STRIP = 6  # prompts whose pictures the page shows
+Journals = Mapping[Setting, Journal]
+
+
+def sweep(parsed: argparse.Namespace) -> int:
+    """Runs a sweep, or goes on with one; see `flowrl.commands.sweep.arguments`.
+
+    Returns:
+        0, or 130 where it was stopped; the same command then goes on.
+
+    Raises:
+        ValueError: says what was given, what is allowed and what to change; nothing was overwritten.
+    """
+    asked = prepare(parsed)
+    judges, versions = load_judges(asked)
+    with _locked(asked.folder), ExitStack() as stack:
+        shared = conditions(asked, versions)
+        journals = {one: stack.enter_context(_journal(asked, one, shared, versions)) for one in asked.question.settings}
+        distances = stack.enter_context(Journal(asked.folder / "settings" / "drift", shared))
+        try:
+            draw_missing(asked, judges, journals, distances)
+        except KeyboardInterrupt:
+            print("\nStopped. The same command goes on from here.", file=sys.stderr)
+            return 130
+        keys = [prompt.key for prompt in asked.prompts]
+        rows = {one: [journals[one].rows[key] for key in keys] for one in asked.question.settings}
+        results = results_of(
+            {one: columns_of(rows[one], asked.question.measures) for one in rows}, asked.question.measures,
+            evaluations={one: asked.evaluations(one) for one in rows}, notes=notes_of(asked),
+            drifts={name: distances.rows[lora_hash(lora)]["distance"] for name, lora in asked.loras.items()},
+        )  # fmt: skip
+        command = shlex.join(["flowrl", *sys.argv[1:]]) if sys.argv[1:2] == ["sweep"] else ""
+        page = render(results, rows=strip_of(asked, journals), facts=facts_of(asked, versions), command=command)
+        write_atomically(asked.folder / "sweep.json", json.dumps(as_json(results), indent=1) + "\n")
+        write_atomically(asked.folder / "sweep.html", page)
+    print(summary(results))
+    print(f"\nPage      {asked.folder / 'sweep.html'}\nNumbers   {asked.folder / 'sweep.json'}")
+    return 0
+
+
+# ---- conditions ------------------------------------------------------------------------------------------------------
+
+
+def load_judges(asked: Sweep) -> tuple[Judges, dict[str, str]]:
+    """Rewards and features, and the version of every reward.
+
+    Raises:
+        ValueError: a reward that needs what the prompts have not, or whose mean says nothing of a model.
+    """
+    question = asked.question
+    specs = [dict(spec) for spec in question.specs]
+    loaded = {term.key: term.reward for term in build_weighted_sum(specs, device=asked.device).terms}
+    measured = {measure.reward: loaded[measure.reward] for measure in question.measures}
+    for name, reward in loaded.items():
+        _check_reward(name, reward, asked.prompts, measured=name in measured)
+    select = question.select
+    judges = Judges(
+        rewards=measured, features=load_features(asked.features, asked.device),
+        select=None if select is None else loaded[select.reward], part=None if select is None else select.part,
+    )  # fmt: skip
+    return judges, {name: reward.version for name, reward in loaded.items()}
+
+
+def _check_reward(name: str, reward: Reward, prompts: Sequence[Prompt], *, measured: bool) -> None:
+    there = {
+        "videos": False, "source_images": all(prompt.sources for prompt in prompts),
+        "reference_images": all(prompt.references for prompt in prompts),
+    }  # fmt: skip
+    lacking = sorted(need for need in reward.needs if not there.get(need, True))
+    if lacking:
+        raise ValueError(
+            f"reward {name!r} needs {', '.join(lacking)}: a sweep draws pictures, and sources and references come from "
+            f"the prompts, all of which must name them. Take another reward, or other --prompts."
+        )
+    if reward.kind == "adversarial" or (measured and reward.kind in ("groupwise", "pairwise")):
+        raise ValueError(
+            f"reward {name!r} is {reward.kind}: its values compare images with each other, or it learns in a run, so "
+            f"that a mean of it says nothing of a model. Take one that judges an image by itself."
+        )
+
+
+def conditions(asked: Sweep, versions: Mapping[str, str]) -> dict[str, Any]:
+    """All that the values of every setting depend on."""
+    source = asked.source
+    local = Path(model_location(source.model)).is_dir()
+    texts = json.dumps([[prompt.key, prompt.negative, prompt.metadata] for prompt in asked.prompts], sort_keys=True)
+    return {
+        "model": source.model, "weights": fingerprint(replace(source, lora=None)) if local else None,
+        "family": source.family, "options": source.options, "steps": source.num_steps, "grid": source.grid,
+        "shift": source.shift, "training_size": source.training_size, "guidance": source.guidance_scale,
+        "base_guidance": asked.base_guidance, "dtype": source.dtype,
+        "max_sequence_length": source.max_sequence_length, "seed": asked.seed, "samples": asked.samples,
+        "prompts": hashlib.sha256(texts.encode()).hexdigest()[:16], "features": asked.features,
+        "rewards": {measure.reward: versions[measure.reward] for measure in asked.question.measures},
+    }  # fmt: skip
+
+
+def lora_hash(lora: Path) -> str:
+    """A short hash of a LoRA's weights and settings."""
+    digest = hashlib.sha256()
+    for path in sorted(lora.iterdir()):
+        if path.suffix in (".safetensors", ".json"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _journal(asked: Sweep, setting: Setting, shared: Mapping[str, Any], versions: Mapping[str, str]) -> Journal:
+    identity: dict[str, Any] = {"setting": setting.key, "lora": lora_hash(asked.loras[setting.run]), **shared}
+    select = asked.question.select
+    if setting.kind in ("best_of", "prune") and select is not None:
+        identity |= {"select": select.name, "select_version": versions[select.reward]}
+    return Journal(asked.folder / "settings" / setting.key, identity)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps a second sweep out of the folder, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(f"another sweep is still at work in {folder}: wait for it, or end it first.") from error
+        yield
+
+
+# ---- drawing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Settings that are drawn together, the prompts they lack, and the cost of a prompt in that of a plain one."""
+
+    settings: tuple[Setting, ...]
+    missing: tuple[Prompt, ...]
+    cost: int
+
+
+def jobs_of(asked: Sweep, journals: Journals) -> list[Job]:
+    """All settings; best of N for several N at one scale takes one pass, over the candidates of the largest."""
+    groups: dict[Any, list[Setting]] = {}
+    for setting in asked.question.settings:
+        groups.setdefault(("best_of", setting.scale) if setting.kind == "best_of" else setting, []).append(setting)
+    plain = asked.evaluations(Setting(kind="rlg", scale=1.0))
+    jobs = []
+    for settings in groups.values():
+        lacking = [one for one in settings if any(prompt.key not in journals[one].rows for prompt in asked.prompts)]
+        chosen = tuple(lacking or settings)
+        missing = tuple(p for p in asked.prompts if any(p.key not in journals[one].rows for one in chosen))
+        cost = max(1, round(max(asked.evaluations(one) for one in chosen) / plain))
+        jobs.append(Job(settings=chosen, missing=missing, cost=cost))
+    return jobs
+
+
+def draw_missing(asked: Sweep, judges: Judges, journals: Journals, distances: Journal) -> None:
+    """Draws what no journal has, and measures the distances of tuned models from the base."""
+    jobs = jobs_of(asked, journals)
+    hashes = {name: lora_hash(lora) for name, lora in asked.loras.items()}
+    unknown = [name for name, key in hashes.items() if key not in distances.rows]
+    if not unknown and not any(job.missing for job in jobs):
+        return
+    total = sum(job.cost * len(asked.prompts) for job in jobs)
+    done = total - sum(job.cost * len(job.missing) for job in jobs)
+    model = load_model(asked)
+    for name in unknown:
+        distances.add(hashes[name], {"distance": drift(model, asked.prompts, asked.seed, name)})
+    with progress("sweeping", total, done) as advance:
+        for job in jobs:
+            _draw(asked, model, judges, job, journals, advance)
+
+
+def load_model(asked: Sweep) -> Model:
+    """The base with all LoRAs beside each other."""
+    source = asked.source
+    pipeline = load_source(replace(source, lora=None), device=str(asked.device))
+    names = add_experts(pipeline, list(asked.loras.values()))
+    return Model(
+        pipeline=pipeline, adapters=dict(zip(asked.loras, names, strict=True)), guidance=source.guidance_scale,
+        schedule=schedule_of(source, pipeline), base_guidance=asked.base_guidance,
+        batch_size=asked.batch_size,
+    )  # fmt: skip
+
+
+def _draw(asked: Sweep, model: Model, judges: Judges, job: Job, journals: Journals, advance: Advance) -> None:
+    shown = {prompt.key: place for place, prompt in strip_prompts(asked)}
+    count = asked.samples * max(setting.plan.num_candidates for setting in job.settings)
+    for prompts in _pieces(job.missing, max(1, asked.batch_size // count)):
+        drawn = draw_prompts(model, judges, job.settings, prompts, samples=asked.samples, seed=asked.seed)
+        for setting, (images, rows) in drawn.items():
+            journal = journals[setting]
+            for prompt, row, image in zip(prompts, rows, images[:, 0], strict=True):
+                if prompt.key in shown:
+                    save_png(image, picture_of(journal, shown[prompt.key]))
+                if prompt.key not in journal.rows:
+                    journal.add(prompt.key, row)
+        for _ in range(job.cost * len(prompts)):
+            advance(job.settings[-1].label)
+
+
+def _pieces(prompts: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
+    for first in range(0, len(prompts), size):
+        yield prompts[first : first + size]
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def strip_prompts(asked: Sweep) -> list[tuple[int, Prompt]]:
+    """Prompts whose pictures are kept, evenly from all, with their places."""
+    return [(place, asked.prompts[place]) for place in spread(len(asked.prompts), STRIP)]
+
+
+def picture_of(journal: Journal, place: int) -> Path:
+    """File of a prompt's first image."""
+    return journal.path.with_name(journal.path.stem.replace("journal", "pictures")) / f"{place:04d}.png"
+
+
+def strip_of(asked: Sweep, journals: Journals) -> StripRows:
+    """Pictures of the page: a prompt a row, a setting a column."""
+    return [
+        (prompt.text, [(setting, picture_of(journal, place)) for setting, journal in journals.items()])
+        for place, prompt in strip_prompts(asked)
+    ]
+
+
+def notes_of(asked: Sweep) -> list[str]:
+    """What a reader of the scores should know."""
+    notes = []
+    rewards = [asdict(entry) for entry in asked.config.rewards] if asked.config is not None else []
+    for measure in asked.question.measures:
+        if measure.role == "heldout" and trained_on(rewards, measure):
+            notes.append(f"{measure.name} is given as held out, but this run was trained on it.")
+    scales = [setting.scale for setting in asked.question.settings if setting.kind == "rlg"]
+    for scale, name in ((1.0, "the tuned model"), (0.0, "the base model")):
+        if scale not in scales:
+            notes.append(f"Scale {scale:g} was not drawn, so there are no differences to {name}.")
+    return notes
+
+
+def facts_of(asked: Sweep, versions: Mapping[str, str]) -> dict[str, str]:
+    """How it was measured."""
+    source = asked.source
+    guidance = f"{source.guidance_scale:g}"
+    if asked.base_guidance != source.guidance_scale:
+        guidance += f", of the base model {asked.base_guidance:g}"
+    facts = {
+        "name": asked.name, "tuned model": str(source.lora), "base model": source.model,
+        "images": f"{len(asked.prompts)} prompts, {asked.samples} images each, start noise of seed {asked.seed}",
+        "sampling": f"{source.num_steps} deterministic steps, classifier-free guidance {guidance}, {source.dtype}",
+        "features": asked.features,
+    }  # fmt: skip
+    facts |= {f"other run {name}": str(folder) for name, folder in asked.question.others}
+    if asked.question.select is not None:
+        facts["search goes by"] = asked.question.select.name
+    return facts | {f"reward {name}": version for name, version in versions.items()}
+
+
+def summary(results: Results) -> str:
+    """The sentence, and a line a setting; 80 columns."""
+    names = [results.target.name, *([results.judge.name] if results.held_out else []), results.diversity]
+    rows = []
+    for one in results.outcomes:
+        means = [f"{one.means[name].mean:.{results.digits(name)}f}" for name in names]
+        rows.append([one.setting.label, str(one.evaluations), *means])
+    heads = [name if len(name) <= 16 else f"{name[:15]}\u2026" for name in names]
+    return f"{sentence(results)}\n\n{aligned(['setting', 'evaluations', *heads], rows)}"

@@ -1,0 +1,261 @@
+"""What a sweep measures: settings of a generator, and rewards by role. Read and checked before anything loads."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flowrl.config.options import unknown_name
+from flowrl.generation.image_folder import reward_specs
+from flowrl.rewards import REWARDS
+from flowrl.rewards.specs import validate_reward_specs
+from flowrl.samplers.guidance import network_rows
+from flowrl.samplers.search import Pruning, pruning
+
+Kind = Literal["rlg", "best_of", "prune", "run"]
+Role = Literal["target", "heldout"]
+
+EMBEDDED_REWARDS = "target=geneval:official,heldout=attributes,target=geneval:graded"
+EMBEDDED_SELECT = "geneval:graded"  # a verdict alone ties too often: search would take the first of many equal ones
+SINGLE = Pruning(num_candidates=1)
+SEARCH_STEPS = re.compile(r"(\d+)@(\d+(?:,\d+)*)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One way to make an image.
+
+    Attributes:
+        kind: RLG alone, best of N or pruning on top of it, or another run as it is.
+        scale: of RLG; 1 is the tuned model.
+        plan: candidates and cuts; one candidate where nothing is searched.
+        run: name of the other run.
+    """
+
+    kind: Kind
+    scale: float = 1.0
+    plan: Pruning = SINGLE
+    run: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name of its files."""
+        if self.kind == "run":
+            return f"run_{self.run}"
+        cuts = "".join(f"_{step + 1}-{kept}" for step, kept in self.plan.cuts)
+        search = f"{self.kind}_{self.plan.num_candidates}{cuts}_" if self.kind != "rlg" else ""
+        return f"{search}rlg_{self.scale:g}"
+
+    def evaluations(self, num_steps: int, guidance: float, base_guidance: float) -> int:
+        """Evaluations of the network for one image that is kept: a guided model takes 2 a step, RLG takes both models'.
+
+        Args:
+            num_steps: denoising steps.
+            guidance: of the tuned model; 1 is none.
+            base_guidance: of the base model.
+        """
+        rows = network_rows([self.scale], base_guidance_scale=base_guidance, rl_guidance_scale=guidance)
+        return self.plan.evaluations(num_steps) * rows
+
+    @property
+    def label(self) -> str:
+        """What the page calls it."""
+        if self.kind == "run":
+            return self.run
+        if self.kind == "rlg":
+            return {0.0: "base", 1.0: "tuned"}.get(self.scale, f"RLG {self.scale:g}")
+        counts = [self.plan.num_candidates, *(kept for _, kept in self.plan.cuts)]
+        what = f"best of {counts[0]}" if self.kind == "best_of" else " \u2192 ".join(map(str, counts))
+        if self.kind == "prune":
+            what = f"pruned {what} at {', '.join(str(step + 1) for step, _ in self.plan.cuts)}"
+        return what if self.scale == 1 else f"{what}, {'base' if self.scale == 0 else f'RLG {self.scale:g}'}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """A reward, or a sub-score of one, and what it is taken for."""
+
+    role: Role
+    reward: str
+    part: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As it was written: NAME or NAME:PART."""
+        return self.reward if self.part is None else f"{self.reward}:{self.part}"
+
+    @property
+    def column(self) -> str:
+        """Where its values are kept: NAME or NAME/PART."""
+        return self.reward if self.part is None else f"{self.reward}/{self.part}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """Everything the command line asks for.
+
+    Attributes:
+        settings: in the order in which they are drawn: scales, search, other runs.
+        others: (name, folder) of the other runs.
+        measures: rewards by role.
+        select: what search goes by; None where nothing is searched.
+        specs: of all rewards that are needed.
+    """
+
+    settings: tuple[Setting, ...]
+    others: tuple[tuple[str, Path], ...]
+    measures: tuple[Measure, ...]
+    select: Measure | None
+    specs: tuple[dict[str, Any], ...]
+
+
+def ask(parsed: argparse.Namespace, *, embedded: bool, num_steps: int) -> Question:
+    """Reads scales, searches, other runs and rewards of a command line.
+
+    Args:
+        parsed: see `flowrl.commands.sweep.arguments`.
+        embedded: whether the base is the embedded model, which has rewards by default.
+        num_steps: denoising steps; pruning must fit them.
+
+    Raises:
+        ValueError: says what was given, what is allowed and what to change.
+    """
+    scales = numbers(parsed.rlg, "--rlg", "0,0.5,1,1.5,2,3")
+    if not 0 < parsed.keep < 1:
+        raise ValueError(f"--keep is the share that a pruning keeps, between 0 and 1, got {parsed.keep:g}: 0.5 halves")
+    for name, least in (("samples", 2), ("num_prompts", 2), ("batch_size", 1)):
+        if vars(parsed)[name] < least:
+            why = ": diversity compares images of one prompt" if name == "samples" else ""
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {vars(parsed)[name]}{why}.")
+    searches = _searches(parsed, num_steps)
+    others = _others(parsed.also)
+    measures = parse_measures(parsed.rewards, embedded=embedded)
+    select = _select(parsed, measures, embedded=embedded) if searches else None
+    wanted = dict.fromkeys(measure.reward for measure in (*measures, *((select,) if select else ())))
+    specs = reward_specs(",".join(wanted), [_owned(text, list(wanted)) for text in parsed.option])
+    validate_reward_specs(specs)
+    settings = [Setting(kind="rlg", scale=scale) for scale in scales]
+    settings += [*searches, *(Setting(kind="run", run=name) for name, _ in others)]
+    return Question(
+        settings=tuple(dict.fromkeys(settings)), others=others, measures=measures, select=select, specs=tuple(specs)
+    )
+
+
+def numbers(text: str, option: str, example: str) -> tuple[float, ...]:
+    """Finite numbers of a list by commas, ascending, each once.
+
+    Raises:
+        ValueError: nothing, or something else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        values = [float(part) for part in parts]
+    except ValueError:
+        values = [math.nan]
+    if not all(math.isfinite(value) for value in values):
+        given = "nothing" if not text.strip() else repr(text)
+        raise ValueError(f"{option} takes finite numbers by commas, such as {example}, got {given}.")
+    return tuple(sorted({value + 0.0 for value in values}))  # + 0.0: -0 is 0
+
+
+def _searches(parsed: argparse.Namespace, num_steps: int) -> list[Setting]:
+    plans: list[tuple[Kind, Pruning]] = []
+    if parsed.best_of.strip():
+        for value in numbers(parsed.best_of, "--best-of", "1,2,4,8"):
+            if value < 1 or not value.is_integer():
+                raise ValueError(f"--best-of takes whole numbers from 1 on, such as 1,2,4,8, got {parsed.best_of!r}.")
+            plans.append(("best_of", Pruning(num_candidates=int(value))))
+    for text in parsed.prune:
+        match = SEARCH_STEPS.fullmatch(text.replace(" ", ""))
+        if match is None:
+            raise ValueError(f"--prune takes N@STEPS, 8@3,6 for 8 images pruned after steps 3 and 6, got {text!r}.")
+        after = [int(step) for step in match[2].split(",")]
+        if after != sorted(set(after)) or not 1 <= after[0] <= after[-1] < num_steps:
+            raise ValueError(
+                f"--prune {text}: steps rise from 1 to at most {num_steps - 1}, the last before the end of {num_steps}."
+            )
+        try:
+            plans.append(("prune", pruning(int(match[1]), [step - 1 for step in after], parsed.keep)))
+        except ValueError as error:
+            raise ValueError(f"--prune {text}: {error}") from error
+    scales = numbers(parsed.search_rlg, "--search-rlg", "1") if plans else ()
+    return [Setting(kind=kind, scale=scale, plan=plan) for scale in scales for kind, plan in plans]
+
+
+def _others(given: Sequence[str]) -> tuple[tuple[str, Path], ...]:
+    """Names of other runs: of their folders, with the folder above where two are alike."""
+    folders = [Path(text) for text in given]
+    names = [folder.resolve().name for folder in folders]
+    named = []
+    for folder, name in zip(folders, names, strict=True):
+        full = folder.resolve()
+        unique = name if names.count(name) == 1 and name != "lora" else f"{full.parent.name}-{name}"
+        named.append((re.sub(r"[^\w.+-]", "_", unique), folder))
+    if len({name for name, _ in named}) < len(named):
+        raise ValueError(f"--also names one run twice, or two of one name: {', '.join(given)}.")
+    return tuple(named)
+
+
+def parse_measures(text: str | None, *, embedded: bool) -> tuple[Measure, ...]:
+    """Rewards by role of "target=geneval:official,heldout=hps"; None takes the embedded model's.
+
+    Raises:
+        ValueError: no list where the model has none by default, no target, an unknown role or reward, or one twice.
+    """
+    if text is None:
+        if not embedded:
+            raise ValueError(
+                "--rewards is missing: name what was trained on and what was not, such as "
+                "--rewards target=pick_score,heldout=aesthetic; only the embedded model has rewards by default."
+            )
+        text = EMBEDDED_REWARDS
+    measures = []
+    for entry in text.split(","):
+        role, equals, name = (part.strip() for part in entry.partition("="))
+        role = role.replace("held-out", "heldout")
+        if not equals or role not in ("target", "heldout"):
+            raise ValueError(f"--rewards: write target=NAME or heldout=NAME, got {entry.strip()!r}.")
+        measures.append(_measure(name, "target" if role == "target" else "heldout", "--rewards"))
+    names = [measure.name for measure in measures]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"--rewards names {twice} twice: a reward is either a target or held out.")
+    if all(measure.role != "target" for measure in measures):
+        raise ValueError("--rewards needs a target, the reward that was trained on: target=NAME.")
+    return tuple(measures)
+
+
+def _measure(text: str, role: Role, option: str) -> Measure:
+    name, colon, part = text.partition(":")
+    if name not in REWARDS:
+        raise ValueError(f"{option}: {unknown_name('reward', name, REWARDS)}")
+    if colon and not part:
+        raise ValueError(f"{option}: {text!r} names no sub-score behind the colon.")
+    return Measure(role=role, reward=name, part=part or None)
+
+
+def _select(parsed: argparse.Namespace, measures: Sequence[Measure], *, embedded: bool) -> Measure:
+    if parsed.select is not None:
+        return _measure(parsed.select.strip(), "target", "--select")
+    if embedded and parsed.rewards is None:
+        return _measure(EMBEDDED_SELECT, "target", "--select")
+    return next(measure for measure in measures if measure.role == "target")
+
+
+def _owned(text: str, rewards: Sequence[str]) -> str:
+    """Refuses an option that does not say whose it is."""
+    owner = text.partition("=")[0].partition(".")[0]
+    if owner not in rewards:
+        raise ValueError(f"--option {text}: begin with the reward that it is of, such as {rewards[0]}.KEY=VALUE.")
+    return text
+
+
+def trained_on(rewards: Sequence[Mapping[str, Any]], measure: Measure) -> bool:
+    """Whether a run's configured rewards hold a measure; of GenEval, the kind of credit that it names."""
+    entries = [entry for entry in rewards if entry.get("name") == measure.reward and entry.get("weight", 1.0)]
+    credits = {(entry.get("options") or {}).get("credit", "graded") for entry in entries}
+    return bool(entries) and (measure.reward != "geneval" or measure.part is None or measure.part in credits)

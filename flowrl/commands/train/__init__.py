@@ -1,0 +1,1 @@
+"""`flowrl train`: checks a configuration, runs its recipe, says what came out."""

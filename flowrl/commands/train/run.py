@@ -1,0 +1,234 @@
+"""`flowrl train`: checks everything that can be known before a model loads, runs the recipe, and says what came out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flowrl.config.rewards import RewardConfig
+from flowrl.config.train import TrainConfig, load_config, resolve_path, to_yaml
+
+DEFAULT_CONFIG = "tiny_g2rpo"
+_RESUME_OVERRIDES = ("resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints")
+
+
+def train(config_name: str | None, overrides: Sequence[str]) -> int:
+    """Starts or continues a run; returns the exit code: 0 finished, 130 interrupted.
+
+    Raises:
+        ValueError: the configuration, a file it names, or the run folder is wrong; nothing was overwritten.
+    """
+    folder = _resume_folder(config_name, overrides)
+    if folder is None:
+        path = find_config(config_name or DEFAULT_CONFIG)
+        config, name = load_config(path, overrides), path.stem
+        if config.resume is not None:
+            raise ValueError(f"{path}: resume belongs on the command line: flowrl train resume={config.resume}")
+        folder_wanted = None if config.out is None else Path(config.out)
+        if folder_wanted is not None:
+            refuse_taken_folder(folder_wanted)
+    else:
+        from flowrl.training.run import read_checkpoint
+
+        config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
+        name, folder_wanted = folder.name, folder
+        state, _ = read_checkpoint(folder)  # a damaged one is said before anything in the folder is touched
+        if state is not None and (said := _finished(folder, config, state)):
+            print(said)
+            return 0
+    check_before_loading(config)
+    return _run(config, name, folder_wanted, resumed=folder is not None)
+
+
+def _run(config: TrainConfig, name: str, folder: Path | None, *, resumed: bool) -> int:
+    import torch
+    from safetensors import SafetensorError
+
+    from flowrl.training.run import Run
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    run = Run(
+        folder, name=name, config_yaml=to_yaml(config), resumed=resumed, device=config.pipeline.device,
+        tensorboard=config.logging.tensorboard,
+    )  # fmt: skip
+    if run.main:
+        print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
+    try:
+        with run.watching_interrupts():
+            finished = recipe_of(config).main(config, run)
+    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
+        raise ValueError(_saving_failed(error, run.folder)) from error
+    except ValueError:
+        if run.main and not resumed and not run.rows():
+            shutil.rmtree(run.folder)  # nothing but its configuration was in it
+        raise
+    run.finish(finished=finished)
+    if run.main:
+        from flowrl.commands.report.run import write_report
+        from flowrl.commands.train.result import print_summary
+
+        report = write_report(run.folder)
+        print_summary(run.folder, config, report, finished=finished)
+    return 0 if finished else 130
+
+
+def _finished(folder: Path, config: TrainConfig, state: dict[str, Any]) -> str:
+    """What is said of a run with nothing left to do; empty where there is."""
+    from flowrl.training.loop import share_spent
+
+    done, wanted = int(state["iteration"]), config.num_iterations
+    if done >= wanted:
+        return (
+            f"The run in {folder} is finished ({done} of {wanted} iterations). To go on, raise the number: "
+            f"flowrl train resume={folder} num_iterations={2 * done}"
+        )
+    if "counters" in state and share_spent(config.budget, state["counters"]) >= 1:
+        return (
+            f"The run in {folder} is finished: its budget ({_limits(config)}) was used up after {done} iterations. For "
+            "more, start a run with a larger one"
+        )
+    return ""
+
+
+def _limits(config: TrainConfig) -> str:
+    return ", ".join(f"{name} {limit:g}" for name, limit in config.budget.limits.items())
+
+
+def recipe_of(config: TrainConfig) -> Any:
+    """The module of the recipe: `check(config)` before anything loads, `main(config, run)` to train."""
+    import importlib
+
+    return importlib.import_module(f"flowrl.recipes.{config.recipe}")
+
+
+def find_config(name: str) -> Path:
+    """A YAML file by path, or one that ships with flowrl by name.
+
+    Raises:
+        ValueError: neither exists.
+    """
+    from importlib import resources
+
+    if Path(name).is_file():
+        return Path(name)
+    shipped = Path(str(resources.files("flowrl") / "configs"))
+    if (shipped / f"{name}.yaml").is_file():
+        return shipped / f"{name}.yaml"
+    names = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
+    raise ValueError(f"there is no configuration {name!r}: give a YAML file, or one of those that ship: {names}")
+
+
+def refuse_taken_folder(folder: Path) -> None:
+    """Refuses a run folder that holds anything.
+
+    Raises:
+        ValueError: with the two ways on.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "
+            f"'flowrl train resume={folder}', or choose another folder with out="
+        )
+
+
+def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | None:
+    """The folder of `resume=RUN`; None where it is not given."""
+    given = [text.partition("=")[2] for text in overrides if text.startswith("resume=")]
+    if not given or given[-1] in ("", "null", "~"):
+        return None
+    other = [text for text in overrides if text.partition("=")[0] not in _RESUME_OVERRIDES]
+    if config_name is not None or other:
+        raise ValueError(
+            f"resume={given[-1]} continues a run with its own configuration, so {config_name or other[0]!r} has no "
+            f"place beside it; allowed are {', '.join(key + '=' for key in _RESUME_OVERRIDES[1:])}"
+        )
+    folder = Path(given[-1])
+    if not (folder / "config.yaml").is_file():
+        raise ValueError(f"{folder} is no run folder: it has no config.yaml")
+    return folder
+
+
+def check_before_loading(config: TrainConfig) -> None:
+    """Prompt files, rewards, model folder, LoRA targets, device: whatever can be checked without weights.
+
+    Raises:
+        ValueError: says what was given, what is allowed and what to change.
+    """
+    from flowrl.training.run import check_device
+
+    config.resolve_batch(int(os.environ.get("WORLD_SIZE", "1")))
+    _check_prompts(config, config.prompts.train, config.rewards)
+    if config.prompts.eval is not None:
+        _check_prompts(config, config.prompts.eval, (*config.rewards, *config.eval.rewards))
+    check_device(config.pipeline.device)
+
+    from flowrl.pipelines import family
+    from flowrl.rewards.specs import validate_reward_specs
+    from flowrl.training.parts import check_pipeline, model_location, reward_specs
+    from flowrl.training.scoring import check_rewards
+
+    validate_reward_specs(reward_specs(config.rewards))
+    if config.eval.rewards:
+        validate_reward_specs(reward_specs(config.eval.rewards))
+    check_rewards(config)
+    recipe_of(config).check(config)
+    module = family(config.pipeline.name)
+    check_pipeline(config.pipeline)
+    module.check(model_location(config.pipeline.model), config.policy.target_modules or module.LORA_TARGETS)
+    if config.policy.init_lora is not None:
+        resolve_path(config.policy.init_lora)
+
+
+def describe(config: TrainConfig) -> str:
+    """One line: what is trained, on what, how long."""
+    return (
+        f"{config.recipe} on {config.pipeline.model}, {config.num_iterations} iterations of "
+        f"{config.prompts_per_step} prompts x {config.group_size} images"
+    )
+
+
+def _check_prompts(config: TrainConfig, text: str, rewards: Sequence[RewardConfig]) -> None:
+    """Prompts can be read, and give the reward `geneval` the record that it reads with every prompt.
+
+    Raises:
+        ValueError: names the file, and the line or prompt.
+    """
+    from flowrl.benchmarks.geneval.rules import parse_record
+    from flowrl.training.parts import read_prompts
+
+    rows = read_prompts(config.prompts, text)
+    if with_video := next((row for row in rows if row.video is not None), None):
+        raise ValueError(
+            f"{text}: prompt {with_video.text!r} names a source_video, and no family edits videos yet: remove it, or "
+            "give the frame to start from under 'source'"
+        )
+    if not any(reward.name == "geneval" for reward in rewards):
+        return
+    if text.endswith(".txt"):
+        raise ValueError(
+            f"{text}: the reward geneval needs a GenEval record (tag, include, prompt) with every prompt, and a .txt "
+            "file has none: take a .jsonl file, for instance asset:prompts/world_train.jsonl"
+        )
+    for row in rows:
+        try:
+            parse_record(row.metadata)
+        except ValueError as error:
+            raise ValueError(f"{text}: {error}") from error
+
+
+def _saving_failed(error: Exception, folder: Path) -> str:
+    from flowrl.training.run import checkpoints
+
+    found = checkpoints(folder)
+    kept = f"the last good checkpoint is {found[-1]}" if found else "no checkpoint was complete yet"
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    reason = "no space is left on the disk" if full else str(error)
+    return (
+        f"the run stopped because a file could not be written: {reason}; {kept}. Make room, then continue with "
+        f"'flowrl train resume={folder}'"
+    )

@@ -1,0 +1,157 @@
+"""The sections of a configuration that choose methods: credit, advantages, objective, training times, curriculum.
+
+A method with settings of its own takes them as ``options``, the keyword arguments of its function; they are checked
+against that function before a model loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from flowrl.config.sections import at_least, positive, within
+from flowrl.config.strict_yaml import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreditConfig:
+    """Which images are sampled and scored, and what each stochastic step gets of their rewards (recipe grpo)."""
+
+    method: str = "outcome"
+    """Credit method, an entry of ``flowrl.credit.CREDIT``."""
+    completion: Literal["full", "clean"] | int | None = None
+    """How a latent on the way is finished to be scored: ODE on the remaining steps (full), so many ODE steps, or the
+    one-step clean estimate (clean); null takes the method's own."""
+    branches: int | None = None
+    """Successors drawn at each branched step; null takes the whole group, from one start noise."""
+    strides: tuple[int, ...] = (1,)
+    """Strides of the schedules on which each branch is completed (granularities of G2RPO)."""
+    splits: tuple[int, ...] | None = None
+    """Steps at which every node of a tree gets children."""
+    children: int = 2
+    """Children of a split."""
+    split_noise: float | None = None
+    """Share of own noise at a split, mixed with noise its siblings share (BranchGRPO's s); null draws it all apart."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the method."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.completion, int):
+            at_least("credit.completion", self.completion, 1)
+        at_least("credit.branches", self.branches, 2)
+        at_least("credit.children", self.children, 2)
+        if not self.strides or any(stride < 1 for stride in self.strides):
+            raise ConfigError(f"credit.strides holds strides of at least 1, such as [1, 2], got {list(self.strides)}")
+        if self.split_noise is not None:
+            positive("credit.split_noise", self.split_noise)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectiveConfig:
+    """The loss of a recipe."""
+
+    name: str | None = None
+    """Which loss; null takes the recipe's own (grpo: clip, forward: nft, preference: dpo, backprop: draft)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the loss."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapingConfig:
+    """A change of the advantages after normalisation."""
+
+    name: Literal["none", "dcpo", "a_grae"] = "none"
+    """Smooth standardisation over a prompt's visits (dcpo), or asymmetry by success rate (a_grae)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the function."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardMapConfig:
+    """A map of the rewards before credit is assigned."""
+
+    name: Literal["none", "logistic", "backward_corrected", "forward_weights"] = "none"
+    """Logistic by percentiles (MedGRPO), or a correction for a verifier with known error rates."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the function."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurriculumConfig:
+    """Which prompts an iteration trains on, beyond one shuffled pass after another."""
+
+    sampling: Literal["shuffled", "replay", "gaussian"] = "shuffled"
+    """Shuffled passes; hard prompts come back (replay); or prompts are drawn by closeness to even odds (gaussian)."""
+    max_rounds: int = 1
+    """Rounds of sampling in an iteration until ``prompts_per_step`` groups disagree (DAPO's dynamic sampling); 1 is
+    off."""
+    accuracy_scaled_kl: bool = False
+    """Scale ``kl_coef`` by the group's success rate (FG-ExPO)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the prompt sampling."""
+
+    def __post_init__(self) -> None:
+        at_least("curriculum.max_rounds", self.max_rounds, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimesConfig:
+    """Noise levels at which finished images are noised again (recipes forward and preference)."""
+
+    kind: Literal[
+        "schedule", "discrete", "discrete_wo_init", "discrete_with_init", "logit_normal", "uniform"
+    ] = "schedule"  # fmt: skip
+    """Rule; ``schedule`` permutes the rollout's own levels for each image."""
+    count: int = 4
+    """Draws of an image and update."""
+    fraction: float = 0.99
+    """Leading share of the schedule that may be drawn by the kinds discrete."""
+    shift: float = 1.0
+    """Static shift of logit_normal and uniform towards noise; 3 for SD3."""
+
+    def __post_init__(self) -> None:
+        at_least("times.count", self.count, 1)
+        within("times.fraction", self.fraction, 0.0, 1.0)
+        positive("times.shift", self.shift)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotsConfig:
+    """How the old policy follows the trained one (recipe forward)."""
+
+    old_decay: Literal["copy", "linear", "delayed", "awm", "crd", "constant"] = "linear"
+    """copy: the trained policy itself; linear: decay min(0.001 s, 0.5) after s updates; delayed: 0 until 75, then up to
+    0.999; awm: min(0.001 s, 0.3); crd: min(0.25 + 0.005 s, 0.999); constant: ``old_decay_value``."""
+    old_decay_value: float = 0.9
+    """Decay of the kind constant."""
+
+    def __post_init__(self) -> None:
+        within("slots.old_decay_value", self.old_decay_value, 0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetConfig:
+    """Ends a run once so much was spent, evaluation not counted; the first limit that is reached counts."""
+
+    nfe: int | None = None
+    """Network evaluations of one image: forward passes of rollout, completions, update and reference, and backward
+    passes."""
+    seconds: float | None = None
+    """Seconds of training."""
+    images: int | None = None
+    """Images decoded and scored."""
+    evals: int = 0
+    """Evaluations spread evenly over the budget, or over ``num_iterations`` where those end first, the last at its
+    end; 0 leaves it to ``eval_every``."""
+
+    def __post_init__(self) -> None:
+        at_least("budget.nfe", self.nfe, 1)
+        at_least("budget.images", self.images, 1)
+        at_least("budget.evals", self.evals, 0)
+        if self.seconds is not None:
+            positive("budget.seconds", self.seconds)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are set, by what they count."""
+        return {name: value for name in ("nfe", "seconds", "images") if (value := getattr(self, name)) is not None}

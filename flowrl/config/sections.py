@@ -1,0 +1,318 @@
+"""The sections of a configuration, each a frozen dataclass that refuses values which cannot work.
+
+Messages name keys in full (``sampler.noise_level``): each section has one place in
+:class:`flowrl.config.train.TrainConfig`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from flowrl.config.rewards import RewardConfig
+from flowrl.config.strict_yaml import ConfigError
+
+Family = Literal[
+    "cogvideox", "flux", "flux2", "hunyuan_video", "kontext", "ltx_video", "qwen_image", "qwen_image_edit", "sana",
+    "sd", "sd3", "sdxl", "wan", "z_image",
+]  # fmt: skip
+"""The keys of `flowrl.pipelines.PIPELINES`."""
+
+
+def at_least(key: str, value: float | None, minimum: int) -> None:
+    """Refuse a number below ``minimum``; None passes."""
+    if value is not None and value < minimum:
+        raise ConfigError(f"{key} must be at least {minimum}, got {value:g}")
+
+
+def positive(key: str, value: float) -> None:
+    """Refuse zero and negative numbers."""
+    if value <= 0:
+        raise ConfigError(f"{key} must be above 0, got {value:g}")
+
+
+def not_blank(key: str, value: str) -> None:
+    """Refuse empty text."""
+    if not value.strip():
+        raise ConfigError(f"{key} is empty text; give it a value")
+
+
+def within(key: str, value: float, low: float, high: float, *, open_end: bool = False, why: str = "") -> None:
+    """Refuse a number outside [low, high], or [low, high) with ``open_end``; ``why`` says when that holds."""
+    if not low <= value <= high or (open_end and value == high):
+        bracket = ")" if open_end else "]"
+        raise ConfigError(f"{key} must lie in [{low:g}, {high:g}{bracket}{f' {why}' if why else ''}, got {value:g}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineConfig:
+    """The generator that is trained."""
+
+    name: Family = "sd3"
+    """Model family: the name of its file in `pipelines/`."""
+    model: str
+    """A diffusers folder, a hub id, or ``asset:NAME`` for one that ships with flowrl (``asset:tiny-sd3``)."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Precision of the frozen weights and of the network's arithmetic."""
+    height: int | None = None
+    """Pixels; null takes the model's own size."""
+    width: int | None = None
+    """Pixels; null takes the model's own size."""
+    num_frames: int | None = None
+    """Frames of a video; null takes the family's own."""
+    fps: float | None = None
+    """Frames a second of a video; null takes the family's own."""
+    max_sequence_length: int | None = None
+    """Tokens of the (longest) text encoder; null takes the family's own, 128 for sd3."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    vae_slice: int | None = None
+    """Images or videos decoded at once; null takes the family's own, 8 for pictures and 1 for videos."""
+    free_text_encoders: bool = False
+    """Encode all prompts at the start, then drop the text encoders from memory."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further options of the family's `load`, such as `vae_tiling` of video families."""
+
+    def __post_init__(self) -> None:
+        at_least("pipeline.height", self.height, 1)
+        at_least("pipeline.width", self.width, 1)
+        at_least("pipeline.num_frames", self.num_frames, 1)
+        if self.fps is not None:
+            positive("pipeline.fps", self.fps)
+        at_least("pipeline.max_sequence_length", self.max_sequence_length, 1)
+        at_least("pipeline.vae_slice", self.vae_slice, 1)
+        not_blank("pipeline.model", self.model)
+        kind, _, index = self.device.partition(":")
+        if self.device not in ("auto", "cpu", "cuda", "mps") and not (kind == "cuda" and index.isdecimal()):
+            raise ConfigError(f"pipeline.device must be auto, cpu, cuda, cuda:N or mps, got '{self.device}'")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyConfig:
+    """What is trained: a LoRA on the generator's denoiser, and its running average."""
+
+    lora_rank: int = 32
+    """Rank of every adapter matrix pair."""
+    lora_alpha: int | None = None
+    """Scale numerator; null means twice the rank."""
+    target_modules: tuple[str, ...] | None = None
+    """Names of the layers that get an adapter; null takes the family's published list."""
+    init_lora: str | None = None
+    """Folder or file of a LoRA to start from."""
+    ema_decay: float = 0.0
+    """Decay of the running average of the adapter; 0 switches it off."""
+    ema_every: int = 1
+    """Optimizer updates between two averaging steps."""
+
+    def __post_init__(self) -> None:
+        at_least("policy.lora_rank", self.lora_rank, 1)
+        at_least("policy.lora_alpha", self.lora_alpha, 1)
+        at_least("policy.ema_every", self.ema_every, 1)
+        within("policy.ema_decay", self.ema_decay, 0.0, 1.0, open_end=True)
+        if self.target_modules is not None and not all(self.target_modules):
+            raise ConfigError(
+                "policy.target_modules holds an empty name; name layers, or write null for the family's own list"
+            )
+        if self.target_modules == ():
+            raise ConfigError("policy.target_modules is empty: nothing would be trained; name layers, or write null")
+
+    @property
+    def alpha(self) -> int:
+        """The LoRA scale numerator in force: ``lora_alpha``, or twice the rank."""
+        return 2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerConfig:
+    """How images are drawn during rollout, and which steps are stochastic and so trained."""
+
+    kernel: Literal["flow_sde", "dance_sde", "cps", "ddim_flow", "wan_sde", "dpm_sde", "ode"]
+    """Transition rule of one denoising step."""
+    noise_level: float | None = None
+    """Strength of the noise; its meaning depends on the kernel. Null takes the kernel's default."""
+    num_steps: int = 10
+    """Denoising steps of a rollout."""
+    guidance_scale: float = 1.0
+    """Classifier-free guidance; 1 is none and costs one network call a step instead of two."""
+    grid: Literal["diffusers", "linspace", "unipc_flow"] = "diffusers"
+    """Noise levels visited: as diffusers' scheduler spaces them, evenly before the shift, or UniPC's of Wan 2.1."""
+    shift: float | None = None
+    """Shift of the noise levels towards noise; null takes the model's own, which may depend on the resolution."""
+    sde_window_size: int = 0
+    """Consecutive stochastic steps drawn anew each iteration; 0 takes all steps of ``sde_window_range``."""
+    sde_window_range: tuple[int, int] | None = None
+    """Half-open range [low, high) of the steps that may be stochastic; null means [0, num_steps - 1]."""
+    sde_window: Literal["uniform", "progressive", "random", "decay", "exp_decay", "frozen"] = "uniform"
+    """Where the window lies: drawn anew each iteration (uniform), or MixGRPO's rules."""
+    sde_window_interval: int = 25
+    """Iterations before a MixGRPO window moves."""
+    sde_window_stride: int = 1
+    """Steps by which it moves."""
+    published_window: bool = False
+    """Reproduce MixGRPO's published windows, which never reach the last but one step and run empty at the end."""
+    flash_tail: float | None = None
+    """Share of the steps after the window that are kept (MixGRPO-Flash); null keeps all."""
+    solver: Literal["euler", "dpm2"] = "euler"
+    """Solver of the deterministic steps after the last stochastic one."""
+    trained_fraction: float = 1.0
+    """Share of the stochastic steps that are trained."""
+    trained_steps: Literal["leading", "random"] = "leading"
+    """Which share: the first ones (Flow-GRPO), or drawn for each image (DanceGRPO)."""
+
+    def __post_init__(self) -> None:
+        at_least("sampler.num_steps", self.num_steps, 1)
+        at_least("sampler.sde_window_size", self.sde_window_size, 0)
+        at_least("sampler.guidance_scale", self.guidance_scale, 0)
+        if self.shift is not None:
+            positive("sampler.shift", self.shift)
+        at_least("sampler.noise_level", self.noise_level, 0)
+        at_least("sampler.sde_window_interval", self.sde_window_interval, 1)
+        at_least("sampler.sde_window_stride", self.sde_window_stride, 0)
+        within("sampler.trained_fraction", self.trained_fraction, 0.0, 1.0)
+        if self.flash_tail is not None:
+            within("sampler.flash_tail", self.flash_tail, 0.0, 1.0)
+        if self.sde_window != "uniform" and not self.sde_window_size:
+            raise ConfigError(
+                f"sampler.sde_window {self.sde_window} moves a window, but sde_window_size is 0: give it a size, 4 is "
+                "MixGRPO's"
+            )
+        if self.sde_window != "uniform" and self.sde_window_range is not None:
+            raise ConfigError(
+                f"sampler.sde_window {self.sde_window} moves over all steps but the last, so sde_window_range has no "
+                "place beside it: remove one of them"
+            )
+        if self.kernel in ("cps", "ddim_flow", "dpm_sde") and self.noise_level is not None:
+            within("sampler.noise_level", self.noise_level, 0.0, 1.0, why=f"for kernel {self.kernel}")
+        if self.kernel == "ode":
+            if self.noise_level:
+                raise ConfigError(
+                    f"sampler.noise_level is {self.noise_level:g}, but kernel ode adds no noise: remove noise_level"
+                )
+            return
+        low, high = self.stochastic_range
+        steps = self.num_steps
+        if not 0 <= low < high <= steps:
+            raise ConfigError(
+                f"sampler.sde_window_range [{low}, {high}] is half-open and must satisfy "
+                f"0 <= low < high <= num_steps ({steps}): change the range or num_steps"
+            )
+        if self.sde_window_size > high - low:
+            raise ConfigError(
+                f"sampler.sde_window_size ({self.sde_window_size}) is larger than sde_window_range [{low}, {high}], "
+                f"which holds {high - low} steps: lower the size, widen the range or raise num_steps ({steps})"
+            )
+        if self.kernel in ("cps", "ddim_flow", "dpm_sde") and high == steps:
+            raise ConfigError(
+                f"sampler.sde_window_range [{low}, {high}] includes the last of {steps} steps, "
+                f"where kernel {self.kernel} "
+                f"adds no noise (its std is 0 at sigma_next = 0) and so has no density: end the range at {steps - 1}"
+            )
+
+    @property
+    def stochastic_range(self) -> tuple[int, int]:
+        """Half-open range of the steps that may be stochastic: ``sde_window_range``, or all but the last step."""
+        return (0, self.num_steps - 1) if self.sde_window_range is None else self.sde_window_range
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimConfig:
+    """AdamW."""
+
+    lr: float = 3e-4
+    """Learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the two moments."""
+    eps: float = 1e-8
+    """Added to the denominator."""
+    weight_decay: float = 1e-4
+    """Decoupled weight decay."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+
+    def __post_init__(self) -> None:
+        at_least("optim.lr", self.lr, 0)
+        at_least("optim.weight_decay", self.weight_decay, 0)
+        positive("optim.eps", self.eps)
+        positive("optim.max_grad_norm", self.max_grad_norm)
+        for beta in self.betas:
+            within("optim.betas", beta, 0.0, 1.0, open_end=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptsConfig:
+    """Prompts, each a ``.txt``, ``.jsonl`` or ``.csv`` file (a path or ``asset:NAME``) or a dataset.
+
+    A dataset is written ``dataset:ID_OR_FOLDER[:SPLIT]`` and needs the extra ``data``.
+    """
+
+    train: str
+    """Prompts to train on."""
+    eval: str | None = None
+    """Prompts to evaluate on."""
+    negative: str = ""
+    """Negative prompt of all rows that have none of their own (``negative_prompt``)."""
+
+    def __post_init__(self) -> None:
+        for key, value in (("train", self.train), ("eval", self.eval)):
+            if value is None or (value.startswith("dataset:") and value.strip(":") != "dataset"):
+                continue
+            if not value.endswith((".txt", ".jsonl", ".csv")):
+                raise ConfigError(
+                    f"prompts.{key} must be a .txt, .jsonl or .csv file or dataset:ID_OR_FOLDER[:SPLIT], got '{value}'"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalConfig:
+    """How held-out prompts are sampled for evaluation (always without noise)."""
+
+    num_steps: int | None = None
+    """Denoising steps; null takes ``sampler.num_steps``."""
+    guidance_scale: float | None = None
+    """Guidance; null takes ``sampler.guidance_scale``."""
+    samples_per_prompt: int = 1
+    """Images a prompt."""
+    batch_size: int = 24
+    """Images sampled at once."""
+    num_prompts: int | None = None
+    """So many prompts, spread evenly over the file; null takes all."""
+    num_images: int = 16
+    """Images of the fixed sample grid; 0 draws none."""
+    grid: Literal["diffusers", "linspace", "unipc_flow"] | None = None
+    """Noise levels visited; null takes ``sampler.grid``."""
+    height: int | None = None
+    """Pixels that evaluations draw; null draws what is trained."""
+    width: int | None = None
+    """Pixels that evaluations draw; null draws what is trained."""
+    shift: float | Literal["own", "training"] = "own"
+    """Shift of the noise levels: the model's own at the evaluation's size, that of training, or a number."""
+    seed: int = 0
+    """Seed of the evaluation's start noise; the same for runs that are to be compared."""
+    initial: bool = True
+    """Evaluate before the first iteration too."""
+    rewards: tuple[RewardConfig, ...] = ()
+    """Rewards that are measured at evaluations only and never trained on, beside those of ``rewards``."""
+    ema: bool = True
+    """Evaluate the averaged adapter where there is one (``policy.ema_decay`` above 0)."""
+
+    def __post_init__(self) -> None:
+        at_least("eval.num_steps", self.num_steps, 1)
+        at_least("eval.guidance_scale", self.guidance_scale, 0)
+        at_least("eval.samples_per_prompt", self.samples_per_prompt, 1)
+        at_least("eval.batch_size", self.batch_size, 1)
+        at_least("eval.num_prompts", self.num_prompts, 1)
+        at_least("eval.num_images", self.num_images, 0)
+        at_least("eval.height", self.height, 1)
+        at_least("eval.width", self.width, 1)
+        if not isinstance(self.shift, str):
+            positive("eval.shift", self.shift)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggingConfig:
+    """Where numbers go besides ``metrics.jsonl``."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files into the run folder."""

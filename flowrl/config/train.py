@@ -1,0 +1,382 @@
+"""Everything a run can be told: frozen dataclasses, one strict loader, and the geometry that follows.
+
+A configuration is a YAML file plus ``key=value`` overrides. Nothing is repaired: two settings that contradict each
+other are refused with the numbers and with what to change. Derived quantities are properties, never written back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from flowrl.config.base import read_with_base
+from flowrl.config.methods import (
+    BudgetConfig,
+    CreditConfig,
+    CurriculumConfig,
+    ObjectiveConfig,
+    RewardMapConfig,
+    ShapingConfig,
+    SlotsConfig,
+    TimesConfig,
+)
+from flowrl.config.rewards import RewardConfig, check_rewards
+from flowrl.config.sections import (
+    EvalConfig,
+    LoggingConfig,
+    OptimConfig,
+    PipelineConfig,
+    PolicyConfig,
+    PromptsConfig,
+    SamplerConfig,
+    at_least,
+    positive,
+    within,
+)
+from flowrl.config.strict_yaml import ConfigError, Source, apply_override, build, closest, dotted_keys, dump
+from flowrl.config.vocabulary import FOREIGN_KEYS, FOREIGN_VALUES
+
+__all__ = [
+    "BudgetConfig",
+    "ConfigError",
+    "CreditConfig",
+    "CurriculumConfig",
+    "EvalConfig",
+    "Geometry",
+    "LoggingConfig",
+    "ObjectiveConfig",
+    "OptimConfig",
+    "PipelineConfig",
+    "PolicyConfig",
+    "PromptsConfig",
+    "RewardConfig",
+    "RewardMapConfig",
+    "SamplerConfig",
+    "ShapingConfig",
+    "SlotsConfig",
+    "TimesConfig",
+    "TrainConfig",
+    "config_hash",
+    "load_config",
+    "resolve_path",
+    "to_yaml",
+]
+
+BATCH_LIMIT = 24
+"""Batch sizes that are not given default to the largest divisor up to this many images."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Geometry:
+    """How the images of one iteration are split on one process."""
+
+    images_per_process: int
+    rollout_batch_size: int
+    micro_batch_size: int
+    micro_batches_per_process: int
+    micro_batches_per_update: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """One training run."""
+
+    recipe: Literal["grpo", "forward", "preference", "backprop"] = "grpo"
+    """Algorithm: policy gradient on trajectories, matching on noised images, pairs, or gradients of the reward."""
+    out: str | None = None
+    """Run folder; null takes the first free ``runs/<config>-<n>``."""
+    resume: str | None = None
+    """Run folder to continue."""
+    seed: int = 0
+    """Every random number is a function of this and of counters."""
+    num_iterations: int
+    """Iterations: each is a rollout, its rewards, and ``updates_per_rollout`` optimizer updates."""
+    prompts_per_step: int
+    """Prompts of one iteration, over all processes."""
+    group_size: int
+    """Images of each prompt; rewards are compared within the group."""
+    updates_per_rollout: int = 1
+    """Optimizer updates of one iteration; the images are split evenly between them."""
+    micro_batch_size: int | None = None
+    """Images of one backward pass; null takes the largest that fits the numbers, up to 24."""
+    rollout_batch_size: int | None = None
+    """Images sampled at once; null takes the largest that fits the numbers, up to 24."""
+    clip_range: float | tuple[float, float] = 1e-4
+    """PPO clip of the ratio: one number, or a pair [low, high] for 1 - low and 1 + high."""
+    adv_std: Literal["group", "global", "none"] = "group"
+    """What rewards are divided by: the group's standard deviation, that of all images, or nothing."""
+    adv_baseline: Literal["mean", "leave_one_out"] = "mean"
+    """What is subtracted: the mean of the group, or of its other images."""
+    adv_clip_range: float = 5.0
+    """Advantages are clipped to plus and minus this."""
+    adv_eps: float = 1e-4
+    """Added to the standard deviation."""
+    adv_correction: int = 0
+    """0: population standard deviation; 1: sample standard deviation."""
+    adv_virtual_max: float | None = None
+    """Highest possible reward; joins every group as one more member (NGRPO), so that equal failures are pushed away."""
+    reward_aggregation: Literal["sum", "each", "gdpo", "log_tame", "geometric", "harmonic"] = "sum"
+    """Several rewards: sum by weight, then normalise; normalise each, then sum; that, whitened (GDPO); sum after
+    taming those that vary most (PaCo); or a weighted geometric or harmonic mean."""
+    reward_partial: Literal["drop", "renormalise"] = "drop"
+    """An image that failed in one of several rewards: leave it out, or let the other weights make up for it."""
+    max_invalid_ratio: float = 0.1
+    """Share of failed images at which the run stops: those of the last 10 iterations over 10 iterations' images."""
+    ratio: Literal["step", "sequence", "mixed"] = "step"
+    """Importance ratio of each step, of the whole trajectory (GSPO), or both (DHPO)."""
+    loss_aggregation: Literal["rows", "samples", "sum_of_samples", "balanced"] = "rows"
+    """What losses are averaged over: all trained transitions, samples first, summed samples (DCPO), or balanced by
+    sign."""
+    best_of: int | None = None
+    """Train only the best and the worst half of so many images of each group; null trains all."""
+    kl_coef: float = 0.0
+    """Weight of the KL to the reference policy; 0 skips its network call."""
+    kl_type: Literal["exact", "no_dt"] = "exact"
+    """KL of the two transitions, or the published variant without the step length in the variance."""
+    log_ratio: Literal["mean", "sum"] = "mean"
+    """Log-ratio per latent dimension, as published clip ranges assume, or summed."""
+    same_latent: bool = False
+    """Start all images of a group from the same noise."""
+    eval_every: int = 0
+    """Iterations between evaluations; 0 switches evaluation off, before and after training too."""
+    checkpoint_every: int = 10
+    """Iterations between checkpoints."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that are kept."""
+    threads: int | None = None
+    """CPU threads; null leaves them to torch."""
+    progress: bool = True
+    """Show progress bars on a terminal."""
+    pipeline: PipelineConfig
+    """The generator."""
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    """What is trained."""
+    sampler: SamplerConfig
+    """How rollouts are drawn."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """Optimizer."""
+    prompts: PromptsConfig
+    """Prompt files."""
+    rewards: tuple[RewardConfig, ...]
+    """Rewards, summed by weight."""
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    """Credit assignment."""
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    """Loss."""
+    shaping: ShapingConfig = field(default_factory=ShapingConfig)
+    """Change of the advantages."""
+    reward_map: RewardMapConfig = field(default_factory=RewardMapConfig)
+    """Change of the rewards."""
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    """Choice of prompts."""
+    times: TimesConfig = field(default_factory=TimesConfig)
+    """Training noise levels."""
+    slots: SlotsConfig = field(default_factory=SlotsConfig)
+    """Old policy."""
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    """Spending limit."""
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    """Evaluation."""
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    """Logging."""
+
+    def __post_init__(self) -> None:
+        for key in (
+            "num_iterations",
+            "prompts_per_step",
+            "updates_per_rollout",
+            "checkpoint_every",
+            "keep_checkpoints",
+        ):
+            at_least(key, getattr(self, key), 1)
+        for key in ("micro_batch_size", "rollout_batch_size", "threads"):
+            at_least(key, getattr(self, key), 1)
+        for key in ("seed", "eval_every", "kl_coef", "adv_eps"):
+            at_least(key, getattr(self, key), 0)
+        if self.adv_correction not in (0, 1):
+            raise ConfigError(
+                f"adv_correction is 0 (population) or 1 (sample standard deviation), got {self.adv_correction}"
+            )
+        if self.best_of is not None and (self.best_of % 2 or not 2 <= self.best_of <= self.group_size):
+            raise ConfigError(
+                f"best_of ({self.best_of}) must be even, at least 2 and at most group_size ({self.group_size}): half "
+                "of it are the best images of a group, half the worst"
+            )
+        positive("adv_clip_range", self.adv_clip_range)
+        within("max_invalid_ratio", self.max_invalid_ratio, 0.0, 1.0)
+        if self.group_size < 2:
+            raise ConfigError(
+                f"group_size must be at least 2, got {self.group_size}: images are compared within a prompt"
+            )
+        low, high = self.clip_bounds
+        if low <= 0 or high <= 0 or low >= 1:
+            raise ConfigError(
+                f"clip_range must lie above 0, its lower part below 1, got [{low:g}, {high:g}]; published: 1e-4"
+            )
+        _check_sampler(self)
+        check_rewards(self.rewards)
+        if (self.eval_every > 0 or self.budget.evals > 0) and self.prompts.eval is None:
+            raise ConfigError(
+                f"eval_every is {self.eval_every} and budget.evals {self.budget.evals}, but prompts.eval is not set: "
+                "name a prompt file, or set both to 0"
+            )
+        self.resolve_batch(1)
+
+    @property
+    def num_images(self) -> int:
+        """Images of one iteration, over all processes."""
+        return self.prompts_per_step * self.group_size
+
+    @property
+    def clip_bounds(self) -> tuple[float, float]:
+        """The clip range as a pair (low, high)."""
+        return self.clip_range if isinstance(self.clip_range, tuple) else (self.clip_range, self.clip_range)
+
+    def resolve_batch(self, num_processes: int) -> Geometry:
+        """Split the images of one iteration over processes, rollout batches, updates and micro batches.
+
+        Raises:
+            ConfigError: something does not divide; only sizes that were given can be at fault, defaults always fit.
+        """
+        images, updates = self.num_images, self.updates_per_rollout
+        product = f"prompts_per_step ({self.prompts_per_step}) * group_size ({self.group_size}) = {images} images"
+        share, left = divmod(images, num_processes)
+        if left:
+            raise ConfigError(
+                f"{product} do not divide by {num_processes} processes: "
+                f"set prompts_per_step to a multiple of {num_processes}"
+            )
+        each = f"{share} images per process" if num_processes > 1 else product
+        if share % updates:
+            raise ConfigError(f"{each} do not divide by updates_per_rollout ({updates}): use one of {_divisors(share)}")
+        rollout = self.rollout_batch_size or _divisors(share)[-1]
+        if share % rollout:
+            raise ConfigError(
+                f"{each} do not divide by rollout_batch_size ({rollout}): use one of {_divisors(share)} or remove it"
+            )
+        micro = self.micro_batch_size or _divisors(share // updates)[-1]
+        if (share // updates) % micro:
+            parts = f", divided by updates_per_rollout ({updates})" if updates > 1 else ""
+            raise ConfigError(
+                f"{each}{parts} do not divide by micro_batch_size ({micro}): "
+                f"use one of {_divisors(share // updates)} or remove it"
+            )
+        return Geometry(
+            images_per_process=share,
+            rollout_batch_size=rollout,
+            micro_batch_size=micro,
+            micro_batches_per_process=share // micro,
+            micro_batches_per_update=share // micro // updates,
+        )
+
+
+def _check_sampler(config: TrainConfig) -> None:
+    """Refuse samplers that leave the recipe nothing to train."""
+    sampler = config.sampler
+    if config.recipe != "grpo":
+        return
+    choose = "flow_sde, dance_sde, cps, ddim_flow, wan_sde or dpm_sde"
+    if sampler.kernel == "ode":
+        raise ConfigError(
+            f"sampler.kernel ode has no density, so no importance ratio, and recipe {config.recipe} needs one: "
+            f"choose {choose}"
+        )
+    if sampler.noise_level == 0:
+        raise ConfigError(
+            f"sampler.noise_level 0 makes kernel {sampler.kernel} deterministic: it has no density, so no "
+            "importance ratio; raise it, or remove the key to take the kernel's default"
+        )
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a YAML file and its base, apply ``a.b=value`` overrides (later ones win) and check everything.
+
+    Args:
+        path: the file.
+        overrides: values are YAML; list items by index, ``rewards.0.weight=2``.
+
+    Raises:
+        ConfigError: a ValueError that names the file or the override, the key, and what to change.
+    """
+    data = read_with_base(path)
+    origins = {apply_override(data, argument): argument for argument in overrides}
+    source = Source(
+        file=str(path),
+        overrides=origins,
+        foreign_keys=FOREIGN_KEYS,
+        foreign_values=FOREIGN_VALUES,
+        own_keys=_own_keys(),
+    )
+    config = build(TrainConfig, data, source)
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+@functools.cache
+def _own_keys() -> tuple[str, ...]:
+    return tuple(dotted_keys(TrainConfig))
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """Write a configuration out in full, defaults included; ``load_config`` reads it back equal."""
+    return dump(_plain(dataclasses.asdict(config)))
+
+
+def config_hash(config: TrainConfig) -> str:
+    """Sixteen hexadecimal digits that name the experiment.
+
+    ``out``, ``resume`` and ``progress`` say where and how a run is shown, not what it computes, and are left out.
+    """
+    data = {key: value for key, value in dataclasses.asdict(config).items() if key not in ("out", "resume", "progress")}
+    return hashlib.sha256(json.dumps(_plain(data), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def resolve_path(text: str, base: Path | None = None) -> Path:
+    """Turn a path of a configuration into one that exists.
+
+    Args:
+        text: a path, or ``asset:NAME`` for a file or folder that ships with flowrl.
+        base: folder that relative paths start at; default the current one.
+
+    Raises:
+        ConfigError: nothing is there; says what was looked for.
+    """
+    if not text.startswith("asset:"):
+        path = (Path.cwd() if base is None else base) / Path(text).expanduser()
+        if not path.exists():
+            raise ConfigError(
+                f"there is no '{text}': looked for {path}; give a path that exists, or asset:NAME for a bundled file"
+            )
+        return path
+    name = text.removeprefix("asset:")
+    folder = Path(str(resources.files("flowrl") / "assets"))
+    path = folder / name
+    if not name or ".." in Path(name).parts or Path(name).is_absolute() or not path.exists():
+        names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.name.startswith(("_", ".")))
+        near = closest(name, names)
+        hint = (
+            f"did you mean asset:{near}?"
+            if near
+            else f"there are {', '.join(n for n in names if '/' not in n) or 'none'}"
+        )
+        raise ConfigError(f"there is no asset '{name}' among the files that ship with flowrl: {hint}")
+    return path
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, all the way down."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _divisors(number: int) -> list[int]:
+    """Divisors up to the batch limit, ascending."""
+    return [d for d in range(1, min(number, BATCH_LIMIT) + 1) if number % d == 0]

@@ -1,0 +1,169 @@
+"""Best of N with any reward, and candidates pruned by the reward of the predicted clean image.
+
+What is drawn from is given as `make(prompts) -> velocity`, so that a base model, a tuned one and RLG are searched
+alike. Costs are in evaluations of the network for one image that is kept: `Pruning.evaluations` times the rows that a
+velocity needs a step (2 with classifier-free guidance, 4 with RLG on top).
+
+Letters: P prompts, N candidates each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from flowrl.pipelines import Pipeline
+from flowrl.prompts.loading import Prompt
+from flowrl.rewards import Reward
+from flowrl.rewards.outputs import check_output
+from flowrl.samplers import KERNELS, Velocity, rollout
+from flowrl.samplers.search import Pruning, best, search
+from flowrl.training.prompting import reward_inputs
+from flowrl.trajectory import Schedule
+
+Make = Callable[[Sequence[Prompt]], Velocity]
+"""The velocity of a batch of prompts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Found:
+    """The images a search kept.
+
+    Attributes:
+        images: float32 [P, 3, H, W] on the host.
+        chosen: [P] the numbers of the candidates that were kept.
+        scores: [C+1, P, N] float64, by which they were chosen, at each cut and at the end; NaN for who was not scored
+            there, or failed.
+        evaluations: candidates times steps for one kept image.
+        looks: images decoded and scored for one kept image.
+    """
+
+    images: Float[Tensor, " p 3 h w"]
+    chosen: Int64[Tensor, " p"]
+    scores: Float[Tensor, " c p n"]
+    evaluations: int
+    looks: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Candidates:
+    """All images of best of N, and what they scored: float32 [P, N, 3, H, W] and float64 [P, N], on the host."""
+
+    images: Float[Tensor, " p n 3 h w"]
+    scores: Float[Tensor, " p n"]
+
+    def best(self, count: int) -> Int64[Tensor, " p"]:
+        """The best of the first `count` candidates of each prompt."""
+        return best(self.scores[:, :count])
+
+
+def in_batches(make: Make, size: int) -> Make:
+    """A velocity that hands the network at most `size` images at once."""
+
+    def whole(prompts: Sequence[Prompt]) -> Velocity:
+        parts = [make(prompts[first : first + size]) for first in range(0, len(prompts), size)]
+
+        def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
+            pieces = x.split(size)
+            return torch.cat([part(piece, sigma, timestep) for part, piece in zip(parts, pieces, strict=True)])
+
+        return velocity
+
+    return whole
+
+
+@torch.no_grad()
+def draw(pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Tensor, schedule: Schedule) -> Tensor:
+    """Images float32 [b, 3, H, W] on the host, of start noise [b, *latent], by the ODE sampler of evaluations."""
+    done = rollout(make(prompts), x, schedule, KERNELS["ode"], lambda step: x, stochastic=())
+    return pipeline.decode(done.final).cpu()
+
+
+def candidates(
+    pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " p n *latent"], schedule: Schedule,
+    reward: Reward, *, part: str | None = None,
+) -> Candidates:  # fmt: skip
+    """Draws and scores N images of each prompt; arguments as `best_of_n`."""
+    count = _check(prompts, x)
+    rows = torch.arange(x[:, :, 0].shape[:2].numel())
+    images = draw(pipeline, make, [prompts[row // count] for row in rows], x.flatten(0, 1), schedule)
+    scores = _score(pipeline, reward, part, prompts, images, rows, count)
+    return Candidates(images=images.unflatten(0, (len(prompts), count)), scores=scores.reshape(len(prompts), count))
+
+
+def best_of_n(
+    pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " p n *latent"], schedule: Schedule,
+    reward: Reward, *, part: str | None = None,
+) -> Found:  # fmt: skip
+    """Draws N images of each prompt and keeps the one with the highest reward; of equal ones the first.
+
+    Args:
+        pipeline: decodes.
+        make: what is drawn from.
+        prompts: P prompts with their negative ones and pictures, and what the reward reads of them.
+        x: start noise.
+        schedule: of the deterministic sampler.
+        reward: any of `flowrl.rewards`; those that compare get the candidates of a prompt as a group.
+        part: a sub-score of the reward to go by, instead of its value.
+
+    A failed score never wins. Where all of a prompt failed its first candidate is kept.
+
+    Raises:
+        ValueError: x does not fit the prompts, or the reward has no such part.
+    """
+    drawn = candidates(pipeline, make, prompts, x, schedule, reward, part=part)
+    plan = Pruning(num_candidates=x.shape[1])
+    chosen = best(drawn.scores)
+    return Found(
+        images=drawn.images[torch.arange(len(prompts)), chosen], chosen=chosen, scores=drawn.scores[None],
+        evaluations=plan.evaluations(schedule.num_steps), looks=plan.looks,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def prune_steps(
+    pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " p n *latent"], schedule: Schedule,
+    reward: Reward, plan: Pruning, *, part: str | None = None,
+) -> Found:  # fmt: skip
+    """Drops candidates by the reward of the clean image predicted at the plan's cuts, keeps the best at the end.
+
+    Arguments as `best_of_n`, and the plan; without cuts it is best of N.
+    """
+    count = _check(prompts, x)
+
+    def score(clean: Tensor, rows: Tensor) -> Tensor:
+        return _score(pipeline, reward, part, prompts, pipeline.decode(clean).cpu(), rows, count)
+
+    found = search(lambda rows: make([prompts[row // count] for row in rows]), x, schedule, plan, score)
+    return Found(
+        images=pipeline.decode(found.final).cpu(), chosen=found.chosen, scores=found.scores,
+        evaluations=plan.evaluations(schedule.num_steps), looks=plan.looks,
+    )  # fmt: skip
+
+
+def _check(prompts: Sequence[Prompt], x: Tensor) -> int:
+    if x.ndim < 3 or len(x) != len(prompts) or not prompts:
+        raise ValueError(f"start noise [P, N, *latent] of {len(prompts)} prompts is needed, got {list(x.shape)}")
+    return x.shape[1]
+
+
+def _score(
+    pipeline: Pipeline, reward: Reward, part: str | None, prompts: Sequence[Prompt], images: Tensor, rows: Tensor,
+    count: int,
+) -> Tensor:  # fmt: skip
+    """[b] of candidates by their numbers; NaN where the reward failed."""
+    inputs = reward_inputs(
+        pipeline, [prompts[row // count] for row in rows], images.float(), group=rows // count,
+        numbers=(rows % count).tolist(), iteration=0,
+    )  # fmt: skip
+    output = check_output(reward(inputs), len(inputs), reward.name)
+    if part is not None and part not in output.parts:
+        known = ", ".join(sorted(output.parts)) or "none"
+        raise ValueError(f"reward {reward.name!r} has no sub-score {part!r}: there are {known}")
+    values = output.values if part is None else output.parts[part]
+    return torch.where(output.valid, values, math.nan).double().cpu()

@@ -1,0 +1,69 @@
+"""Features of pictures for measures of diversity: of CLIP, or of the pixels themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from PIL import Image
+
+from flowrl.benchmarks.diversity import Distance
+from flowrl.config.options import unknown_name
+from flowrl.generation.folders import Picture
+from flowrl.rewards.clip import DEFAULT_MODEL
+from flowrl.rewards.networks.pretrained import check_model, clip_fingerprint, clip_image, load_clip
+
+Features = Literal["clip", "pixels"]
+
+DISTANCE: dict[Features, Distance] = {"clip": "cosine", "pixels": "euclidean"}
+_SIDE = 16
+_BATCH = 32
+OWNER = "diversity"
+
+
+def check_features(features: str, model: str | None) -> Features:
+    """The features by name, checked without loading a model.
+
+    Raises:
+        ValueError: an unknown name, or a model for features that have none.
+    """
+    for known in get_args(Features):
+        if features == known:
+            if known == "pixels" and model is not None:
+                raise ValueError(f"{OWNER}: features pixels have no model, got {model!r}: leave feature_model out.")
+            if known == "clip":
+                check_model(model or DEFAULT_MODEL, owner=OWNER, what="CLIP")
+            found: Features = known
+            return found
+    raise ValueError(unknown_name("features", features, get_args(Features)))
+
+
+def features_of(
+    pictures: Sequence[Picture], features: Features, model: str | None = None
+) -> tuple[Float64[np.ndarray, " n d"], str]:
+    """Features [N, D] of pictures, and the version of what made them.
+
+    `clip`: the projected embedding of an image, of length 1. `pixels`: colours of the picture shrunk to 16 x 16, over
+    the square root of their number, so that a Euclidean distance is the root mean square of their differences.
+    """
+    if features == "pixels":
+        return np.stack([_pixels(picture) for picture in pictures]), f"pixels:{_SIDE}x{_SIDE}"
+    name = model or DEFAULT_MODEL
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network, processor = load_clip(name, device=device, revision=None, owner=OWNER, option="feature_model")
+    found = []
+    for first in range(0, len(pictures), _BATCH):
+        images = [Image.fromarray(picture.pixels()) for picture in pictures[first : first + _BATCH]]
+        pixels = processor.image_processor(images, return_tensors="pt").to(device)
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            found.append(clip_image(network, pixels["pixel_values"]).double().cpu().numpy())
+    return np.concatenate(found), f"clip:{name}@{clip_fingerprint(network)}"
+
+
+def _pixels(picture: Picture) -> Float64[np.ndarray, " d"]:
+    small = Image.fromarray(picture.pixels()).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+    values = np.asarray(small, dtype=np.float64).reshape(-1) / 255.0
+    return values / np.sqrt(len(values))

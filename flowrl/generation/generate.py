@@ -1,0 +1,232 @@
+"""Pictures of a model for a list of prompts, in GenEval's folder layout, in any number of sittings.
+
+The start noise of a picture is a function of (seed, prompt, sample), the same that evaluations during training use, so
+any two models share it. Pictures appear whole or not at all; what is there is not drawn again. `drawn.json` holds the
+model's fingerprint and the settings: a folder is continued with the same ones or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from flowrl.commands.eval import Settings, Subject
+from flowrl.files import write_atomically
+from flowrl.generation.folders import DRAWN, Picture, read_drawn, read_folder
+from flowrl.generation.models import Source, fingerprint, load_source, schedule_of, with_negative
+from flowrl.media.images import save_png
+from flowrl.pipelines import Pipeline
+from flowrl.progress import progress
+from flowrl.prompts.loading import Prompt, spread
+from flowrl.randomness import sample_normals
+from flowrl.training.heldout import generate
+from flowrl.training.prompting import encode_all
+
+ENCODED_FIRST = 2000
+"""Up to so many prompts are embedded before the first picture; embeddings of more would fill the host's memory."""
+
+Item = tuple[int, int]  # number of the prompt, number of the sample
+
+
+def choose(prompts: Sequence[Prompt], num_prompts: int | None) -> list[Prompt]:
+    """Each prompt (text, sources) once, in the order of the list; `num_prompts` of them spread evenly over it.
+
+    Raises:
+        ValueError: `num_prompts` is less than 1.
+    """
+    first: dict[str, Prompt] = {}
+    for prompt in prompts:
+        first.setdefault(prompt.key, prompt)
+    unique = list(first.values())
+    if num_prompts is None:
+        return unique
+    _check_count(num_prompts)
+    return [unique[place] for place in spread(len(unique), num_prompts)]
+
+
+def _check_count(num_prompts: int) -> None:
+    if num_prompts < 1:
+        raise ValueError(f"--num-prompts must be at least 1, got {num_prompts}")
+
+
+def pictures_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt]) -> list[Picture]:
+    """The pictures of a subject: read where they exist, drawn for `prompts` otherwise, as far as they are missing.
+
+    Raises:
+        ValueError: the folder is half-written, foreign, or was drawn with other settings.
+    """
+    if subject.images is not None:
+        return given_pictures(settings, subject.images)
+    assert subject.source is not None
+    folder = subject.folder / "images"
+    draw(
+        subject.source, prompts, folder, label=subject.label, samples=settings.samples, seed=settings.seed,
+        batch_size=settings.batch_size, show=settings.show,
+    )  # fmt: skip
+    return read_folder(folder)
+
+
+def given_pictures(settings: Settings, folder: Path) -> list[Picture]:
+    """Pictures that exist: of `settings.num_prompts` prompts, spread evenly, the first `settings.samples` each.
+
+    Raises:
+        ValueError: the folder is half-written or foreign, or has fewer samples.
+    """
+    pictures = read_folder(folder)
+    indexes = list(dict.fromkeys(picture.index for picture in pictures))
+    kept = set(indexes)
+    if settings.num_prompts is not None:
+        _check_count(settings.num_prompts)
+        kept = {indexes[place] for place in spread(len(indexes), settings.num_prompts)}
+    samples = len(pictures) // len(indexes)
+    if not 1 <= settings.samples <= samples:
+        raise ValueError(f"--samples must be 1 to {samples}, as many as {folder} has, got {settings.samples}")
+    return [picture for picture in pictures if picture.index in kept and picture.sample < settings.samples]
+
+
+def draw(
+    source: Source,
+    prompts: Sequence[Prompt],
+    folder: Path,
+    *,
+    label: str,
+    samples: int,
+    seed: int,
+    batch_size: int,
+    show: bool = True,
+) -> None:
+    """Draws what is missing of `samples` pictures for each prompt; loads no model where nothing is.
+
+    Batches are the same in every sitting, whatever is missing of them, so a picture does not depend on when the work
+    was stopped.
+
+    Raises:
+        ValueError: no prompts or samples, or the folder holds something else.
+    """
+    if not prompts or samples < 1 or batch_size < 1:
+        raise ValueError(
+            f"need at least one prompt, sample and picture a batch, got {len(prompts)}, {samples} and {batch_size}: "
+            "raise --num-prompts, --samples or --batch-size"
+        )
+    _check_old(folder)
+    mark, pipeline = fingerprint(source), None
+    if mark is None:  # a hub id, whose commit is known once it was fetched
+        pipeline = load_source(source)
+        mark = fingerprint(source) or "unknown"
+    _claim(folder, _settings(source, mark, prompts, samples=samples, seed=seed))
+    prompts = with_negative(prompts, source)
+    for index, prompt in enumerate(prompts):
+        _write_record(folder / f"{index:05d}", prompt)
+    items = [(index, sample) for index in range(len(prompts)) for sample in range(samples)]
+    numbers = _numbers(prompts, items)
+    batches = [items[first : first + batch_size] for first in range(0, len(items), batch_size)]
+    missing = [batch for batch in batches if not all(_place(folder, item).is_file() for item in batch)]
+    if not missing:
+        return
+    pipeline = pipeline or load_source(source)
+    schedule = schedule_of(source, pipeline)
+    _encode_first(pipeline, [prompts[index] for batch in missing for index, _ in batch])
+    done = len(batches) - len(missing)
+    with progress(f"drawing {label}", len(batches), done, enabled=show) as advance, ThreadPoolExecutor(1) as writer:
+        written: list[Any] = []
+        for batch in missing:
+            rows = [prompts[index] for index, _ in batch]
+            keys = [(seed, "eval", row.key, numbers[item]) for row, item in zip(rows, batch, strict=True)]
+            x = sample_normals(pipeline.latent_shape, keys)
+            images = generate(pipeline, rows, x, schedule, guidance_scale=source.guidance_scale).cpu()
+            for future in written:  # errors of the batch before; at most one batch waits
+                future.result()
+            written = [
+                writer.submit(save_png, image, place)
+                for image, place in zip(images, (_place(folder, item) for item in batch), strict=True)
+                if not place.is_file()
+            ]
+            advance("")
+        for future in written:
+            future.result()
+
+
+def _numbers(prompts: Sequence[Prompt], items: Sequence[Item]) -> dict[Item, int]:
+    """The number of each picture among those of the same prompt: the sample, unless one stands in the list twice."""
+    seen: Counter[str] = Counter()
+    numbers = {}
+    for item in items:
+        key = prompts[item[0]].key
+        numbers[item] = seen[key]
+        seen[key] += 1
+    return numbers
+
+
+def _encode_first(pipeline: Pipeline, prompts: Sequence[Prompt]) -> None:
+    """Embeds all prompts and drops the text encoders, which may be larger than the network."""
+    distinct = {(prompt.key, prompt.negative): prompt for prompt in prompts}
+    if len(distinct) <= ENCODED_FIRST:
+        encode_all(pipeline, distinct.values())
+        pipeline.free_text_encoders()
+
+
+def _place(folder: Path, item: Item) -> Path:
+    return folder / f"{item[0]:05d}" / "samples" / f"{item[1]:05d}.png"
+
+
+def _write_record(place: Path, prompt: Prompt) -> None:
+    path = place / "metadata.jsonl"
+    if not path.is_file():
+        (place / "samples").mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(prompt.record) + "\n")
+
+
+def _settings(source: Source, mark: str, prompts: Sequence[Prompt], *, samples: int, seed: int) -> dict[str, Any]:
+    """All that a picture depends on but the machine and the size of a batch, which change last digits at most.
+
+    What a key that older folders lack says by default is None, so that they can be continued.
+    """
+    listed = json.dumps([prompt.record for prompt in prompts], sort_keys=True)
+    apart = ("height", "width", "vae_slice")  # keys of their own, and one that changes last digits
+    options = {name: value for name, value in source.options.items() if name not in apart}
+    return {
+        "format": 1, "model": source.model, "fingerprint": mark, "lora": source.lora and str(source.lora),
+        "num_steps": source.num_steps, "guidance_scale": source.guidance_scale, "grid": source.grid,
+        "max_sequence_length": source.max_sequence_length, "dtype": source.dtype,
+        "height": source.height, "width": source.width, "options": options or None, "shift": source.shift,
+        "training_size": source.training_size and list(source.training_size), "negative": source.negative or None,
+        "seed": seed, "samples": samples, "num_prompts": len(prompts),
+        "prompts": hashlib.sha256(listed.encode()).hexdigest()[:16],
+    }  # fmt: skip
+
+
+def _check_old(folder: Path) -> None:
+    """Refuses a folder of another program before the model is looked at."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: give another --out.")
+    if not folder.is_dir() or read_drawn(folder) is not None:
+        return
+    if any(not path.name.startswith(".") for path in folder.iterdir()):  # a dot: a first note that was cut short
+        raise ValueError(
+            f"{folder} is not empty and was not drawn by this command (it has no {DRAWN}): give another --out, or "
+            f"judge what is in it with --images {folder}."
+        )
+
+
+def _claim(folder: Path, wanted: Mapping[str, Any]) -> None:
+    """Writes the settings of a new folder; of an old one checks that they are the same."""
+    old = read_drawn(folder)
+    if old is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / DRAWN, json.dumps(wanted, indent=1) + "\n")
+        return
+    ignored = {"model", "lora"} if old.get("fingerprint") == wanted["fingerprint"] != "unknown" else set()
+    changed = [key for key in wanted.keys() | old.keys() if key not in ignored and old.get(key) != wanted.get(key)]
+    if changed:
+        words = ", ".join(f"{key} {old.get(key)!r} (now {wanted.get(key)!r})" for key in sorted(changed))
+        raise ValueError(
+            f"{folder} was drawn with other settings: {words}. Give the same ones to go on, another --out to start "
+            f"anew, or delete the folder."
+        )
+    for leftover in folder.glob("*/samples/.*.tmp"):  # of a process that was killed while it wrote
+        leftover.unlink()

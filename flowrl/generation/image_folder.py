@@ -1,0 +1,341 @@
+"""Folders of pictures for rewards: which pictures, with which prompts, and their values.
+
+A folder is one of
+
+    pictures, at any depth, and --prompt TEXT, or --prompts FILE:
+        .txt     a prompt a picture, in the order of the files' names
+        .jsonl   {"file": "a/0001.png", "prompt": ..., ...} a line; the whole object is the picture's metadata, and
+                 source_images and reference_images in it are paths (or lists of them) relative to the file
+    NNNNN/metadata.jsonl with NNNNN/samples/*.png   (GenEval's), which names its own prompts
+
+Pictures of one prompt are a group. Without any prompt, those of one folder are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from PIL import Image
+from torch import Tensor
+
+from flowrl.commands.serve import reward_list
+from flowrl.config.options import unknown_name
+from flowrl.config.strict_yaml import Override, apply_override
+from flowrl.progress import progress
+from flowrl.prompts.loading import read_prompts
+from flowrl.rewards import Reward, RewardInputs
+from flowrl.rewards.outputs import check_output
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+POINTWISE = ("pointwise", "remote")
+Change = Callable[[Image.Image], Image.Image]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """A picture: `file` as it is listed, relative to the folder, and what belongs to it."""
+
+    file: str
+    path: Path
+    prompt: str
+    group: int
+    metadata: dict[str, Any] = field(default_factory=dict)
+    source_images: tuple[Path, ...] = ()
+    reference_images: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Scores:
+    """What a reward said of N items.
+
+    Attributes:
+        values: [N], NaN where it failed.
+        parts: sub-scores [N] by name.
+        errors: [N] why an item failed, None where it did not. A batch with several reasons has them all, by commas.
+        seconds: [N] an item's share of its batch's time.
+        batches: [N] number of its batch, -1 where it was in none.
+    """
+
+    values: Float64[np.ndarray, " n"]
+    parts: dict[str, Float64[np.ndarray, " n"]]
+    errors: list[str | None]
+    seconds: Float64[np.ndarray, " n"]
+    batches: np.ndarray
+
+    @property
+    def failed(self) -> int:
+        return int(np.isnan(self.values).sum())
+
+
+def reward_specs(rewards: str, options: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The rewards of a command line as specs: names by commas or a YAML file, and `--option` texts.
+
+    Args:
+        rewards: "pick_score,hps" or a file with a list `rewards:`.
+        options: "scale=raw", or "pick_score.scale=raw", which it must be with several rewards.
+
+    Raises:
+        ValueError: an unknown reward, an option without a reward, or no such file.
+    """
+    specs = [dict(spec) for spec in reward_list([name.strip() for name in rewards.split(",")])]
+    labels = [str(spec.get("name") or spec.get("function")) for spec in specs]
+    for text in options:
+        owner, dot, rest = text.partition("=")[0].partition(".")
+        if dot and owner in labels:
+            text = text.removeprefix(f"{owner}.")
+        elif len(specs) > 1:
+            raise ValueError(
+                f"--option {text}: with several rewards begin with the name of one, {labels[0]}.KEY=VALUE; "
+                + unknown_name("reward", owner if rest else text, labels)
+            )
+        spec = specs[labels.index(owner) if dot and owner in labels else 0]
+        merged: dict[str, Any] = dict(spec.get("options") or {})
+        apply_override(merged, text)
+        spec["options"] = _plain(merged)
+    return specs
+
+
+def _plain(value: Any) -> Any:
+    """Values of overrides in the place of the overrides themselves."""
+    value = value.value if isinstance(value, Override) else value
+    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def read_items(folder: Path, *, prompt: str | None = None, prompts: Path | None = None) -> list[Item]:
+    """The pictures of a folder with their prompts; see the module.
+
+    Raises:
+        ValueError: no folder or no pictures, prompts that do not fit, or both --prompt and --prompts.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}: give one with pictures ({', '.join(SUFFIXES)}).")
+    if prompt is not None and prompts is not None:
+        raise ValueError("--prompt gives all pictures one prompt and --prompts each its own: give one of them.")
+    records = sorted(folder.glob("*/metadata.jsonl"))
+    if records and (prompt is not None or prompts is not None):
+        raise ValueError(f"{folder} has GenEval's layout, which names its own prompts: leave out --prompt(s).")
+    if records:
+        rows = [row for record in records for row in _geneval(folder, record)]
+    elif prompts is not None and prompts.suffix == ".jsonl":
+        rows = _listed(folder, prompts)
+    else:
+        rows = _in_order(folder, prompt, prompts)
+    if not rows:
+        raise ValueError(f"{folder} holds no pictures ({', '.join(SUFFIXES)}).")
+    numbers: dict[Hashable, int] = {}
+    return [
+        Item(file=path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path), path=path,
+             prompt=text, group=numbers.setdefault(group, len(numbers)), metadata=metadata,
+             source_images=_paths(metadata, "source_images", prompts),
+             reference_images=_paths(metadata, "reference_images", prompts))
+        for path, text, group, metadata in rows
+    ]  # fmt: skip
+
+
+_Row = tuple[Path, str, Hashable, dict[str, Any]]
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """All pictures of a folder and those below it, in the order of their names."""
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+
+
+def _geneval(folder: Path, record: Path) -> list[_Row]:
+    row = read_prompts(record)[0]
+    return [(path, row.text, record.parent.name, row.metadata) for path in pictures_in(record.parent / "samples")]
+
+
+def _in_order(folder: Path, prompt: str | None, prompts: Path | None) -> list[_Row]:
+    files = pictures_in(folder)
+    if prompts is None:
+        return [(path, prompt or "", str(path.parent) if prompt is None else "", {}) for path in files]
+    texts = [row.text for row in read_prompts(prompts)]
+    if len(texts) != len(files):
+        raise ValueError(
+            f"{prompts} holds {len(texts)} prompts for the {len(files)} pictures of {folder}: a .txt file has one line "
+            f"for each picture, in the order of their names; a .jsonl file names them (file, prompt)."
+        )
+    return [(path, text, text, {}) for path, text in zip(files, texts, strict=True)]
+
+
+def _listed(folder: Path, prompts: Path) -> list[_Row]:
+    rows: list[_Row] = []
+    for number, row in enumerate(read_prompts(prompts), start=1):
+        name = row.metadata.get("file")
+        if not isinstance(name, str) or not (folder / name).is_file():
+            what = "has no text under 'file'" if not isinstance(name, str) else f"names {name!r}, which is not there"
+            raise ValueError(f"{prompts}, entry {number}: {what}; give the picture's path relative to {folder}.")
+        rows.append((folder / name, row.text, row.text, row.metadata))
+    return rows
+
+
+def _paths(metadata: Mapping[str, Any], key: str, prompts: Path | None) -> tuple[Path, ...]:
+    given = metadata.get(key)
+    if given is None or prompts is None:
+        return ()
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{prompts}: {key} must be a path or a list of paths, got {given!r}.")
+    paths = tuple(prompts.parent / name for name in names)
+    if missing := [path for path in paths if not path.is_file()]:
+        raise ValueError(f"{prompts}: {key} names {missing[0]}, which is not there; paths are relative to the file.")
+    return paths
+
+
+def check_needs(reward: Reward, items: Sequence[Item], *, key: str, prompts_given: bool) -> None:
+    """Refuses a reward that a folder of pictures cannot feed, and one that must be trained first.
+
+    Args:
+        reward: what is to score.
+        items: the pictures.
+        key: its name, for messages.
+        prompts_given: whether prompts were given, even if empty.
+    """
+    if reward.kind == "adversarial":
+        raise ValueError(f"reward {key!r} learns during a training run and says nothing before: take another.")
+    if "videos" in reward.needs and "images" not in reward.needs:
+        raise ValueError(f"reward {key!r} judges videos, and a folder of pictures has none: take another.")
+    if "prompts" in reward.needs and not prompts_given:
+        raise ValueError(f"reward {key!r} reads prompts: give --prompt TEXT or --prompts FILE (.txt or .jsonl).")
+    for what in ("source_images", "reference_images"):
+        if what in reward.needs and (lacking := next((item for item in items if not getattr(item, what)), None)):
+            raise ValueError(
+                f"reward {key!r} needs {what}, and {lacking.file} has none: list them in a .jsonl file of --prompts."
+            )
+
+
+@torch.no_grad()
+def score_items(
+    reward: Reward, items: Sequence[Item], *, key: str, batch_size: int, iteration: int = 0,
+    change: Change | None = None, label: str | None = None,
+) -> Scores:  # fmt: skip
+    """Scores every item. Items of a batch have one size; a groupwise or pairwise reward gets whole groups.
+
+    Args:
+        reward: what scores.
+        items: the pictures.
+        key: the reward's name, for messages.
+        batch_size: items at once; more where a group is larger.
+        iteration: as the reward is told; it draws what it draws at random by it.
+        change: what is done to each picture first.
+        label: of the progress bar.
+
+    Raises:
+        ValueError: a group of pictures of several sizes for a reward that compares them.
+    """
+    count = len(items)
+    values, seconds, number = np.full(count, np.nan), np.zeros(count), np.full(count, -1)
+    parts: dict[str, np.ndarray] = {}
+    errors: list[str | None] = [None] * count
+    sizes = [_size(item.path) for item in items]
+    for place, size in enumerate(sizes):
+        errors[place] = "unreadable" if size is None else None
+    batches = batched(items, sizes, whole_groups=reward.kind not in POINTWISE, batch_size=batch_size)
+    with progress(label or f"scoring {key}", len(batches)) as advance:
+        failed = errors.count("unreadable")
+        for index, places in enumerate(batches):
+            pictures = {place: _load(items[place].path, change) for place in places}
+            errors_of = {place: "unreadable" for place, picture in pictures.items() if picture is None}
+            places = [place for place in places if place not in errors_of]
+            for place, word in errors_of.items():
+                errors[place] = word
+            if places:
+                inputs = _inputs(items, places, [pictures[place] for place in places], iteration)
+                start = time.perf_counter()
+                output = check_output(reward(inputs), len(places), key)
+                values[places] = output.values.double().cpu().numpy()
+                seconds[places] = (time.perf_counter() - start) / len(places)
+                number[places] = index
+                for name, part in output.parts.items():
+                    parts.setdefault(name, np.full(count, np.nan))[places] = part.double().cpu().numpy()
+                said = ", ".join(sorted(output.errors)) or "not_finite"
+                for place in places:
+                    errors[place] = said if np.isnan(values[place]) else None
+            failed += sum(errors[place] is not None for place in pictures)
+            advance(f"{failed} failed" if failed else "")
+    return Scores(values=values, parts=parts, errors=errors, seconds=seconds, batches=number)
+
+
+def inputs_of(items: Sequence[Item], places: Sequence[int]) -> RewardInputs | None:
+    """Some items, of one size, as rewards take them, without those that cannot be read; None where none can."""
+    pictures = {place: _load(items[place].path) for place in places}
+    readable = [place for place in places if pictures[place] is not None]
+    return _inputs(items, readable, [pictures[place] for place in readable], 0) if readable else None
+
+
+def batched(
+    items: Sequence[Item], sizes: Sequence[tuple[int, int] | None], *, whole_groups: bool, batch_size: int
+) -> list[list[int]]:
+    """Places of the items by batch, of one size each; an item without a size is in none.
+
+    Raises:
+        ValueError: whole groups are asked for and one has several sizes.
+    """
+    units: dict[Hashable, list[int]] = {}
+    for place, (item, size) in enumerate(zip(items, sizes, strict=True)):
+        if size is not None:
+            units.setdefault(item.group if whole_groups else place, []).append(place)
+    by_size: dict[Hashable, list[list[int]]] = {}
+    for unit in units.values():
+        found = sorted({size for place in unit if (size := sizes[place]) is not None})
+        if len(found) > 1:
+            raise ValueError(
+                f"this reward compares the pictures of a prompt, and those of {items[unit[0]].prompt!r} have several "
+                f"sizes, such as {found[0]} and {found[1]}: resize them."
+            )
+        rows = by_size.setdefault(found[0], [[]])
+        if rows[-1] and len(rows[-1]) + len(unit) > batch_size:
+            rows.append([])
+        rows[-1].extend(unit)
+    return [row for rows in by_size.values() for row in rows]
+
+
+def _size(path: Path) -> tuple[int, int] | None:
+    try:
+        with Image.open(path) as picture:
+            return picture.size
+    except (OSError, ValueError):
+        return None
+
+
+def _load(path: Path, change: Change | None = None) -> Tensor | None:
+    """Float32 [3, H, W] in [0, 1]; None where the file is damaged."""
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB")
+    except (OSError, ValueError):
+        return None
+    pixels = np.array(picture if change is None else change(picture))
+    return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255.0
+
+
+def _inputs(items: Sequence[Item], places: Sequence[int], pictures: Sequence[Any], iteration: int) -> RewardInputs:
+    chosen = [items[place] for place in places]
+
+    def others(pick: Callable[[Item], tuple[Path, ...]]) -> list[list[Tensor]] | None:
+        if not any(pick(item) for item in chosen):
+            return None
+        found = [[(path, _load(path)) for path in pick(item)] for item in chosen]
+        for path, picture in (pair for row in found for pair in row):
+            if picture is None:
+                raise ValueError(f"{path} cannot be read as a picture: replace it.")
+        return [[picture for _, picture in row if picture is not None] for row in found]
+
+    return RewardInputs(
+        prompts=[item.prompt for item in chosen],
+        images=torch.stack(list(pictures)),
+        metadata=[item.metadata for item in chosen],
+        group_ids=torch.tensor([item.group for item in chosen]),
+        sample_ids=torch.tensor(list(places)),
+        source_images=others(lambda item: item.source_images),
+        reference_images=others(lambda item: item.reference_images),
+        iteration=iteration,
+    )

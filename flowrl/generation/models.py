@@ -1,0 +1,300 @@
+"""Which model is meant, how it is sampled, and its fingerprint: for `flowrl sample`, `flowrl eval` and their like."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowrl.config.options import option_parameters
+from flowrl.config.train import TrainConfig, load_config
+from flowrl.prompts.loading import Prompt
+
+# diffusers and peft take seconds to import, and pictures that exist are judged without them: functions import them.
+if TYPE_CHECKING:
+    from flowrl.pipelines import Pipeline
+    from flowrl.trajectory import Schedule
+
+EMBEDDED = "asset:tiny-sd3"
+WORLD_MODELS = (EMBEDDED, "asset:tiny-sd15")
+"""Models that ship with flowrl and draw the embedded world's pictures."""
+
+SHIPPED: dict[str, dict[str, Any]] = {
+    "asset:tiny-kontext": {
+        "num_steps": 8, "guidance_scale": 2.5, "max_sequence_length": 16, "options": {"height": 64, "width": 64},
+    },
+    "asset:tiny-sd15": {"num_steps": 20, "guidance_scale": 3.0, "max_sequence_length": 16},
+    "asset:tiny-sd3": {"num_steps": 10, "guidance_scale": 3.0, "max_sequence_length": 16},
+    "asset:tiny-wan": {
+        "num_steps": 10, "guidance_scale": 3.0, "max_sequence_length": 16,
+        "options": {"num_frames": 9, "fps": 8.0, "height": 64, "width": 64},
+    },
+}  # fmt: skip
+"""How the models that ship with flowrl are sampled unless told otherwise."""
+LORA_FILES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
+_ENDS = 2**20  # bytes at both ends of a file that its fingerprint covers, beside its length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What to sample from, and how its owner samples it."""
+
+    model: str
+    lora: Path | None
+    num_steps: int
+    guidance_scale: float
+    grid: str
+    max_sequence_length: int | None
+    dtype: str
+    family: str = "sd3"
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further settings of the family's `load`: size, frames."""
+    negative: str = ""
+    """Of the prompts that have no negative prompt of their own."""
+    shift: float | None = None
+    """Of the noise levels; None takes the model's own."""
+    training_size: tuple[int | None, int | None] | None = None
+    """Height and width whose noise levels are visited whatever is drawn, None in it the model's own; None: the size
+    that is drawn."""
+    train_prompts: str | None = None
+    """What a run was trained on."""
+
+    @property
+    def height(self) -> int | None:
+        """Pixels; None is the model's own."""
+        return self.options.get("height")
+
+    @property
+    def width(self) -> int | None:
+        """Pixels; None is the model's own."""
+        return self.options.get("width")
+
+
+def find_source(
+    model: str,
+    *,
+    base: bool = False,
+    lora: Path | None = None,
+    num_steps: int | None = None,
+    guidance_scale: float | None = None,
+    max_sequence_length: int | None = None,
+    dtype: str | None = None,
+) -> Source:
+    """Reads a run's own settings, or takes a model with defaults; what is given here wins. Loads no weights.
+
+    Args:
+        model: a run folder, a folder with a LoRA (of a run, or in PEFT's layout, which names its base), a folder
+            written by diffusers, `asset:tiny-sd3`, or a hub id.
+        base: of a run, the model before training.
+        lora: a LoRA folder to add; of a run, in place of its own.
+        num_steps: denoising steps; a run's own, that of `SHIPPED`, else 40.
+        guidance_scale: a run's own, that of `SHIPPED`, else 4.5.
+        max_sequence_length: tokens; a run's own, 16 for the embedded models, else the family's.
+        dtype: of the network; a run's own, else float32.
+
+    Raises:
+        ValueError: a number below its minimum, an unknown dtype, or a LoRA folder that does not say what it belongs to.
+    """
+    from flowrl.training.parts import DTYPES
+
+    for name, value in (("num_steps", num_steps), ("max_sequence_length", max_sequence_length)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    model, lora = _owner_of_lora(model, lora)
+    config_file = Path(model) / "config.yaml"
+    found = _of_run(config_file, base=base, lora=lora) if config_file.is_file() else _of_model(model, lora)
+    given = {"num_steps": num_steps, "guidance_scale": guidance_scale, "max_sequence_length": max_sequence_length,
+             "dtype": dtype}  # fmt: skip
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(found, **changes)
+
+
+def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
+    config = load_config(config_file)
+    scale = config.eval.guidance_scale
+    return Source(
+        model=config.pipeline.model, lora=None if base else lora or config_file.parent / "lora",
+        num_steps=config.eval.num_steps or config.sampler.num_steps, grid=config.eval.grid or config.sampler.grid,
+        guidance_scale=config.sampler.guidance_scale if scale is None else scale,
+        max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
+        family=config.pipeline.name, options=_drawn_options(config), train_prompts=config.prompts.train,
+        shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
+        negative=config.prompts.negative, training_size=_training_size(config),
+    )  # fmt: skip
+
+
+def _training_size(config: TrainConfig) -> tuple[int | None, int | None] | None:
+    """The size of rollouts where evaluations draw another one at the rollouts' noise levels."""
+    trained, evaluated = (config.pipeline.height, config.pipeline.width), (config.eval.height, config.eval.width)
+    return trained if config.eval.shift == "training" and evaluated != (None, None) else None
+
+
+def _drawn_options(config: TrainConfig) -> dict[str, Any]:
+    """Settings of the family's `load` with which a run's evaluations draw."""
+    settings, evaluated = config.pipeline, config.eval
+    given = {"height": evaluated.height or settings.height, "width": evaluated.width or settings.width,
+             "num_frames": settings.num_frames, "fps": settings.fps, "vae_slice": settings.vae_slice}  # fmt: skip
+    return {name: value for name, value in given.items() if value is not None} | settings.options
+
+
+def _of_model(model: str, lora: Path | None) -> Source:
+    from flowrl.pipelines import family_of
+    from flowrl.training.parts import model_location
+
+    usual: dict[str, Any] = {"num_steps": 40, "guidance_scale": 4.5, "max_sequence_length": None}
+    return Source(
+        model=model, lora=lora, grid="diffusers", dtype="float32", family=family_of(model_location(model)),
+        **(usual | SHIPPED.get(model, {})),
+    )  # fmt: skip
+
+
+def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
+    """The run or model that the LoRA of a folder belongs to, and the LoRA; other models as they are."""
+    folder = Path(model).expanduser()
+    if not any((folder / name).is_file() for name in LORA_FILES) or (folder / "config.yaml").is_file():
+        return model, lora
+    if lora is not None:
+        raise ValueError(f"{model} is a LoRA and --lora gives another: give the model that they belong to instead")
+    if (folder.resolve().parent / "config.yaml").is_file():
+        return str(folder.resolve().parent), folder
+    card = folder / "adapter_config.json"
+    named = json.loads(card.read_text(encoding="utf-8")).get("base_model_name_or_path") if card.is_file() else None
+    if not named:
+        raise ValueError(f"{model} is a LoRA that does not name its base model: give that one, and --lora {model}")
+    return str(named), folder
+
+
+def check_source(source: Source) -> None:
+    """Refuses a model or LoRA that is not there or is none, as far as it can be told without loading weights.
+
+    Raises:
+        ValueError: saying what is wrong.
+    """
+    from flowrl.pipelines import family
+    from flowrl.training.parts import model_location
+
+    family(source.family).check(model_location(source.model), None)
+    if source.lora is not None and not any((source.lora / name).is_file() for name in LORA_FILES):
+        raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
+
+
+def check_pictures(source: Source, command: str) -> None:
+    """Refuses a model that makes videos, for a command that judges pictures.
+
+    Raises:
+        ValueError: naming model, family and command.
+    """
+    from flowrl.pipelines import family
+
+    if "num_frames" in option_parameters(family(source.family).load):
+        raise ValueError(
+            f"{source.model} makes videos (family {source.family}) and {command} judges pictures: give a model that "
+            "makes pictures. Videos are drawn by 'flowrl sample' and scored by a run's own evaluations (eval.rewards)."
+        )
+
+
+def with_negative(prompts: Sequence[Prompt], source: Source) -> list[Prompt]:
+    """The prompts with the source's negative prompt where theirs is empty."""
+    return [prompt if prompt.negative else replace(prompt, negative=source.negative) for prompt in prompts]
+
+
+def load_source(source: Source, device: str | None = None) -> Pipeline:
+    """The pipeline with its LoRA, on the best device there is unless one is named."""
+    import torch
+
+    from flowrl.pipelines import family
+    from flowrl.pipelines.lora import add_saved_lora
+    from flowrl.training.parts import DTYPES, model_location
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    tokens = {} if source.max_sequence_length is None else {"max_sequence_length": source.max_sequence_length}
+    pipeline: Pipeline = family(source.family).load(
+        model_location(source.model), dtype=DTYPES[source.dtype], device=device, **tokens, **source.options
+    )
+    if source.lora is not None:
+        add_saved_lora(pipeline.denoiser, source.lora)
+    return pipeline
+
+
+def schedule_of(source: Source, pipeline: Pipeline) -> Schedule:
+    """The noise levels that a source's owner visits, for its loaded pipeline."""
+    if source.training_size is not None:
+        pipeline = pipeline.resized(*_known_size(source.family, source.training_size, pipeline))
+    return pipeline.schedule(source.num_steps, source.grid, source.shift)
+
+
+def _known_size(name: str, size: tuple[int | None, int | None], pipeline: Pipeline) -> tuple[int, int]:
+    """A size with the model's own in the place of None."""
+    from flowrl.pipelines import family
+    from flowrl.pipelines.common import first_expert
+
+    height, width = size
+    if height is None or width is None:
+        own = family(name).default_size(first_expert(pipeline.denoiser))
+        height, width = height or own[0], width or own[1]
+    return height, width
+
+
+def label_of(model: str, lora: Path | None = None) -> str:
+    """A short name for tables: the last part of a path or hub id, with that of a LoRA given beside it."""
+    path = Path(model.removeprefix("asset:"))
+    parts = [part for part in (path.parent.name, path.name) if part] if path.name == "lora" else [path.name]
+    return "-".join([*parts, *([lora.name] if lora is not None else [])]) or "model"
+
+
+def fingerprint(source: Source) -> str | None:
+    """A hash of the model's files and the LoRA's; None for a hub id that is not on this machine yet.
+
+    Of each file it covers the name, the length and a megabyte at both ends, so that gigabytes need not be read: weights
+    that were trained further differ there too. A hub id is known by its commit.
+    """
+    from flowrl.training.parts import model_location
+
+    digest = hashlib.sha256()
+    location = model_location(source.model)
+    folder = Path(location)
+    if folder.is_dir():
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and _counts(path.relative_to(folder))]
+        for path in files:
+            _add_file(digest, path, path.relative_to(folder).as_posix())
+    else:
+        commit = _hub_commit(location)
+        if commit is None:
+            return None
+        digest.update(f"{location}@{commit}".encode())
+    if source.lora is not None:
+        for name in (*LORA_FILES, "adapter_config.json"):
+            if (source.lora / name).is_file():
+                _add_file(digest, source.lora / name, f"lora/{name}")
+    return digest.hexdigest()[:16]
+
+
+def _counts(path: Path) -> bool:
+    return path.suffix != ".md" and not any(part.startswith(".") for part in path.parts)
+
+
+def _add_file(digest: Any, path: Path, name: str) -> None:
+    size = path.stat().st_size
+    digest.update(f"{name}:{size}:".encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_ENDS))
+        if size > _ENDS:
+            file.seek(max(_ENDS, size - _ENDS))
+            digest.update(file.read(_ENDS))
+
+
+def _hub_commit(model: str) -> str | None:
+    """The commit of a hub repository in this machine's cache; None where it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        index = try_to_load_from_cache(model, "model_index.json")
+    except HFValidationError:
+        return None
+    return Path(index).parent.name if isinstance(index, str) else None

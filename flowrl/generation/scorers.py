@@ -1,0 +1,109 @@
+"""Rewards as scorers of pictures: each picture once, answers kept in the journal."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from flowrl.generation.folders import Picture
+from flowrl.generation.image_folder import Item, check_needs, reward_specs, score_items
+from flowrl.generation.journal import Journal, Row
+from flowrl.rewards import Reward
+from flowrl.rewards.compose import build_weighted_sum
+from flowrl.rewards.specs import parse_reward_specs, validate_reward_specs
+
+AT_ONCE = 512  # pictures whose answers are lost at most when a sitting is cut short
+ALONE = ("pointwise", "remote")
+
+
+def scorer_specs(
+    rewards: str, options: Mapping[str, str], defaults: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """The scorers of a command line as checked specs of rewards. Loads no weights.
+
+    Args:
+        rewards: names by commas, or a YAML file with a list `rewards:`.
+        options: `pick_score.scale` -> text, as given with --option.
+        defaults: options by reward that the benchmark asks for; given ones win.
+
+    Raises:
+        ValueError: an unknown reward or option, or a bad value.
+    """
+    specs = reward_specs(rewards, [f"{name}={text}" for name, text in options.items()])
+    for spec in specs:
+        own = (defaults or {}).get(str(spec.get("name")), {})
+        if own:
+            spec["options"] = {**own, **(spec.get("options") or {})}
+    validate_reward_specs(specs)
+    return specs
+
+
+def scorer_names(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names under which scores are reported."""
+    return [spec.label for spec in parse_reward_specs(specs)]
+
+
+def load_scorers(specs: Sequence[Mapping[str, Any]]) -> dict[str, Reward]:
+    """The rewards by name, on the best device there is.
+
+    Raises:
+        ValueError: one that compares the pictures of a prompt: its mean is the same for every model.
+    """
+    terms = build_weighted_sum(specs, device="cuda" if torch.cuda.is_available() else "cpu").terms
+    for term in terms:
+        if term.reward.kind in ("groupwise", "pairwise"):
+            raise ValueError(
+                f"reward {term.key!r} compares the pictures of a prompt with each other, so its mean is the same for "
+                f"every model: take one that judges a picture by itself."
+            )
+    return {term.key: term.reward for term in terms}
+
+
+def score_pictures(
+    name: str, reward: Reward, pictures: Sequence[Picture], journal: Journal, *, batch_size: int, label: str
+) -> list[Row]:
+    """One row a picture, {value, parts, error}, in their order; null where it failed.
+
+    Failures are not kept in the journal: the next sitting asks again.
+    """
+    keys = [picture_key(picture) for picture in pictures]
+    missing = [place for place, key in enumerate(keys) if key not in journal.rows]
+    items = {place: _item(pictures[place]) for place in missing}
+    check_needs(reward, list(items.values()), key=name, prompts_given=True)
+    found: dict[int, Row] = {}
+    for first in range(0, len(missing), AT_ONCE):
+        places = missing[first : first + AT_ONCE]
+        scores = score_items(reward, [items[place] for place in places], key=name, batch_size=batch_size, label=label)
+        for row, place in enumerate(places):
+            found[place] = {
+                "value": _number(scores.values[row]), "error": scores.errors[row],
+                "parts": {part: _number(values[row]) for part, values in scores.parts.items()},
+            }  # fmt: skip
+            if scores.errors[row] is None:
+                journal.add(keys[place], found[place])
+    return [found.get(place) or journal.rows[key] for place, key in enumerate(keys)]
+
+
+def picture_key(picture: Picture) -> str:
+    """A picture's file as it is, and its prompt."""
+    return f"{picture.stamp}:{hashlib.sha256(picture.prompt.encode()).hexdigest()[:8]}"
+
+
+def values_of(rows: Sequence[Row]) -> Float64[np.ndarray, " n"]:
+    """Values of rows, NaN where they failed."""
+    return np.array([math.nan if row["value"] is None else row["value"] for row in rows], dtype=np.float64)
+
+
+def _item(picture: Picture) -> Item:
+    return Item(file=picture.file, path=picture.path, prompt=picture.prompt, group=picture.index,
+                metadata=dict(picture.record))  # fmt: skip
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)

@@ -1,0 +1,77 @@
+"""Small pieces of HTML and how numbers are written."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+
+from flowrl.statistics.bootstrap import Interval
+
+MINUS, DASH = "\u2212", "\u2013"
+
+
+def esc(text: object) -> str:
+    """Text made safe for an element or a quoted attribute."""
+    return html.escape(str(text), quote=True)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A plain number: fixed digits near 1, scientific far away, a dash where unknown."""
+    if not math.isfinite(value):
+        return DASH
+    if value != 0 and (abs(value) < 10.0**-digits or abs(value) >= 1e5):
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        return f"{mantissa}e{int(exponent)}".replace("-", MINUS)
+    return f"{value:.{digits}f}".replace("-", MINUS)
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """A difference, with its sign."""
+    return f"+{number(value, digits)}" if value > 0 else number(value, digits)
+
+
+def bounds(interval: Interval, *, sign: bool = False) -> str:
+    """The two bounds as "0.21 to 0.34"; a dash where unknown."""
+    if not interval.known:
+        return DASH
+    write = signed if sign else number
+    return f"{write(interval.low)} to {write(interval.high)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "41 s", "12 min 5 s" or "3 h 20 min"."""
+    if not math.isfinite(seconds):
+        return DASH
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def plural(count: int, word: str) -> str:
+    """ "1 image", "2 images", with thousands set apart."""
+    return f"{count:,}".replace(",", "\u202f") + f" {word}{'' if count == 1 else 's'}"
+
+
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first column names the row. Cells are HTML; it scrolls inside its box on a narrow page."""
+    top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>' for row in rows
+    )
+    label = f' role="region" aria-label="{esc(caption)}" tabindex="0"'
+    return (
+        f'<div class="scroll"{label}><table><caption>{esc(caption)}</caption>'
+        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def section(anchor: str, title: str, body: str, lead: str = "") -> str:
+    """A titled part of the page; nothing where there is nothing to show."""
+    if not body:
+        return ""
+    intro = f'<p class="lead">{lead}</p>' if lead else ""
+    return f'<section aria-labelledby="{anchor}"><h2 id="{anchor}">{esc(title)}</h2>{intro}{body}</section>'

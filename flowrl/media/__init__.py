@@ -1,0 +1,1 @@
+"""Image and video files, contact sheets, kept samples, perturbations."""

@@ -1,0 +1,82 @@
+"""The samples that an evaluation leaves for people: pictures, clips, and edits beside their sources.
+
+In the samples folder of a run, with n the iteration in six digits and k the sample in four:
+
+    iteration_<n>/<k>.png     the picture; of a video a row of its frames
+    iteration_<n>/<k>.mp4     the video
+    iteration_<n>.png         all of them with their captions, edits beside their sources
+    sources/<k>.png           what was given to edit or to animate; further sources are <k>_1.png, <k>_2.png ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flowrl.media.images import SMALL, beside, fitted, grid, save_png
+from flowrl.media.videos import contact_row, contact_sheet, save_mp4
+
+CELL = 448  # the longer side of an edit in the grid
+
+
+def write_samples(
+    folder: str | Path,
+    iteration: int,
+    kept: Sequence[Tensor],
+    captions: Sequence[str],
+    sources: Sequence[Sequence[Tensor]] | None = None,
+    fps: float | None = None,
+) -> None:
+    """Write what an evaluation keeps; files of an earlier attempt at this iteration are replaced one by one.
+
+    Args:
+        folder: the samples folder, `RUN/samples`.
+        iteration: counts the iterations before this evaluation.
+        kept: [3, H, W] pictures or [F, 3, H, W] videos, float in [0, 1], all of one kind and size.
+        captions: one text a sample.
+        sources: for each sample the pictures it was made from, [3, h, w] of any size; an empty list or None for text
+            alone. They are the same at every evaluation, and are kept once.
+        fps: frames a second of videos; None for pictures.
+
+    Raises:
+        ValueError: numbers that do not match, videos without a rate, or pictures with one.
+    """
+    _check(kept, captions, sources, fps)
+    if not kept:
+        return
+    folder = Path(folder)
+    name = f"iteration_{iteration:06d}"
+    for number, own in enumerate(sources or ()):
+        for place, source in enumerate(own):
+            save_png(source, folder / "sources" / (f"{number:04d}_{place}.png" if place else f"{number:04d}.png"))
+    for number, sample in enumerate(kept):
+        if fps is not None:  # the clip first: whoever sees the row finds the clip
+            save_mp4(sample, folder / name / f"{number:04d}.mp4", fps)
+        save_png(sample if fps is None else contact_row(sample), folder / name / f"{number:04d}.png")
+    save_png(_sheet(kept, captions, sources, fps), folder / f"{name}.png")
+
+
+def _sheet(
+    kept: Sequence[Tensor], captions: Sequence[str], sources: Sequence[Sequence[Tensor]] | None, fps: float | None
+) -> Tensor | Image.Image:
+    """All samples in one picture."""
+    if sources is not None and any(sources):
+        return beside(sources, [fitted(x, CELL) if fps is None else contact_row(x) for x in kept], captions)
+    if fps is not None:
+        return contact_sheet(kept, captions)
+    return grid(torch.stack(list(kept)), captions=captions, scale=2 if max(kept[0].shape) <= SMALL else 1)
+
+
+def _check(
+    kept: Sequence[Tensor], captions: Sequence[str], sources: Sequence[Sequence[Tensor]] | None, fps: float | None
+) -> None:
+    if len(captions) != len(kept) or (sources is not None and len(sources) != len(kept)):
+        given = "" if sources is None else f" and {len(sources)} lists of sources"
+        raise ValueError(f"{len(kept)} samples came with {len(captions)} captions{given}: give one for each sample")
+    wanted, kind = (3, "pictures [3, H, W]") if fps is None else (4, "videos [F, 3, H, W]")
+    if wrong := [tuple(sample.shape) for sample in kept if sample.ndim != wanted]:
+        raise ValueError(f"fps={fps} asks for {kind}, got the shape {wrong[0]}: give fps for videos and only for them")

@@ -1,0 +1,1 @@
+"""Losses as pure functions: policy gradient, forward process, preferences, gradient paths of rewards."""

@@ -1,0 +1,310 @@
+"""Policy-gradient objectives of one signature, and the importance ratios of whole trajectories.
+
+An objective is `function(scored, **options) -> loss [b]`, unreduced and to be minimised; a recipe takes it from
+`OBJECTIVES`. What it needs of a micro-batch is in `Scored`; the step weight and the KL term are the recipe's.
+
+| name | loss of a row, r = exp(log_ratio) | source |
+|---|---|---|
+| clip | max(-A r, -A clip(r)) | PPO, DDPO-IS, Flow-GRPO, DanceGRPO |
+| guard | the same of a ratio without bias and without 1/std, times 1/abs(c) or 1/h | GRPO-Guard |
+| dppo | -A r, left out where the KL is large and the ratio moves away | Flow-DPPO |
+| reinforce | -A r / sg[r] | DDPO-SF |
+
+Letters: b rows of a micro-batch, M rows of a table; h the size of a step in sigma, c = d mean / d velocity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from flowrl.objectives.terms import clipped_surrogate
+from flowrl.samplers.kernels import Kernel
+from flowrl.samplers.transition import Transition
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Scored:
+    """A micro-batch of transitions of one denoising step, scored again by the trained policy.
+
+    Attributes:
+        log_ratio: [b] new minus old log-density, summed over dimensions or divided by them as the run's `log_ratio`
+            says.
+        advantage: [b].
+        clip_low: [b] distance: the ratio is held above 1 - clip_low.
+        clip_high: [b] distance: the ratio is held below 1 + clip_high.
+        new: Transition of the trained policy; its mean carries the gradient.
+        old_mean: [b, *latent] mean under the policy that sampled, or None where the objective does not need it.
+        produced: [b, *latent] the latent that was drawn.
+        step_size: h = sigma - sigma_next > 0.
+        sensitivity: c of the kernel at this step (`kernel_sensitivity`); only its size counts.
+
+    Raises:
+        ValueError: shapes differ, the step size is not positive, or the sensitivity is 0.
+    """
+
+    log_ratio: Float[Tensor, " b"]
+    advantage: Float[Tensor, " b"]
+    clip_low: Float[Tensor, " b"]
+    clip_high: Float[Tensor, " b"]
+    new: Transition
+    old_mean: Float[Tensor, " b *latent"] | None
+    produced: Float[Tensor, " b *latent"]
+    step_size: float
+    sensitivity: float
+
+    def __post_init__(self) -> None:
+        rows = {name: tuple(getattr(self, name).shape) for name in ("log_ratio", "advantage", "clip_low", "clip_high")}
+        latents = {"new.mean": tuple(self.new.mean.shape), "produced": tuple(self.produced.shape)}
+        if self.old_mean is not None:
+            latents["old_mean"] = tuple(self.old_mean.shape)
+        if set(rows.values()) != {(len(self.produced),)} or len(set(latents.values())) != 1:
+            raise ValueError(f"b rows need columns [b] and latents [b, *latent] of one shape, got {rows} and {latents}")
+        if not self.step_size > 0 or self.sensitivity == 0:
+            raise ValueError(
+                f"a step has step_size = sigma - sigma_next > 0 and a sensitivity other than 0, got {self.step_size} "
+                f"and {self.sensitivity}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """An entry of `OBJECTIVES`.
+
+    Attributes:
+        function: `function(scored, **options) -> loss [b]`.
+        needs_old_mean: Whether `Scored.old_mean` must be there: have the rollout keep its means.
+    """
+
+    function: Callable[..., Tensor]
+    needs_old_mean: bool
+
+
+def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float | Tensor) -> float:
+    """How much the mean of a step moves with the network's velocity, c = d mean / d velocity.
+
+    Every kernel's mean is affine in the velocity, so two evaluations at numbers give it exactly:
+    `c = mean(x=0, v=1) - mean(x=0, v=0)`. -h for the ODE, `-h (1 + g^2 (1 - sigma) / (2 sigma))` for Flow-SDE and
+    Dance. Negative for all kernels: a larger velocity leads to a smaller latent.
+
+    Args:
+        kernel: With noise_level and sigma_max bound.
+        sigma: Of the source, a number or a 0-d tensor.
+        sigma_next: Of the product, likewise.
+
+    Raises:
+        ValueError: not 0 <= sigma_next < sigma <= 1.
+    """
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    return float(kernel(zero, zero + 1, sigma, sigma_next).mean - kernel(zero, zero, sigma, sigma_next).mean)
+
+
+# ---- objectives ------------------------------------------------------------------------------------------------------
+
+
+def ppo_clip(scored: Scored) -> Float[Tensor, " b"]:
+    """Clipped surrogate with the rows' own, possibly asymmetric ranges (see `terms.clipped_surrogate`).
+
+    The objective of Flow-GRPO (Liu et al., arXiv 2505.05470), DanceGRPO (arXiv 2505.07818) and, on a DDIM chain, of
+    DDPO-IS (Black et al., arXiv 2305.13301). Their ranges, 1e-4 and the like, are for log-ratios
+    per dimension.
+    """
+    return clipped_surrogate(scored.log_ratio, scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high)
+
+
+def grpo_guard(scored: Scored, *, delta: Literal["exact", "published", "none"] = "exact") -> Float[Tensor, " b"]:
+    """Clipped surrogate of a normalised ratio, gradients equalised over steps (GRPO-Guard, arXiv 2510.22319).
+
+    With `d = mean_new - mean_old` and the standard normal that was drawn, `xi = (produced - mean_old) / std`:
+
+        log r^ = mean(d xi) = std (log r + mean(d^2) / (2 std^2))      (log r the mean over dimensions)
+        loss = delta max(-A r^, -A clip(r^, 1 - clip_low, 1 + clip_high))
+
+    log r^ has mean 0 under the old policy at every step, and no factor 1/std, so that one range fits all steps; its
+    derivative with respect to the velocity is `c xi / D`, which delta makes the same at all steps. Always in the
+    mean-over-dimensions convention, whatever the run's `log_ratio` is, and in units of its own: published ranges are
+    2e-6 and 4e-6. The bias is taken from each sample, where the released code averages it over the batch.
+
+    Args:
+        scored: With `old_mean`.
+        delta: "exact" is 1 / abs(c), which equalises every kernel and step; "published" is 1 / h, which is the same but
+            for a constant on Flow-SDE steps after the first; "none" leaves the loss as it is (Flow-Factory).
+
+    Raises:
+        ValueError: old_mean is missing, a std is 0, or delta is unknown.
+    """
+    scales = {"exact": 1 / abs(scored.sensitivity), "published": 1 / scored.step_size, "none": 1.0}
+    if delta not in scales:
+        raise ValueError(f"delta of guard must be one of {', '.join(scales)}, got {delta!r}")
+    old_mean = _old_mean(scored, "guard")
+    drift = scored.new.mean - old_mean
+    log_ratio = _mean(drift * ((scored.produced.detach() - old_mean) / _positive_std(scored.new)))
+    loss = clipped_surrogate(
+        log_ratio.to(scored.advantage.dtype), scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
+    )
+    return loss * scales[delta]
+
+
+def flow_dppo(scored: Scored, *, threshold: float = 1e-5) -> Float[Tensor, " b"]:
+    """Importance-weighted loss without clipping; rows that have moved too far, and move on, are left out (Flow-DPPO).
+
+    `KL = mean((mean_new - mean_old)^2) / (2 std^2)`, per dimension. A row counts 0 where `KL >= threshold` and it moves
+    away from the old policy: r > 1 and A > 0, or r < 1 and A < 0. All others count `-A r`. Rows left out stay in the
+    denominator. The row's clip range is not used.
+
+    Args:
+        scored: With `old_mean`.
+        threshold: Positive; 1e-5 in verl-omni, 1e-6 in Flow-Factory.
+
+    Raises:
+        ValueError: old_mean is missing, a std is 0, or the threshold is not positive.
+    """
+    if not threshold > 0:
+        raise ValueError(f"threshold of dppo is a divergence per dimension and must be positive, got {threshold}")
+    drift = (scored.new.mean.detach() - _old_mean(scored, "dppo")) / _positive_std(scored.new)
+    far = 0.5 * _mean(drift.square()) >= threshold
+    ratio = scored.log_ratio.exp()
+    away = ((ratio > 1) & (scored.advantage > 0)) | ((ratio < 1) & (scored.advantage < 0))
+    return torch.where(far & away, torch.zeros_like(ratio), -scored.advantage * ratio)
+
+
+def reinforce(scored: Scored) -> Float[Tensor, " b"]:
+    """Score-function loss without importance weights, `-A exp(log p - sg[log p])` (DDPO-SF, arXiv 2305.13301).
+
+    Its value is -A and its gradient `-A d log p` wherever the policy is; unbiased only for the first update after a
+    rollout.
+    """
+    return -scored.advantage * (scored.log_ratio - scored.log_ratio.detach()).exp()
+
+
+OBJECTIVES = {
+    "clip": Objective(ppo_clip, needs_old_mean=False),
+    "guard": Objective(grpo_guard, needs_old_mean=True),
+    "dppo": Objective(flow_dppo, needs_old_mean=True),
+    "reinforce": Objective(reinforce, needs_old_mean=False),
+}
+
+
+def _old_mean(scored: Scored, name: str) -> Tensor:
+    if scored.old_mean is None:
+        raise ValueError(
+            f"objective {name} compares the new mean with that of the rollout, but old_mean is None: keep the means "
+            "(keep_means=True), or replay them before the first update"
+        )
+    return scored.old_mean.detach()
+
+
+def _positive_std(transition: Transition) -> Tensor:
+    """The std with as many dimensions as the mean."""
+    if not bool((transition.std > 0).all()):
+        raise ValueError("a step with std 0 has no density to compare: train stochastic steps only")
+    return transition.std.reshape(*[1] * (transition.mean.ndim - transition.std.ndim), *transition.std.shape)
+
+
+def _mean(values: Tensor) -> Tensor:
+    """Mean over the elements of each sample, in float64."""
+    return values.flatten(1).mean(1, dtype=torch.float64) if values.ndim > 1 else values.double()
+
+
+# ---- ratios of whole trajectories ------------------------------------------------------------------------------------
+
+
+def sequence_coefficients(
+    log_ratio_M: Float[Tensor, " M"],
+    sample_M: Int[Tensor, " M"],
+    advantage_M: Float[Tensor, " M"],
+    clip_low_M: Float[Tensor, " M"],
+    clip_high_M: Float[Tensor, " M"],
+    kind: Literal["sequence", "mixed"] = "sequence",
+    mix: float = 0.5,
+    *,
+    sequence_range: tuple[float, float] | None = None,
+) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
+    """Loss of each row under a ratio of its whole trajectory, and the exact gradient by the rows' log-ratios.
+
+    With `s_i = exp(mean_t log rho_it)` over the rows of sample i, and C(r, A) = min(A r, A clip(r)):
+
+        sequence    loss_it = -C(s_i, A_i)                                       (GSPO, arXiv 2507.18071)
+        mixed       loss_it = -(1 - mix) C(rho_it, A_it) - mix C(s_i, A_it)      (DHPO, arXiv 2601.05607; averages)
+
+    One row's log-ratio enters the loss of all rows of its sample, whose graphs rarely fit into memory together. The
+    coefficient is the derivative of `sum_t loss_it` by that log-ratio, so `coefficient * log_ratio`, row by row and
+    reduced as the loss is (mean over rows, or over the rows of each sample), has the gradient of the whole loss. Find
+    it from log-ratios computed without gradient before the update. Step weights that differ within a sample do not go
+    with this. What the ratios are taken of, sums or means over dimensions, is the caller's; so is the range.
+
+    Args:
+        log_ratio_M: [M]; no gradient flows through it here.
+        sample_M: [M] trajectory of each row, not negative. All trained rows of a sample must be there.
+        advantage_M: [M]; equal within a sample for "sequence".
+        clip_low_M: [M] distances below 1.
+        clip_high_M: [M] distances above 1.
+        kind: See above.
+        mix: Share of the sequence ratio in "mixed", 0 to 1.
+        sequence_range: Distances (low, high) of the sequence ratio in "mixed"; the row's own if None.
+
+    Returns:
+        coefficient [M] and loss [M], detached, in the dtype of the log-ratio.
+
+    Raises:
+        ValueError: shapes differ, kind is unknown, mix is not in [0, 1], a sample is negative (a transition that
+            several paths share), or advantages or ranges differ within a sample under "sequence".
+    """
+    columns = {"log_ratio_M": log_ratio_M, "sample_M": sample_M, "advantage_M": advantage_M, "clip_low_M": clip_low_M,
+               "clip_high_M": clip_high_M}  # fmt: skip
+    shapes = {name: tuple(column.shape) for name, column in columns.items()}
+    if set(shapes.values()) != {(log_ratio_M.numel(),)}:
+        raise ValueError(f"all columns have one shape [M], got {shapes}")
+    if kind not in ("sequence", "mixed") or not 0 <= mix <= 1:
+        raise ValueError(f"kind is sequence or mixed and mix lies in [0, 1], got {kind!r} and {mix}")
+    if bool((sample_M < 0).any()):
+        raise ValueError("a transition that several paths share (sample -1) has no sequence ratio: use the step ratio")
+    log_ratio, advantage = log_ratio_M.detach().double(), advantage_M.detach().double()
+    low, high = clip_low_M.double(), clip_high_M.double()
+    _, sample = sample_M.unique(return_inverse=True)
+    sequence = _sample_mean(log_ratio, sample)
+    if kind == "sequence":
+        for name, column in (("advantage_M", advantage), ("clip_low_M", low), ("clip_high_M", high)):
+            if not torch.equal(column, _one_of_sample(column, sample)):
+                raise ValueError(
+                    f"{name} differs within a sample, but a sequence ratio goes with one advantage and one range a "
+                    "trajectory: use credit outcome, or ratio step"
+                )
+        loss, slope = _clipped(sequence, advantage, low, high)
+        return slope.to(log_ratio_M.dtype), loss.to(log_ratio_M.dtype)
+    if sequence_range is None:
+        sequence_low, sequence_high = low, high
+    else:
+        sequence_low, sequence_high = (torch.full_like(low, distance) for distance in sequence_range)
+    step_loss, step_slope = _clipped(log_ratio, advantage, low, high)
+    sequence_loss, sequence_slope = _clipped(sequence, advantage, sequence_low, sequence_high)
+    loss = (1 - mix) * step_loss + mix * sequence_loss
+    slope = (1 - mix) * step_slope + mix * _sample_mean(sequence_slope, sample)
+    return slope.to(log_ratio_M.dtype), loss.to(log_ratio_M.dtype)
+
+
+def _clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Clipped surrogate and its derivative by the log-ratio."""
+    loss, ratio = clipped_surrogate(log_ratio, advantage, clip_low=low, clip_high=high), log_ratio.exp()
+    inside = torch.where(advantage > 0, ratio <= 1 + high, ratio >= 1 - low)
+    return loss, torch.where(inside, -advantage * ratio, torch.zeros_like(ratio))
+
+
+def _sample_mean(values: Tensor, sample: Tensor) -> Tensor:
+    """Mean over the rows of each sample, at each row; samples are numbered from 0."""
+    size = int(sample.max()) + 1 if len(sample) else 0
+    total = values.new_zeros(size).index_add(0, sample, values)
+    count = values.new_zeros(size).index_add(0, sample, torch.ones_like(values))
+    return (total / count)[sample]
+
+
+def _one_of_sample(values: Tensor, sample: Tensor) -> Tensor:
+    """Value of one row of each sample, at each row."""
+    chosen = values.new_zeros(int(sample.max()) + 1 if len(sample) else 0)
+    chosen[sample] = values
+    return chosen[sample]

@@ -1,0 +1,1 @@
+"""Makers of the embedded models and of the embedded scorers."""

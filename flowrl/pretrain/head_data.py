@@ -1,0 +1,114 @@
+"""Pairs for a preference head: which to learn from and which to hold out, and the features of their pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.progress import progress
+from flowrl.prompts.pairs import Pair, load_images
+from flowrl.randomness import counter_choice
+from flowrl.rewards.networks.preference_features import Features
+
+MIN_UNITS = 6  # prompts, or sets of pairs that share pictures: below this many, three parts cannot be made
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Split:
+    """Places of pairs to learn from, to stop at and to measure on, and each pair's unit."""
+
+    learn: np.ndarray
+    stop: np.ndarray
+    measure: np.ndarray
+    unit: np.ndarray
+    by: str
+
+
+def split_pairs(rows: Sequence[Pair], held_out: float, *, seed: int) -> Split:
+    """Three parts that share no unit, drawn from the seed.
+
+    Raises:
+        ValueError: there are fewer than `MIN_UNITS` units.
+    """
+    unit, by = _joined(rows, by_prompt=True), "prompt"
+    if unit.max() + 1 < MIN_UNITS:
+        unit, by = _joined(rows, by_prompt=False), "picture"
+    count = int(unit.max()) + 1
+    if count < MIN_UNITS:
+        raise ValueError(
+            f"the {len(rows)} pairs hang together by shared pictures in {count} sets, and {MIN_UNITS} are needed to "
+            f"hold some out: add pairs of other prompts or pictures."
+        )
+    order = np.array(counter_choice(count, count, seed, "preference split"))
+    held = min(max(2, round(held_out * count)), count - 1)
+    part = np.zeros(count, dtype=np.int64)
+    part[order[: held // 2]], part[order[held // 2 : held]] = 1, 2
+    learn, stop, measure = (np.flatnonzero(part[unit] == number) for number in range(3))
+    return Split(learn=learn, stop=stop, measure=measure, unit=unit, by=by)
+
+
+def _joined(rows: Sequence[Pair], *, by_prompt: bool) -> np.ndarray:
+    """Numbers of the sets of pairs that share a picture, or also a prompt."""
+    parent: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        parent.setdefault(key, key)
+        while parent[key] != key:
+            parent[key] = parent[parent[key]]
+            key = parent[key]
+        return key
+
+    for row in rows:
+        first = root(f"picture {row.winner}")
+        parent[root(f"picture {row.loser}")] = first
+        if by_prompt:
+            parent[root(f"prompt {row.prompt}")] = first
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(root(f"picture {row.winner}"), len(numbers)) for row in rows], dtype=np.int64)
+
+
+@torch.no_grad()
+def pair_features(
+    rows: Sequence[Pair], features: Features, *, batch_size: int
+) -> tuple[Float[Tensor, " n d"], Float[Tensor, " n d"]]:
+    """Features of all winners and all losers, on the host; what occurs in several pairs goes through once.
+
+    Raises:
+        ValueError: a picture cannot be read, or its features are not finite.
+    """
+    keys = dict.fromkeys(
+        key for row in rows for key in (_key(row, row.winner, features), _key(row, row.loser, features))
+    )
+    cached = torch.empty(len(keys), features.width)
+    listed = list(keys)
+    with progress(f"features of {len(listed)} pictures", math.ceil(len(listed) / batch_size)) as advance:
+        for first in range(0, len(listed), batch_size):
+            chosen = range(first, min(first + batch_size, len(listed)))
+            loaded = {place: load_images([listed[place][0]])[0] for place in chosen}
+            by_size: dict[tuple[int, ...], list[int]] = {}
+            for place, image in loaded.items():
+                by_size.setdefault(tuple(image.shape), []).append(place)
+            for places in by_size.values():
+                images = torch.stack([loaded[place] for place in places])
+                cached[places] = features.of(images, [listed[place][1] for place in places]).float().cpu()
+            advance("")
+    if broken := [listed[place][0] for place in torch.nonzero(~cached.isfinite().all(dim=1)).flatten().tolist()]:
+        raise ValueError(
+            f"the features of {broken[0]} (and {len(broken) - 1} more) are not finite: replace the picture."
+        )
+    number = {key: place for place, key in enumerate(listed)}
+    winner, loser = (
+        cached[[number[_key(row, getattr(row, side), features)] for row in rows]] for side in ("winner", "loser")
+    )
+    return winner, loser
+
+
+def _key(row: Pair, picture: Path, features: Features) -> tuple[Path, str]:
+    return picture, row.prompt if features.reads_prompts else ""

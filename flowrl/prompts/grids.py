@@ -1,0 +1,117 @@
+"""Pictures that are a grid of sub-figures: what a prompt says of the grid, and the cells of a picture.
+
+Prompts are read as PaCo-RL's are written (arXiv 2512.04784): a theme, then a label and a text for each cell,
+
+    A 2x2 grid of one fox. The style stays the same. [TOP]-[LEFT]: it sleeps. [TOP]-[RIGHT]: it runs. ...
+
+Letters: B pictures of [H, W] pixels, n cells of each, [h, w] the size of a cell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+from flowrl.prompts.loading import Prompt
+
+MAX_CELLS = 36  # "1024x1024" in a prompt is a size and no grid
+
+# Of ASCII digits, letters and blanks only: a grid may be named in the midst of a text without blanks, such as Chinese.
+_SHAPE = re.compile(r"(?<![\w.])(\d{1,2})\s*[xX\u00d7\u2a09]\s*(\d{1,2})(?![\w.]*\d)", re.ASCII)
+_LABEL = re.compile(r"[.\"]\s+[A-Z0-9\-\[\]]+:")
+
+
+def grid_shape(text: str) -> tuple[int, int] | None:
+    """Rows and columns of the first grid that a text names ("2x2", "3 x 4", "2\u00d72"), None where it names none.
+
+    One cell has no pairs, and more than `MAX_CELLS` is taken for a picture's size; both are passed over.
+    """
+    for rows, columns in _SHAPE.findall(text):
+        if 2 <= int(rows) * int(columns) <= MAX_CELLS:
+            return int(rows), int(columns)
+    return None
+
+
+def check_grid(grid: str | None, *, owner: str) -> None:
+    """Refuses an option `grid` that names no grid.
+
+    Raises:
+        ValueError: naming the owner, what was given and what is allowed.
+    """
+    if grid is not None and grid_shape(grid) is None:
+        raise ValueError(f"{owner}: grid must be ROWSxCOLUMNS of 2 to {MAX_CELLS} cells, such as 2x2, got {grid!r}.")
+
+
+def split_grid(images: Shaped[Tensor, " B 3 H W"], rows: int, columns: int) -> Shaped[Tensor, " B n 3 h w"]:
+    """The cells of pictures, row by row: n = rows * columns of [floor(H / rows), floor(W / columns)] pixels.
+
+    What is left over at the bottom and the right is dropped. Carries gradient.
+
+    Raises:
+        ValueError: if there are more rows or columns than pixels.
+    """
+    batch, channels, *size = images.shape
+    height, width = (size[0] // rows, size[1] // columns) if rows >= 1 and columns >= 1 else (0, 0)
+    if not (height and width):
+        raise ValueError(f"a picture of {size} pixels has no {rows}x{columns} cells.")
+    cut = images[..., : rows * height, : columns * width]
+    cells = cut.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+    return cells.reshape(batch, rows * columns, channels, height, width)
+
+
+def cell_pairs(cells: int) -> list[tuple[int, int]]:
+    """All `cells (cells - 1) / 2` pairs of cells, by their places, the earlier one first."""
+    return list(combinations(range(cells), 2))
+
+
+def theme(prompt: str) -> str:
+    """What a prompt says of all cells: the text before the first label."""
+    return _sentence(_LABEL.split(prompt)[0])
+
+
+def sub_prompts(prompt: str) -> list[str]:
+    """The parts of a prompt that describe one cell each, in order: what follows a sentence's end and a label.
+
+    A label is of capitals, digits, dashes and brackets, and ends in a colon: "... 2x2 grid. [LEFT]: a cat. [RIGHT]: a
+    dog." The full stop before a label goes back to the text that it ends, as in PaCo-RL.
+    """
+    return [_sentence(part) for part in _LABEL.split(prompt)[1:]]
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if not text or text.endswith(".") else text + "."
+
+
+def cell_prompts(prompt: str, metadata: Mapping[str, Any]) -> list[Prompt]:
+    """What the cells show, in order: the metadata's own `sub_prompts`, else those read off the prompt.
+
+    An entry of `sub_prompts` is what a line of a prompt file is: a text, or an object with `prompt` that is the cell's
+    metadata.
+
+    Raises:
+        ValueError: if `sub_prompts` is something else.
+    """
+    own = metadata.get("sub_prompts")
+    if own is None:
+        return [Prompt(text=text, metadata={}) for text in sub_prompts(prompt)]
+    prompts = [_cell_prompt(entry) for entry in own] if isinstance(own, list) else [None]
+    found = [row for row in prompts if row is not None]
+    if len(found) != len(prompts):
+        raise ValueError(
+            f"metadata field sub_prompts must be a list of texts, or of objects with a text under prompt, one a cell, "
+            f"got {own!r}."
+        )
+    return found
+
+
+def _cell_prompt(entry: Any) -> Prompt | None:
+    if isinstance(entry, str):
+        return Prompt(text=entry, metadata={})
+    text = entry.get("prompt") if isinstance(entry, dict) else None
+    return Prompt(text=text, metadata=entry) if isinstance(text, str) else None

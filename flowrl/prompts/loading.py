@@ -1,0 +1,120 @@
+"""Prompts of a run: read from files or datasets, put in order, with the pictures that they are about.
+
+What the files hold is said in `flowrl.prompts.prompt_files` and `flowrl.prompts.datasets`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.prompts.datasets import is_dataset, read_dataset
+from flowrl.prompts.prompt_files import Prompt, read_file
+from flowrl.prompts.source_images import Size, read_picture
+from flowrl.randomness import counter_choice
+
+__all__ = [
+    "EvalItem",
+    "Prompt",
+    "eval_items",
+    "load_prompts",
+    "load_references",
+    "load_sources",
+    "prompts_of_iteration",
+    "read_prompts",
+    "spread",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalItem:
+    """One image of an evaluation: which prompt, and the number of the sample among those of the same prompt."""
+
+    prompt: Prompt
+    prompt_id: int
+    sample: int
+
+
+def load_prompts(text: str, negative: str = "", *, resolve: Callable[[str], Path]) -> list[Prompt]:
+    """Reads what a configuration writes for prompts: a path, an asset or a dataset.
+
+    Args:
+        text: a .txt, .jsonl or .csv file, asset:NAME, or dataset:ID_OR_FOLDER[:SPLIT].
+        negative: for the rows without a negative prompt of their own.
+        resolve: finds the file of a text that names no dataset, `flowrl.config.train.resolve_path`.
+
+    Raises:
+        ValueError: see `read_prompts`, or nothing is there.
+    """
+    return read_prompts(text if is_dataset(text) else resolve(text), negative)
+
+
+def read_prompts(path: str | Path, negative: str = "") -> list[Prompt]:
+    """Reads a prompt file, or the dataset that a text dataset:ID_OR_FOLDER[:SPLIT] names.
+
+    Args:
+        path: the file or the text.
+        negative: for the rows without a negative prompt of their own.
+
+    Raises:
+        ValueError: it cannot be read, is empty, or a row is bad (the pictures that it names too); says which.
+    """
+    return read_dataset(str(path), negative) if is_dataset(path) else read_file(Path(path), negative)
+
+
+def load_sources(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor, " 3 h w"]]:
+    """The pictures that a prompt's instruction is about, RGB in [0, 1]; the last few read are kept in memory.
+
+    Args:
+        prompt: the prompt; without sources the list is empty.
+        size: (height, width), see `flowrl.prompts.source_images.read_picture`, or None for each picture's own.
+
+    Raises:
+        ValueError: a picture is damaged or no longer there.
+    """
+    return [read_picture(path, size) for path in prompt.sources]
+
+
+def load_references(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor, " 3 h w"]]:
+    """The pictures that samples of a prompt are to resemble, as `load_sources` gives the others."""
+    return [read_picture(path, size) for path in prompt.references]
+
+
+def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> list[int]:
+    """Which prompts an iteration trains on: passes over the file in an order shuffled anew each pass.
+
+    A function of (seed, iteration) alone, so that a resumed run, or one on more processes, sees the same.
+    """
+    positions = range(iteration * count, (iteration + 1) * count)
+    orders = {p // total: counter_choice(total, total, seed, "prompt order", p // total) for p in positions}
+    return [orders[p // total][p % total] for p in positions]
+
+
+def spread(total: int, count: int) -> list[int]:
+    """Up to `count` places spread evenly over a list of `total`: the middles of as many equal pieces."""
+    count = min(total, count)
+    return [(2 * k + 1) * total // (2 * count) for k in range(count)]
+
+
+def eval_items(
+    rows: Sequence[Prompt], *, num_prompts: int | None = None, samples_per_prompt: int = 1
+) -> list[EvalItem]:
+    """The images of an evaluation, in file order; rows with one key (text, sources) share an id and count samples on.
+
+    `num_prompts` rows are taken evenly from the whole file, which is often sorted by task.
+    """
+    chosen = range(len(rows)) if num_prompts is None else spread(len(rows), num_prompts)
+    ids: dict[str, int] = {}
+    seen: Counter[int] = Counter()
+    items = []
+    for row in (rows[place] for place in chosen):
+        prompt_id = ids.setdefault(row.key, len(ids))
+        for _ in range(samples_per_prompt):
+            items.append(EvalItem(prompt=row, prompt_id=prompt_id, sample=seen[prompt_id]))
+            seen[prompt_id] += 1
+    return items

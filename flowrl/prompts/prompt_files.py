@@ -1,0 +1,266 @@
+"""What a prompt is, and the files that prompts are read from.
+
+    .txt     a prompt a line
+    .jsonl   an object a line with `prompt`; the whole object is its metadata
+    .csv     a header with a column `prompt`; the whole row, as text, is its metadata
+
+Beside `prompt` an object or row may hold, all paths relative to the file:
+
+    source, sources          pictures that the prompt's instruction is about (editing)
+    reference, references    pictures that a sample is to resemble (for rewards)
+    source_video             an .mp4, .webm or .gif that the instruction is about
+    negative_prompt          what guidance leads away from; without it, the run's `prompts.negative`
+
+A picture key takes a path or a list of paths; in CSV a list is written `a.png;b.png` in the plural columns, or as JSON.
+`source_images` and `reference_images`, the names that rewards go by, are read too.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flowrl.prompts.source_images import check_picture
+
+SOURCES = ("source", "sources", "source_images")
+REFERENCES = ("reference", "references", "reference_images")
+VIDEO = "source_video"
+VIDEOS = (".mp4", ".webm", ".gif")
+
+_MISSING = "needs an object with a non-empty string under 'prompt'"
+
+Find = Callable[[str], Path]
+"""From a path as it is written to the file that it means."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One row of a prompt file.
+
+    Attributes:
+        text: the prompt, or the instruction of an edit.
+        metadata: the row's whole record, `{}` for plain prompts.
+        negative: what guidance leads away from.
+        sources: absolute paths of the pictures that the instruction is about.
+        references: absolute paths of pictures that a sample is to resemble.
+        video: absolute path of the video that the instruction is about.
+        source_names: `sources`, then `video`, as the file writes them; empty takes the names of their files.
+    """
+
+    text: str
+    metadata: dict[str, Any]
+    negative: str = ""
+    sources: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+    video: str | None = None
+    source_names: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Tells this prompt from others, on every machine: its text, and what it is about where that is given."""
+        files = (*self.sources, self.video) if self.video is not None else self.sources
+        names = self.source_names or tuple(Path(file).name for file in files)
+        return json.dumps([self.text, *names], ensure_ascii=False) if names else self.text
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The metadata with the prompt, its pictures by absolute paths: a JSONL row that holds in any folder."""
+        found = {"sources": list(self.sources), "references": list(self.references), VIDEO: self.video}
+        found = {key: value for key, value in found.items() if value}
+        moved = (SOURCES if self.sources else ()) + (REFERENCES if self.references else ())
+        kept = {key: value for key, value in self.metadata.items() if key not in moved}
+        return {**kept, "prompt": self.text, **found}
+
+
+def read_file(path: Path, negative: str = "") -> list[Prompt]:
+    """Reads a prompt file; blank lines are skipped. Pictures are looked for and their headers opened.
+
+    Args:
+        path: the file; its ending says what it is.
+        negative: for the rows without a negative prompt of their own.
+
+    Raises:
+        ValueError: the file cannot be read, is empty, or a line is bad; names file and line.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; if it holds a dataset, write dataset:{path}")
+    if path.suffix not in (".txt", ".jsonl", ".csv"):
+        raise ValueError(
+            f"{path}: prompts come from .txt (a prompt a line), .jsonl (an object a line), .csv (a column prompt) or "
+            f"dataset:ID_OR_FOLDER, not {path.suffix or 'a file without an ending'}"
+        )
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # -sig skips a BOM
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    if path.suffix == ".csv":
+        rows = list(_csv_prompts(path, text, negative))
+    else:
+        # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold.
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        plain = path.suffix == ".txt"
+        rows = [
+            Prompt(text=line.strip(), metadata={}, negative=negative) if plain
+            else _json_prompt(path, number, line, negative)
+            for number, line in lines
+        ]  # fmt: skip
+    if not rows:
+        raise ValueError(f"{path}: holds no prompt")
+    return rows
+
+
+def relative_to(folder: Path) -> Find:
+    """Paths that start at a folder."""
+    return lambda name: Path(os.path.abspath(folder / Path(name).expanduser()))
+
+
+def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: str = _MISSING) -> Prompt:
+    """A prompt from its record, all of it checked.
+
+    Args:
+        row: the record; None stands for a key that is not there.
+        where: file and line, for messages.
+        find: where pictures lie.
+        negative: used where the record has none.
+        missing: what to say of a record without a prompt.
+
+    Raises:
+        ValueError: a wrong type, an empty prompt, or a picture or video that is not there or is none.
+    """
+    text = row.get("prompt") if isinstance(row, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{where}: {missing}")
+    own = row.get("negative_prompt")
+    if own is not None and not isinstance(own, str):
+        raise ValueError(f"{where}: negative_prompt must be text, got {own!r}; leave it out to take prompts.negative")
+    names, sources = _pictures(row, SOURCES, where, find)
+    _, references = _pictures(row, REFERENCES, where, find)
+    video = _video(row, where, find)
+    return Prompt(
+        text=text, metadata=row, negative=negative if own is None else own, sources=sources, references=references,
+        video=video, source_names=names if video is None else (*names, row[VIDEO]),
+    )  # fmt: skip
+
+
+def _json_prompt(path: Path, number: int, line: str, negative: str) -> Prompt:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {number}: no valid JSON ({error.msg} at column {error.colno})") from error
+    return prompt_of(row, f"{path}, line {number}", find=relative_to(path.parent), negative=negative)
+
+
+def _csv_prompts(path: Path, text: str, negative: str) -> Iterator[Prompt]:
+    rows = _csv_rows(path, text)
+    line, names = next(rows, (1, []))
+    header = [name.strip() for name in names]
+    if not header:
+        return
+    _check_header(header, f"{path}, line {line}")
+    find = relative_to(path.parent)
+    for number, cells in rows:
+        where = f"{path}, line {number}"
+        if len(cells) != len(header):
+            raise ValueError(
+                f"{where}: has {len(cells)} cells for the header's {len(header)} columns ({', '.join(header)}); put a "
+                "cell that holds commas or line breaks in double quotes, and leave empty cells in place"
+            )
+        metadata = dict(zip(header, cells, strict=True))
+        row = {name: _cell(name, cell.strip(), where) for name, cell in metadata.items()}
+        prompt = prompt_of(row, where, find=find, negative=negative, missing="the cell under 'prompt' is empty")
+        yield replace(prompt, metadata=dict(metadata))
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Rows that are not blank, each with the line that it begins on."""
+    reader = csv.reader(io.StringIO(text), strict=True, skipinitialspace=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(
+                f"{path}, line {line}: no valid CSV ({error}); a cell that begins with a double quote ends with one, "
+                'and quotes inside it are doubled ("")'
+            ) from error
+        if row is None:
+            return
+        if row:
+            yield line, row
+
+
+def _check_header(header: Sequence[str], where: str) -> None:
+    if "prompt" not in header:
+        raise ValueError(
+            f"{where}: the header needs a column 'prompt', got {', '.join(header)}; columns are separated by commas"
+        )
+    if twice := [name for name in dict.fromkeys(header) if name and header.count(name) > 1]:
+        raise ValueError(f"{where}: the header names the column '{twice[0]}' twice; keep one of them")
+    if "" in header:
+        raise ValueError(f"{where}: column {header.index('') + 1} of the header has no name; give it one")
+
+
+def _cell(name: str, cell: str, where: str) -> Any:
+    """A cell as JSON would hold it: nothing where a key may be left out, lists of pictures as lists."""
+    if name not in (*SOURCES, *REFERENCES, VIDEO, "negative_prompt"):
+        return cell
+    if not cell:
+        return None
+    if name in (*SOURCES[1:], *REFERENCES[1:]):
+        if not cell.startswith("["):
+            return [part.strip() for part in cell.split(";")]
+        try:
+            return json.loads(cell)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{where}: {name} begins like a JSON list and is none ({error.msg} at column {error.colno}); write "
+                "a.png;b.png instead, or a list whose double quotes CSV has doubled"
+            ) from error
+    return cell
+
+
+def _pictures(
+    row: Mapping[str, Any], keys: Sequence[str], where: str, find: Find
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The pictures that one of the keys names: as written, and as absolute paths."""
+    given = [key for key in keys if row.get(key) is not None]
+    if not given:
+        return (), ()
+    if len(given) > 1:
+        raise ValueError(f"{where}: {' and '.join(given)} are names of the same thing: give one of them")
+    key, value = given[0], row[given[0]]
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError(f"{where}: {key} must be a path or a list of paths of pictures, got {value!r}")
+    paths = [_existing(name, key, where, find) for name in names]
+    for path in paths:
+        try:
+            check_picture(path)
+        except ValueError as error:
+            raise ValueError(f"{where}: {key}: {error}") from error
+    return tuple(names), tuple(map(str, paths))
+
+
+def _video(row: Mapping[str, Any], where: str, find: Find) -> str | None:
+    name = row.get(VIDEO)
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name.lower().endswith(VIDEOS):
+        raise ValueError(f"{where}: {VIDEO} must be the path of one {', '.join(VIDEOS)} file, got {name!r}")
+    return str(_existing(name, VIDEO, where, find))
+
+
+def _existing(name: str, key: str, where: str, find: Find) -> Path:
+    path = find(name)
+    if not path.is_file():
+        raise ValueError(
+            f"{where}: {key} names {name!r}, which is not there: looked for {path}. Paths start at the prompt file's "
+            f"folder; if '{key}' says something else here, rename it"
+        )
+    return path

@@ -1,0 +1,177 @@
+"""What the numbers of an evaluation are worth: intervals, comparison of two models, overlap with training prompts.
+
+Intervals resample prompts (`flowrl.statistics.bootstrap`), so they speak of other prompts of the same kind. None of
+them covers another training run: for that, several runs are evaluated and `over_runs` takes their means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from flowrl.statistics.bootstrap import (
+    Interval,
+    Rows,
+    ScoreRow,
+    bootstrap_mean,
+    over_seeds,
+    paired_difference,
+    paired_rows,
+    paired_task_differences,
+    stratified_score,
+    task_scores,
+)
+
+POWER = 0.8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """Scores of one subject.
+
+    `macro` is the mean of the task means, `micro` the mean over pictures, `any_correct` the share of prompts with a
+    positive value among their pictures (pass@samples); `tasks` are in the order asked for.
+    """
+
+    macro: Interval
+    micro: Interval
+    any_correct: Interval
+    tasks: dict[str, Interval]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Subject minus base, from pairs of the same prompt and sample; `gained` and `lost` count pairs that changed."""
+
+    macro: Interval
+    micro: Interval
+    any_correct: Interval
+    tasks: dict[str, Interval]
+    gained: int
+    lost: int
+    pairs: int
+
+
+def summarise(rows: Rows, *, order: Sequence[str] = (), seed: int = 0) -> Summary:
+    """Means of values with 95 % intervals; tasks of `order` first, others after them by name."""
+    listed = list(rows)
+    tasks = task_scores(listed, seed=seed)
+    return Summary(
+        macro=stratified_score(listed, seed=seed),
+        micro=pooled(listed, seed=seed),
+        any_correct=pooled(best_of_prompt(listed), seed=seed),
+        tasks=_ordered(tasks, order),
+    )
+
+
+def compare(base: Rows, subject: Rows, *, order: Sequence[str] = (), seed: int = 0) -> Comparison:
+    """What changed from base to subject.
+
+    Raises:
+        ValueError: a row without its partner: both must answer the same prompts and samples.
+    """
+    before, after = list(base), list(subject)
+    changes = paired_rows(before, after)
+    return Comparison(
+        macro=paired_difference(before, after, seed=seed),
+        micro=pooled(changes, seed=seed),
+        any_correct=pooled(paired_rows(best_of_prompt(before), best_of_prompt(after)), seed=seed),
+        tasks=_ordered(paired_task_differences(before, after, seed=seed), order),
+        gained=sum(row.value > 0 for row in changes),
+        lost=sum(row.value < 0 for row in changes),
+        pairs=len(changes),
+    )
+
+
+def pooled(rows: Rows, *, seed: int = 0) -> Interval:
+    """The mean over all rows whatever their task ("micro"); pictures of one prompt are resampled together."""
+    listed = list(rows)
+    return bootstrap_mean([row.value for row in listed], [(row.task, row.prompt) for row in listed], seed=seed)
+
+
+def best_of_prompt(rows: Rows) -> list[ScoreRow]:
+    """One row a prompt: the largest value of its pictures."""
+    best: dict[tuple[str, int | str], float] = {}
+    for row in rows:
+        key = (row.task, row.prompt)
+        best[key] = max(best.get(key, -np.inf), float(row.value))
+    return [ScoreRow(task=task, prompt=prompt, sample=0, value=value) for (task, prompt), value in best.items()]
+
+
+def detectable(interval: Interval, *, paired: bool, level: float = 0.95, power: float = POWER) -> float:
+    """The smallest true difference that a comparison like this one would call different from 0 with this `power`.
+
+    `(z(level) + z(power)) · standard error`, the error being the interval's half width over z(level). `interval` is
+    that of a paired difference, or, with `paired` false, that of one model: then two such models, drawn from
+    independent noise, have an error sqrt(2) larger; sharing noise can only help. NaN where the interval is unknown.
+    """
+    z_level, z_power = NormalDist().inv_cdf((1 + level) / 2), NormalDist().inv_cdf(power)
+    error = (interval.high - interval.low) / 2 / z_level
+    return (z_level + z_power) * error * (1.0 if paired else 2.0**0.5)
+
+
+def over_runs(metrics: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
+    """Mean of every metric over several trainings of one method, with Student's t interval (`over_seeds`).
+
+    Metrics that are not there for all runs, or not finite for one, are left out.
+    """
+    shared = [name for name in metrics[0] if all(name in row and np.isfinite(row[name]) for row in metrics)]
+    return {name: over_seeds([row[name] for row in metrics]) for name in shared}
+
+
+# ---- prompts in common -----------------------------------------------------------------------------------------------
+
+_OPPOSITE = {"and": "and", "left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+_TWO_THINGS = re.compile(
+    r"(?P<head>an? (?:photo|picture|image|drawing) of )?(?P<first>.+?) (?P<link>and|left of|right of|above|below) "
+    r"(?P<second>.+)"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overlap:
+    """Benchmark prompts that were trained on: word for word, or with their two objects in the other order."""
+
+    exact: tuple[str, ...]
+    swapped: tuple[str, ...]
+    total: int
+
+    def __bool__(self) -> bool:
+        return bool(self.exact or self.swapped)
+
+
+def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
+    """Looks for prompts in common; letter case, spaces and a final full stop do not count.
+
+    "a photo of a dog and a cat" swapped is "a photo of a cat and a dog"; "... a dog left of a cat" is "... a cat right
+    of a dog". The list of exact ones is not repeated in that of swapped ones.
+    """
+    known = {_plain(text) for text in train}
+    unique = list(dict.fromkeys(benchmark))
+    exact = tuple(text for text in unique if _plain(text) in known)
+    rest = [text for text in unique if _plain(text) not in known]
+    return Overlap(
+        exact=exact, swapped=tuple(text for text in rest if swapped(_plain(text)) in known), total=len(unique)
+    )  # fmt: skip
+
+
+def swapped(text: str) -> str | None:
+    """The same request with its two things in the other order; None where there are no two."""
+    match = _TWO_THINGS.fullmatch(text)
+    if match is None:
+        return None
+    return f"{match['head'] or ''}{match['second']} {_OPPOSITE[match['link']]} {match['first']}"
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split()).rstrip(".")
+
+
+def _ordered(scores: Mapping[str, Interval], order: Sequence[str]) -> dict[str, Interval]:
+    rank = defaultdict(lambda: len(order), {name: place for place, name in enumerate(order)})
+    return {name: scores[name] for name in sorted(scores, key=lambda name: (rank[name], name))}

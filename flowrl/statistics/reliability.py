@@ -1,0 +1,341 @@
+"""How far a reward can be trusted: its repeatability, what that leaves of an advantage, a judge's liking for an order.
+
+A group-relative method sees a value less its group's mean, so noise is set against the spread within groups. With x and
+y two measurements of the same images, both less their group's mean, S sums over images,
+
+    reliability = 2 Sxy / (Sxx + Syy)            intraclass correlation within groups, the share of signal
+    noise share = sqrt(1 - reliability)          share of the standard deviation that is noise
+    signal to noise = sqrt(reliability / (1 - reliability))
+
+A constant that is added to a whole group, or to everything, changes neither advantages nor these. Items that failed
+(NaN) in either measurement are left out.
+
+Intervals are percentile bootstraps over groups (prompts), widened as in `flowrl.statistics.bootstrap`; a single group
+has none.
+
+Letters: N images, G groups, K sums, R resamples, P pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy.typing import ArrayLike
+
+from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+
+Values = Float64[np.ndarray, " n"]
+Groups = Int64[np.ndarray, " n"]
+Statistic = Callable[[Float64[np.ndarray, " r k"]], Float64[np.ndarray, " r"]]
+"""Sums of R resamples to the statistic of each, NaN where it is not defined."""
+
+UNKNOWN = Interval(mean=math.nan, low=math.nan, high=math.nan)
+_CHUNK = 2_000_000  # resampled indexes held at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retest:
+    """Two measurements of the same images.
+
+    Attributes:
+        count: images that both measured.
+        largest: max |x - y|.
+        mean: of |x - y|.
+        correlation: Pearson's, over all images.
+        noise_std: of one measurement, sqrt(mean (x - y)² / 2).
+    """
+
+    count: int
+    largest: float
+    mean: Interval
+    correlation: Interval
+    noise_std: Interval
+
+    @property
+    def exact(self) -> bool:
+        """Whether both gave the same values."""
+        return self.largest == 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreement:
+    """What becomes of group-relative advantages from one measurement to another; see the module for the formulas.
+
+    Attributes:
+        groups: with two images or more that both measured.
+        shift: mean of y - x, of which advantages see nothing.
+        reliability: in [-1, 1].
+        noise_share: in [0, 1].
+        within_std: standard deviation within groups, of one measurement.
+        rank: mean over groups of Spearman's correlation of the ranks within the group; groups without spread in x are
+            left out, and where y alone has none it is 0.
+    """
+
+    groups: int
+    shift: Interval
+    reliability: Interval
+    noise_share: Interval
+    within_std: Interval
+    rank: Interval
+
+    @property
+    def signal_to_noise(self) -> float:
+        """sqrt(reliability / (1 - reliability)), infinite without noise, NaN where unknown."""
+        share = max(0.0, self.reliability.mean)
+        return math.inf if share >= 1 else math.sqrt(share / (1 - share))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """Where a reward's variance lies.
+
+    Attributes:
+        std: standard deviation over all images.
+        between_prompts: share of the variance that lies between prompts, which advantages do not see (one-way random
+            effects).
+        flat_groups: share of the groups of two or more whose images all have the same value: no advantage at all.
+    """
+
+    std: Interval
+    between_prompts: Interval
+    flat_groups: Interval
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OrderBias:
+    """A judge shown the same pairs in both orders.
+
+    Attributes:
+        count: pairs with a verdict in both orders.
+        failed: pairs without.
+        first_wins: share of verdicts for the one shown first, beyond one half: 0 without bias, 1/2 for a judge that
+            always names the first.
+        agreement: share of pairs in which both orders name the same one; a tie against a win is half.
+    """
+
+    count: int
+    failed: int
+    first_wins: Interval
+    agreement: Interval
+
+
+def over_groups(
+    sum_GK: Float64[np.ndarray, " g k"],
+    statistic: Statistic,
+    *,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+    level: float = 0.95,
+    num_resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """A statistic of sums over all groups, with its interval from groups drawn with replacement.
+
+    Resamples in which it is not defined are left out; where that is more than half of them, the bounds are NaN.
+
+    Args:
+        sum_GK: K sums of each group.
+        statistic: from the K sums of whole samples.
+        bounds: range of the statistic, which widened bounds keep to.
+        level: coverage.
+        num_resamples: R.
+        seed: same seed, same interval.
+    """
+    groups = len(sum_GK)
+    if groups == 0:
+        return UNKNOWN
+    with np.errstate(divide="ignore", invalid="ignore"):
+        estimate = float(statistic(sum_GK.sum(axis=0, keepdims=True))[0])
+        if groups == 1 or not math.isfinite(estimate):
+            return Interval(mean=estimate, low=math.nan, high=math.nan)
+        rng = np.random.default_rng(seed)
+        found: list[np.ndarray] = []
+        chunk = max(1, _CHUNK // (groups * sum_GK.shape[1]))
+        for start in range(0, num_resamples, chunk):
+            draw = rng.integers(groups, size=(min(chunk, num_resamples - start), groups))
+            found.append(statistic(sum_GK[draw].sum(axis=1)))
+    value_R = np.concatenate(found)
+    value_R = value_R[np.isfinite(value_R)]
+    if 2 * len(value_R) < num_resamples:
+        return Interval(mean=estimate, low=math.nan, high=math.nan)
+    widened_R = np.clip(estimate + math.sqrt(groups / (groups - 1)) * (value_R - estimate), *bounds)
+    low, high = np.quantile(widened_R, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(mean=estimate, low=min(float(low), estimate), high=max(float(high), estimate))
+
+
+def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Retest:
+    """Two measurements `[N]` of the same images; `groups` `[N]` are labels of their prompts."""
+    x, y, group = _paired(first, second, groups)
+    if len(x) == 0:
+        return Retest(count=0, largest=math.nan, mean=UNKNOWN, correlation=UNKNOWN, noise_std=UNKNOWN)
+    difference = y - x
+    moments = _sums(np.stack([np.ones_like(x), difference**2 / 2], axis=1), group)
+    return Retest(
+        count=len(x),
+        largest=float(np.abs(difference).max()),
+        mean=bootstrap_mean(np.abs(difference), group, seed=seed),
+        correlation=_pearson(x, y, group, seed),
+        noise_std=over_groups(moments, lambda s: np.sqrt(s[:, 1] / s[:, 0]), bounds=(0, math.inf), seed=seed),
+    )
+
+
+def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Agreement:
+    """Advantages of the measurement `second` `[N]` against those of `first` `[N]`; `groups` `[N]` are labels."""
+    x, y, group = _paired(first, second, groups)
+    sizes = np.bincount(group) if len(group) else np.zeros(0, dtype=np.int64)
+    shift = bootstrap_mean(y - x, group, seed=seed) if len(x) else UNKNOWN
+    kept = sizes[group] >= 2 if len(group) else np.zeros(0, dtype=bool)
+    x, y, group = x[kept], y[kept], _codes(group[kept])
+    if len(x) == 0:
+        return Agreement(
+            groups=0, shift=shift, reliability=UNKNOWN, noise_share=UNKNOWN, within_std=UNKNOWN, rank=UNKNOWN
+        )
+    a, b = _centred(x, group), _centred(y, group)
+    freedom = 1 - 1 / np.bincount(group)[group]  # sums to n - 1 over a group
+    moments = _sums(np.stack([a * a + b * b, 2 * a * b, freedom], axis=1), group)
+
+    def reliability(s: np.ndarray) -> np.ndarray:
+        return np.clip(s[:, 1] / s[:, 0], -1, 1)
+
+    ranks = [
+        _spearman(x[members], y[members])
+        for members in (np.flatnonzero(group == g) for g in range(group.max() + 1))
+        if np.ptp(x[members]) > 0
+    ]
+    return Agreement(
+        groups=int(group.max()) + 1,
+        shift=shift,
+        reliability=over_groups(moments, reliability, bounds=(-1, 1), seed=seed),
+        noise_share=over_groups(
+            moments, lambda s: np.sqrt(1 - np.clip(reliability(s), 0, 1)), bounds=(0, 1), seed=seed
+        ),
+        within_std=over_groups(moments, lambda s: np.sqrt(s[:, 0] / 2 / s[:, 2]), bounds=(0, math.inf), seed=seed),
+        rank=bootstrap_mean(ranks, seed=seed) if ranks else UNKNOWN,
+    )
+
+
+def spread(values: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Spread:
+    """Where the variance of values `[N]` lies; `groups` `[N]` are labels."""
+    x, _, group = _paired(values, values, groups)
+    if len(x) == 0:
+        return Spread(std=UNKNOWN, between_prompts=UNKNOWN, flat_groups=UNKNOWN)
+    size = np.bincount(group).astype(np.float64)
+    origin = x - x.mean()  # moments about the sample's own mean do not cancel badly
+    total, within = np.bincount(group, weights=origin), np.bincount(group, weights=_centred(x, group) ** 2)
+    squares = np.bincount(group, weights=origin**2)
+    sum_GK = np.stack([np.ones_like(size), size, size**2, total, total**2 / size, within, squares], axis=1)
+    extent = np.array([np.ptp(x[group == g]) for g in range(len(size))])
+    flat = (extent == 0)[size >= 2]
+    return Spread(
+        std=over_groups(sum_GK, _std, bounds=(0, math.inf), seed=seed),
+        between_prompts=over_groups(sum_GK, _between, bounds=(0, 1), seed=seed),
+        flat_groups=bootstrap_mean(flat, seed=seed) if len(flat) else UNKNOWN,
+    )
+
+
+def _std(s: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sqrt(np.maximum(0.0, s[:, 6] - s[:, 3] ** 2 / s[:, 1]) / (s[:, 1] - 1)))
+
+
+def _between(s: np.ndarray) -> np.ndarray:
+    """From sums of 1, n, n², T, T²/n and the squares within: sigma_p² / (sigma_p² + MSW)."""
+    groups, images, squared_sizes, total, per_group, within = s[:, :6].T
+    mean_within = within / (images - groups)
+    mean_between = (per_group - total**2 / images) / (groups - 1)
+    size = (images - squared_sizes / images) / (groups - 1)  # the mean size of groups that differ in size
+    variance = np.maximum(0.0, (mean_between - mean_within) / size)
+    return np.asarray(variance / (variance + mean_within))
+
+
+def order_bias(first_shown: ArrayLike, other_order: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> OrderBias:
+    """Verdicts on P pairs (a, b) in both orders.
+
+    Args:
+        first_shown: [P] probability that a wins, a shown first; above 1/2 is a win, 1/2 a tie, NaN a failure.
+        other_order: [P] probability that b wins, b shown first.
+        groups: [P] labels of the pairs' prompts.
+        seed: of the intervals.
+    """
+    a, b, group = _paired(first_shown, other_order, groups)
+    failed = np.asarray(first_shown).size - len(a)
+    if len(a) == 0:
+        return OrderBias(count=0, failed=failed, first_wins=UNKNOWN, agreement=UNKNOWN)
+    a, b = (0.5 + 0.5 * np.sign(part - 0.5) for part in (a, b))
+    return OrderBias(
+        count=len(a), failed=failed, first_wins=bootstrap_mean((a + b - 1) / 2, group, seed=seed),
+        agreement=bootstrap_mean(1 - np.abs(a + b - 1), group, seed=seed),
+    )  # fmt: skip
+
+
+def rank_correlation(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Interval:
+    """Spearman's correlation of two rewards over all images; resamples keep the ranks of the whole sample."""
+    x, y, group = _paired(first, second, groups)
+    return _pearson(ranks(x), ranks(y), group, seed) if len(x) else UNKNOWN
+
+
+def ranks(values: ArrayLike) -> Values:
+    """Ranks from 0, equal values share their mean rank."""
+    value_N = np.asarray(values, dtype=np.float64)
+    _, place, count = np.unique(value_N, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    return np.asarray((last - (count + 1) / 2)[place], dtype=np.float64)
+
+
+def repeats_for(reliability: float, target: float = 0.9) -> float:
+    """How many values must be averaged until their mean has this reliability (Spearman and Brown 1910).
+
+    `target (1 - r) / (r (1 - target))`, rounded up; infinite where there is no signal.
+    """
+    if not reliability > 0:
+        return math.inf
+    return max(1, math.ceil(target * (1 - reliability) / (reliability * (1 - target)) - 1e-9))
+
+
+def _spearman(x: Values, y: Values) -> float:
+    """Of values that differ in x; 0 where they do not in y."""
+    a, b = ranks(x) - (len(x) - 1) / 2, ranks(y) - (len(y) - 1) / 2
+    scale = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / scale if scale else 0.0
+
+
+def _pearson(x: Values, y: Values, group: Groups, seed: int) -> Interval:
+    a, b = x - x.mean(), y - y.mean()
+    sum_GK = _sums(np.stack([np.ones_like(a), a, b, a * a, b * b, a * b], axis=1), group)
+
+    def correlation(s: np.ndarray) -> np.ndarray:
+        n, sa, sb, saa, sbb, sab = s.T
+        variances = np.maximum(0.0, saa - sa**2 / n) * np.maximum(0.0, sbb - sb**2 / n)
+        return np.asarray(np.clip((sab - sa * sb / n) / np.sqrt(variances), -1, 1))
+
+    return over_groups(sum_GK, correlation, bounds=(-1, 1), seed=seed)
+
+
+def _paired(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> tuple[Values, Values, Groups]:
+    """Both measurements where both are finite, and the groups as 0, 1, 2, ...
+
+    Raises:
+        ValueError: lengths differ.
+    """
+    x, y, group = np.asarray(first, np.float64), np.asarray(second, np.float64), np.asarray(groups)
+    if x.ndim != 1 or x.shape != y.shape or x.shape != group.shape:
+        raise ValueError(f"measurements and groups need one entry an item: {x.shape}, {y.shape}, {group.shape}.")
+    known = np.isfinite(x) & np.isfinite(y)
+    return x[known], y[known], _codes(group[known])
+
+
+def _codes(labels: np.ndarray) -> Groups:
+    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
+
+
+def _centred(values: Values, group: Groups) -> Values:
+    """Values less their group's mean; exactly 0 where a group's values are equal."""
+    first = values[np.unique(group, return_index=True)[1]]
+    origin = values - first[group]
+    return np.asarray(origin - (np.bincount(group, weights=origin) / np.bincount(group))[group])
+
+
+def _sums(columns: Float64[np.ndarray, " n k"], group: Groups) -> Float64[np.ndarray, " g k"]:
+    return np.stack([np.bincount(group, weights=column) for column in columns.T], axis=1)

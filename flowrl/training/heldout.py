@@ -1,0 +1,198 @@
+"""Evaluation on held-out prompts: the deterministic (ODE) sampler, fixed start noise, scores with intervals.
+
+The start noise of an image is a function of (eval.seed, prompt, sample), so that any two evaluations with one seed,
+of one run or of several, show the same prompts from the same noise and can be paired.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.benchmarks.geneval.rules import TASKS
+from flowrl.files import write_atomically
+from flowrl.media.kept import write_samples
+from flowrl.pipelines import Pipeline
+from flowrl.progress import progress
+from flowrl.prompts.loading import EvalItem, Prompt, load_sources, spread
+from flowrl.randomness import counter_seed, sample_normals
+from flowrl.rewards.compose import WeightedSum
+from flowrl.samplers import KERNELS, rollout
+from flowrl.statistics.bootstrap import ScoreRow, bootstrap_mean, stratified_score, task_scores
+from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
+from flowrl.training.run import Run
+from flowrl.trajectory import Schedule
+
+Row = dict[str, Any]
+
+
+@torch.no_grad()
+def generate(
+    pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
+) -> Tensor:
+    """Images float32 `[b, 3, H, W]`, or videos `[b, F, 3, H, W]`, of prompts from start noise `x` `[b, *latent]` by
+    the ODE sampler. The noise may lie on any device."""
+    x = x.to(device_of(pipeline))
+    velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), guidance_scale)
+    done = rollout(velocity, x, schedule, KERNELS["ode"], lambda step: x, stochastic=())
+    return pipeline.decode(done.final)
+
+
+def evaluate(
+    run: Run,
+    pipeline: Pipeline,
+    reward: WeightedSum | None,
+    items: Sequence[EvalItem],
+    schedule: Schedule,
+    *,
+    iteration: int,
+    guidance_scale: float,
+    batch_size: int,
+    seed: int,
+    num_images: int,
+    show: bool,
+) -> Row:
+    """Samples and scores every item with the weights the network holds now, and writes rows, pictures and a grid.
+
+    Files: `eval/iteration_<n>.jsonl` (a line an image), `samples/iteration_<n>/<k>.png` for `num_images` items spread
+    over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
+
+    Returns:
+        The metrics row: `eval/reward/<name>`, and `eval/geneval/<...>` where a geneval reward took part.
+    """
+    share = -(-len(items) // run.world)
+    own = range(run.rank * share, min(len(items), (run.rank + 1) * share))
+    shown = spread(len(items), num_images)
+    rows: list[Row] = []
+    kept: dict[int, Tensor] = {}
+    starts = range(own.start, own.stop, batch_size)
+    with progress(f"evaluating at {iteration}", len(starts), enabled=show and run.main) as advance:
+        for first in starts:
+            numbers = range(first, min(first + batch_size, own.stop))
+            batch = [items[i] for i in numbers]
+            keys = [(seed, "eval", item.prompt.key, item.sample) for item in batch]
+            x = sample_normals(pipeline.latent_shape, keys).to(run.device)
+            prompts = [item.prompt for item in batch]
+            images = generate(pipeline, prompts, x, schedule, guidance_scale=guidance_scale)
+            rows += _scored(pipeline, reward, batch, images, iteration)
+            kept |= {i: images[i - first].cpu() for i in numbers if i in shown}
+            advance("")
+    rows, kept = _gathered(run, rows, kept)
+    if run.main:
+        _write(run.folder, iteration, rows, kept, items, seed, pipeline.fps)
+    return summary(rows)
+
+
+def _scored(
+    pipeline: Pipeline, reward: WeightedSum | None, batch: Sequence[EvalItem], images: Tensor, iteration: int
+) -> list[Row]:
+    inputs = reward_inputs(
+        pipeline, [item.prompt for item in batch], images, group=torch.tensor([item.prompt_id for item in batch]),
+        numbers=[item.sample for item in batch], iteration=iteration,
+    )  # fmt: skip
+    output = None if reward is None else reward(inputs)
+    found = {} if output is None else output.parts
+    rows = []
+    for i, item in enumerate(batch):
+        parts = {name.removeprefix("reward/"): _number(float(value[i])) for name, value in found.items()}
+        official = parts.get("geneval/official")
+        rows.append({
+            "prompt_id": item.prompt_id, "prompt": item.prompt.text, "task": item.prompt.metadata.get("tag", ""),
+            "sample": item.sample, "correct": None if official is None else official > 0.5,
+            "graded": parts.get("geneval/graded"), "rewards": parts,
+        })  # fmt: skip
+    return rows
+
+
+def _number(value: float) -> float | None:
+    """NaN, an item that failed, is null in files: JSON knows no NaN."""
+    return None if math.isnan(value) else value
+
+
+def _gathered(run: Run, rows: list[Row], kept: dict[int, Tensor]) -> tuple[list[Row], dict[int, Tensor]]:
+    if run.world == 1:
+        return rows, kept
+    from accelerate.utils import gather_object
+
+    all_rows = gather_object(rows)
+    pairs = gather_object(list(kept.items()))
+    return all_rows, dict(pairs)
+
+
+def _write(
+    folder: Path, iteration: int, rows: list[Row], kept: dict[int, Tensor], items: Sequence[EvalItem], seed: int,
+    fps: float | None,
+) -> None:  # fmt: skip
+    name = f"iteration_{iteration:06d}"
+    (folder / "eval").mkdir(exist_ok=True)
+    write_atomically(folder / "eval" / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    numbers = sorted(kept)
+    if not numbers:
+        return
+    prompts = [items[number].prompt for number in numbers]
+    sources = [load_sources(prompt) for prompt in prompts] if any(prompt.sources for prompt in prompts) else None
+    write_samples(
+        folder / "samples", iteration, [kept[n] for n in numbers], [prompt.text for prompt in prompts], sources, fps
+    )
+    listed = [
+        {"prompt": items[n].prompt.text, "sample": items[n].sample,
+         "seed": counter_seed(seed, "eval", items[n].prompt.key, items[n].sample)}
+        | ({"sources": list(items[n].prompt.sources)} if items[n].prompt.sources else {})
+        for n in numbers
+    ]  # fmt: skip
+    write_atomically(folder / "samples" / "prompts.json", json.dumps(listed, indent=1) + "\n")
+
+
+def evaluations(folder: Path) -> list[int]:
+    """Iterations of a run that were evaluated, in order."""
+    return sorted(int(path.stem.removeprefix("iteration_")) for path in (folder / "eval").glob("iteration_*.jsonl"))
+
+
+def score_rows(rows: Sequence[Mapping[str, Any]]) -> list[ScoreRow]:
+    """Evaluation rows with a verdict, as the statistics take them."""
+    return [
+        ScoreRow(task=r["task"], prompt=r["prompt_id"], sample=r["sample"], value=float(r["correct"]))
+        for r in rows
+        if r["correct"] is not None
+    ]
+
+
+def summary(rows: Sequence[Row]) -> Row:
+    """Means with 95 % intervals: every reward, and the GenEval score (macro over tasks) where there are verdicts."""
+    metrics: Row = {}
+    for name in dict.fromkeys(name for row in rows for name in row["rewards"]):  # failed images may lack sub-scores
+        known = [row for row in rows if row["rewards"].get(name) is not None]
+        if "/" not in name and len(known) < len(rows):
+            metrics[f"eval/reward/{name}_invalid_ratio"] = 1 - len(known) / len(rows)
+        if not known:
+            continue
+        interval = bootstrap_mean([row["rewards"][name] for row in known], [row["prompt_id"] for row in known])
+        metrics[f"eval/reward/{name}"] = interval.mean
+        if "/" not in name:
+            metrics |= {f"eval/reward/{name}_low": interval.low, f"eval/reward/{name}_high": interval.high}
+    verdicts = score_rows(rows)
+    if verdicts:
+        score = stratified_score(verdicts)
+        metrics |= {
+            "eval/geneval/score": score.mean,
+            "eval/geneval/score_low": score.low,
+            "eval/geneval/score_high": score.high,
+        }
+        metrics["eval/geneval/graded"] = sum(row["graded"] for row in rows if row["correct"] is not None) / len(
+            verdicts
+        )
+        by_task = task_scores(verdicts)
+        metrics |= {f"eval/geneval/{task}": by_task[task].mean for task in TASKS if task in by_task}
+    return metrics
+
+
+def read_rows(folder: Path, iteration: int) -> list[Row]:
+    """Rows of an evaluation that a run folder holds."""
+    text = (folder / "eval" / f"iteration_{iteration:06d}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,181 @@
+"""Parts of a learner: gradient sums, statistics over rows and processes, stage clocks.
+
+Everything that is summed here is summed in float64, so that neither the number of micro-batches nor that of processes
+shows in the result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.pipelines.lora import Policy
+from flowrl.samplers import Network
+from flowrl.training.run import Run
+from flowrl.trajectory import Conditioning
+
+_FIRST_SCALE_LOG2 = 14  # of float16 losses
+_EVALUATIONS = ("rollout", "completion", "update", "reference", "backward")  # what evaluations are counted as
+
+
+class NetworkCounter:
+    """A network that counts what it is asked: one evaluation is one row of a batch, so guidance counts twice.
+
+    `with counter.counting("completion"): ...` names what evaluations are for. A call that builds a graph counts once
+    more as "backward", because every graph in training is walked back once; what checkpointing recomputes is not seen.
+    `join` adds what this and the other processes counted since the last time to `counters`, under "nfe/<kind>" and so
+    in checkpoints: the same totals on every process, and on however many a run is continued.
+    """
+
+    def __init__(self, network: Network, counters: dict[str, Any]) -> None:
+        self._network, self._counters, self._kind = network, counters, "rollout"
+        self._own = dict.fromkeys(_EVALUATIONS, 0)
+
+    def __call__(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+        self._add(self._kind, len(x))
+        if torch.is_grad_enabled():
+            self._add("backward", len(x))
+        return self._network(x, timestep, cond)
+
+    def _add(self, kind: str, count: int) -> None:
+        self._own[kind] += count
+
+    def join(self, run: Run) -> None:
+        """Adds the evaluations of all processes since the last call to the totals; every process calls it."""
+        mine = torch.tensor([self._own[kind] for kind in _EVALUATIONS], device=run.device)
+        for kind, count in zip(_EVALUATIONS, run.accelerator.reduce(mine, reduction="sum").tolist(), strict=True):
+            if count:
+                self._counters[f"nfe/{kind}"] = self._counters.get(f"nfe/{kind}", 0) + count
+            self._own[kind] = 0
+
+    @contextmanager
+    def counting(self, kind: str) -> Iterator[None]:
+        """Inside, evaluations count as `kind`.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        if kind not in _EVALUATIONS:
+            raise ValueError(f"evaluations are counted as one of {', '.join(_EVALUATIONS)}, not {kind!r}")
+        outer, self._kind = self._kind, kind
+        try:
+            yield
+        finally:
+            self._kind = outer
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Evaluations by kind, over all processes, up to the last `join`."""
+        return {key.removeprefix("nfe/"): value for key, value in self._counters.items() if key.startswith("nfe/")}
+
+
+class GradientSum:
+    """Sum of the gradients of micro-batches, in float64.
+
+    float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it;
+    the power, kept in `counters` and so in checkpoints, falls by one where a gradient overflows and that update is left
+    out.
+    """
+
+    def __init__(self, policy: Policy, counters: dict[str, Any], *, scale_loss: bool) -> None:
+        self.parameters = list(policy.parameters.values())
+        wide = torch.float32 if self.parameters[0].device.type == "mps" else torch.float64
+        self.total = [torch.zeros_like(p, dtype=wide) for p in self.parameters]
+        self.counters = counters
+        counters.setdefault("loss_scale_log2", _FIRST_SCALE_LOG2 if scale_loss else 0)
+
+    def add(self, loss: Tensor) -> None:
+        """Back-propagates a loss and adds its gradient."""
+        scale = 2.0 ** self.counters["loss_scale_log2"]
+        gradients = torch.autograd.grad(loss * scale, self.parameters, allow_unused=True)
+        for total, gradient in zip(self.total, gradients, strict=True):
+            if gradient is not None:
+                total += gradient.to(total.dtype) / scale
+
+    def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor:
+        """Adds up the processes, clips, and takes an optimizer step; returns the norm before clipping.
+
+        Raises:
+            ValueError: the gradient is not finite; the weights are left as they were.
+        """
+        flat = torch.cat([total.flatten() for total in self.total])
+        if run.world > 1:
+            flat = run.accelerator.reduce(flat, reduction="sum")
+        if self.counters["loss_scale_log2"] > 0 and not bool(torch.isfinite(flat).all()):
+            self.counters["loss_scale_log2"] -= 1
+            return flat.new_zeros(())
+        pieces = flat.split([p.numel() for p in self.parameters])
+        for parameter, piece in zip(self.parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter).float()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        if not bool(torch.isfinite(norm)):
+            raise ValueError(
+                f"iteration {iteration}: the gradient is not finite, so no step was taken: lower optim.lr or "
+                "sampler.noise_level, or set pipeline.dtype to bfloat16 or float32. The last checkpoint is good"
+            )
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+
+class Statistics:
+    """Sums over live rows in float64, joined over processes when read."""
+
+    def __init__(self, *names: str) -> None:
+        """`names` are the quantities that may be added, the same on every process; "loss" is always one."""
+        self._sums = dict.fromkeys(("loss", *names), 0.0)
+        self._counts = dict.fromkeys(("loss", *names), 0)
+        self._largest: dict[str, float] = defaultdict(float)
+        self._noted: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, keep: Tensor, **values_b: Tensor) -> None:
+        """Adds values of rows; only live rows count.
+
+        Raises:
+            KeyError: a name that was not announced.
+        """
+        for name, value in values_b.items():
+            self._sums[name] += float(value.detach()[keep].double().sum())
+            self._counts[name] += int(keep.sum())
+
+    def maximum(self, name: str, values: Tensor) -> None:
+        """Keeps the largest value seen."""
+        self._largest[name] = max(self._largest[name], float(values.detach().max()))
+
+    def note(self, name: str, value: Tensor) -> None:
+        """Notes a number that all processes share; read as its mean."""
+        self._noted[name].append(float(value))
+
+    def largest(self, name: str, run: Run) -> float:
+        """The largest value over all processes."""
+        mine = torch.tensor([self._largest[name]], dtype=torch.float32, device=run.device)
+        return float(run.gather(mine).max())
+
+    def rows(self, run: Run) -> int:
+        """Live rows over all processes and updates."""
+        return int(run.accelerator.reduce(torch.tensor(self._counts["loss"], device=run.device)).item())
+
+    def means(self, run: Run) -> dict[str, float]:
+        """Mean of every quantity over the live rows of all processes; the same keys on each."""
+        names = list(self._sums)
+        mine = torch.tensor([[self._sums[n], self._counts[n]] for n in names], dtype=torch.float64)
+        if run.device.type == "mps":
+            mine = mine.float()
+        total = run.accelerator.reduce(mine.to(run.device), reduction="sum")
+        result = {n: float(s / c) for n, (s, c) in zip(names, total.cpu(), strict=True) if c > 0}
+        result |= {name: sum(values) / len(values) for name, values in self._noted.items()}
+        return result | {name: self.largest(name, run) for name in sorted(self._largest)}
+
+
+@contextmanager
+def clock(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Adds the time spent inside to a stage, without what stages inside it count themselves."""
+    begun, before = time.perf_counter(), sum(seconds.values())
+    yield
+    seconds[stage] += time.perf_counter() - begun - (sum(seconds.values()) - before)

@@ -1,0 +1,150 @@
+"""From a configuration to the parts of a run: pipeline, policy, rewards, sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+
+from flowrl.config.options import check_options, option_parameters
+from flowrl.config.rewards import RewardConfig
+from flowrl.config.train import PipelineConfig, PromptsConfig, SamplerConfig, TrainConfig, resolve_path
+from flowrl.pipelines import Pipeline, family
+from flowrl.pipelines.lora import Policy
+from flowrl.prompts.loading import Prompt, load_prompts
+from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
+from flowrl.samplers import KERNELS, Kernel
+from flowrl.training.prompting import encode_all
+from flowrl.training.run import Run
+from flowrl.trajectory import Schedule
+
+_OF_LOAD = (
+    "model", "dtype", "device", "height", "width", "max_sequence_length", "num_frames", "fps", "vae_slice",
+    "gradient_checkpointing",
+)  # fmt: skip
+"""Arguments of a family's `load` that have keys of their own."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_parts(config: TrainConfig, run: Run) -> tuple[Pipeline, Policy, WeightedSum]:
+    """Pipeline, LoRA policy (with its slots) and rewards."""
+    pipeline = load_pipeline(config.pipeline, run.device)
+    policy = Policy(
+        pipeline.denoiser, rank=config.policy.lora_rank, alpha=config.policy.alpha,
+        targets=config.policy.target_modules or pipeline.lora_targets, seed=config.seed,
+    )  # fmt: skip
+    if config.policy.init_lora is not None:
+        policy.initialise_from(resolve_path(config.policy.init_lora))
+    if config.policy.ema_decay > 0:
+        policy.add_slot("ema")
+    return pipeline, policy, load_rewards(config, run)
+
+
+def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipeline:
+    """The generator, frozen; settings that are null are the family's own."""
+    loaded: Pipeline = family(settings.name).load(
+        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device,
+        gradient_checkpointing=settings.gradient_checkpointing, **_family_options(settings),
+    )  # fmt: skip
+    return loaded
+
+
+def _family_options(settings: PipelineConfig) -> dict[str, Any]:
+    """Options of a family's `load` that a configuration gives."""
+    names = ("height", "width", "max_sequence_length", "num_frames", "fps", "vae_slice")
+    given = {name: getattr(settings, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None} | settings.options
+
+
+def check_pipeline(settings: PipelineConfig) -> None:
+    """Refuses settings that the family does not have, before weights load.
+
+    Raises:
+        ValueError: names the key.
+    """
+    module = family(settings.name)
+    allowed = option_parameters(module.load)
+    for name in ("num_frames", "fps"):
+        if getattr(settings, name) is not None and name not in allowed:
+            raise ValueError(f"pipeline.{name} is set, but family {settings.name} makes no videos: remove it")
+    check_options(module.load, settings.options, owner=f"pipeline {settings.name!r}", reserved=_OF_LOAD)
+
+
+def at_eval_size(config: TrainConfig, pipeline: Pipeline) -> Pipeline:
+    """The pipeline as evaluations draw with it: at `eval.height` and `eval.width` where they are set."""
+    height, width = config.eval.height, config.eval.width
+    if height is None and width is None:
+        return pipeline
+    own = pipeline.image_shape[-2:]
+    return pipeline.resized(height or own[0], width or own[1])
+
+
+def eval_schedule(config: TrainConfig, trained: Pipeline, drawn: Pipeline) -> Schedule:
+    """Noise levels of evaluations.
+
+    `eval.shift` "own" is what the model has at the drawn size, "training" the one that rollouts visit, and a number
+    that one.
+    """
+    settings, sampler = config.eval, config.sampler
+    steps, grid, shift = settings.num_steps or sampler.num_steps, settings.grid or sampler.grid, settings.shift
+    if shift == "training":
+        return trained.schedule(steps, grid, sampler.shift)
+    return drawn.schedule(steps, grid, sampler.shift if shift == "own" else shift)
+
+
+def read_prompts(settings: PromptsConfig, text: str) -> list[Prompt]:
+    """The prompts that a configuration names, each with a negative prompt."""
+    return load_prompts(text, settings.negative, resolve=resolve_path)
+
+
+def load_rewards(config: TrainConfig, run: Run) -> WeightedSum:
+    """The rewards that are trained on, as one."""
+    how = config.reward_aggregation
+    merge: Merge = how if how in ("geometric", "harmonic") else "sum"
+    return build_weighted_sum(
+        reward_specs(config.rewards), device=run.device, merge=merge, partial=config.reward_partial
+    )  # fmt: skip
+
+
+def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
+    """What evaluations measure: trained rewards that judge an image by itself, and those of `eval.rewards`.
+
+    A reward that compares the images of a group says nothing of a model: its mean is the same for every model.
+    """
+    more = build_weighted_sum(reward_specs(config.eval.rewards), device=device) if config.eval.rewards else None
+    members = [r for r in reward.rewards if r.kind not in ("groupwise", "pairwise")] + list(
+        more.rewards if more else ()
+    )
+    return weighted_sum(members, [1.0] * len(members)) if members else None
+
+
+def model_location(model: str) -> str:
+    """What a family's `load` takes: the path of an asset or of what is written as a path, else the text, a hub id."""
+    return str(resolve_path(model)) if model.startswith(("asset:", "/", "./", "../", "~")) else model
+
+
+def reward_specs(rewards: Sequence[RewardConfig]) -> list[dict[str, Any]]:
+    """Configured rewards as plain mappings, the form the reward layer takes."""
+    return [{key: value for key, value in asdict(entry).items() if value is not None} for entry in rewards]
+
+
+def sampler_of(settings: SamplerConfig, pipeline: Pipeline) -> tuple[Kernel, Schedule]:
+    """The kernel with its settings bound, and the schedule of a rollout."""
+    schedule = pipeline.schedule(settings.num_steps, settings.grid, settings.shift)
+    options: dict[str, Any] = {} if settings.noise_level is None else {"noise_level": settings.noise_level}
+    return partial(KERNELS[settings.kernel], sigma_max=schedule.sigma_max, **options), schedule
+
+
+def encode_everything(
+    config: TrainConfig, pipeline: Pipeline, drawn: Pipeline, train_prompts: Sequence[Prompt]
+) -> None:
+    """Embeds every prompt the run can meet, for `drawn` those of evaluations; then frees the text encoders."""
+    held_out = read_prompts(config.prompts, config.prompts.eval) if config.prompts.eval is not None else []
+    encode_all(pipeline, train_prompts)
+    encode_all(drawn, held_out)
+    for one in {id(one): one for one in (pipeline, drawn)}.values():
+        one.free_text_encoders()

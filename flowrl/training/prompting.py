@@ -1,0 +1,102 @@
+"""From prompts to what a pipeline and rewards take: embeddings, guided velocities, reward inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from flowrl.pipelines import Pipeline
+from flowrl.prompts.loading import Prompt, load_references, load_sources
+from flowrl.rewards import RewardInputs
+from flowrl.samplers import Network, Velocity
+from flowrl.trajectory import Conditioning
+
+_NEGATIVE = "negative/"  # of the names under which a conditioning holds the negative prompt's tensors
+
+
+def encode_prompts(pipeline: Pipeline, prompts: Sequence[Prompt | str]) -> Conditioning:
+    """Conditioning of prompts, one row each: with their source pictures, and their negative prompts where the family
+    reads them.
+
+    Raises:
+        ValueError: a prompt has source pictures that the family does not take, or lacks those it needs.
+    """
+    rows = [prompt if isinstance(prompt, Prompt) else Prompt(text=prompt, metadata={}) for prompt in prompts]
+    sources = [load_sources(row) for row in rows]  # at their own size: families bring them to theirs
+    positive = pipeline.encode([row.text for row in rows], sources)
+    if not reads_negative(pipeline):
+        return positive
+    negative = pipeline.encode([row.negative for row in rows], sources)
+    return Conditioning(
+        {**positive.tensors, **{f"{_NEGATIVE}{name}": tensor for name, tensor in negative.tensors.items()}}
+    )
+
+
+def encode_all(pipeline: Pipeline, prompts: Iterable[Prompt]) -> None:
+    """Embeds prompts one by one and keeps all of them, so that the text encoders can go."""
+    from flowrl.pipelines.common import keeping_all  # diffusers takes seconds to import
+
+    with keeping_all():
+        for prompt in prompts:
+            encode_prompts(pipeline, [prompt])
+
+
+def reads_negative(pipeline: Pipeline) -> bool:
+    """Whether guidance of this family reads a negative prompt at some scale."""
+    return pipeline.passes(2.0) == 2
+
+
+def guided(pipeline: Pipeline, network: Network, cond: Conditioning, scale: float) -> Velocity:
+    """The family's guided velocity of a network, for conditioning made by `encode_prompts`."""
+    negative = {
+        name.removeprefix(_NEGATIVE): tensor for name, tensor in cond.tensors.items() if name.startswith(_NEGATIVE)
+    }
+    positive = {name: tensor for name, tensor in cond.tensors.items() if not name.startswith(_NEGATIVE)}
+    return pipeline.guided(network, Conditioning(positive), Conditioning(negative) if negative else None, scale)
+
+
+def device_of(pipeline: Pipeline) -> torch.device:
+    """Where the denoising network lives."""
+    return next(pipeline.denoiser.parameters()).device
+
+
+def reward_inputs(
+    pipeline: Pipeline,
+    prompts: Sequence[Prompt],
+    decoded: Tensor,
+    *,
+    group: Tensor,
+    numbers: Sequence[int],
+    iteration: int,
+) -> RewardInputs:
+    """What rewards are given of decoded samples, with the pictures that their prompts name.
+
+    Args:
+        pipeline: says how fast videos run.
+        prompts: [b].
+        decoded: float32 `[b, 3, H, W]`, or `[b, F, 3, H, W]` of a video family, whose first frames are the images.
+        group: int64 [b].
+        numbers: [b] of the samples.
+        iteration: of the run.
+    """
+    video = decoded.ndim == 5
+    size = (int(decoded.shape[-2]), int(decoded.shape[-1]))
+    once = {prompt.key: prompt for prompt in prompts}  # the samples of a prompt share its pictures
+    sources, references = (
+        {key: [picture.to(decoded.device) for picture in load(prompt, size)] for key, prompt in once.items()}
+        for load in (load_sources, load_references)
+    )
+    return RewardInputs(
+        prompts=[prompt.text for prompt in prompts],
+        images=decoded[:, 0] if video else decoded,
+        videos=decoded if video else None,
+        fps=pipeline.fps if video else None,
+        metadata=[prompt.metadata for prompt in prompts],
+        group_ids=group,
+        sample_ids=torch.tensor(list(numbers)),
+        source_images=[sources[prompt.key] for prompt in prompts] if any(sources.values()) else None,
+        reference_images=[references[prompt.key] for prompt in prompts] if any(references.values()) else None,
+        iteration=iteration,
+    )

@@ -1,0 +1,135 @@
+"""Grids of the embedded world: a 2x2 grid of scenes of one shape each in a 64 x 64 picture, and whether it is right.
+
+Each cell is a quarter of the picture, 32 x 32 pixels, which the world's detector reads as it is. Nothing is drawn
+between cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+
+from flowrl.benchmarks.geneval.rules import GENEVAL_THRESHOLDS, parse_record
+from flowrl.prompts.grids import cell_pairs, cell_prompts, split_grid
+from flowrl.world.detector import color_of, detect_shapes
+from flowrl.world.scene_prompts import Record, colors, split
+from flowrl.world.scenes import SIZE, Shape, draw_scene
+
+ROWS = COLUMNS = 2
+CELLS = ROWS * COLUMNS
+_MIN_RADIUS, _MAX_RADIUS = 12.0, 22.0  # of a scene of 64 pixels, which a cell shrinks to half
+_MARGIN = 3.0
+
+Content = tuple[tuple[str, str], ...]
+"""What a cell holds: label and colour of each object, sorted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridVerdict:
+    """The answer for one picture.
+
+    Attributes:
+        cells: whether each cell holds exactly the object that was asked for, and nothing else.
+        consistency: share of the pairs of cells that hold the same, whatever was asked for; an empty cell is like no
+            other.
+        seen: what each cell holds.
+    """
+
+    cells: tuple[bool, ...]
+    consistency: float
+    seen: tuple[Content, ...]
+
+    @property
+    def correct(self) -> bool:
+        """Whether every cell is right."""
+        return all(self.cells)
+
+    @property
+    def share(self) -> float:
+        """Share of the cells that are right."""
+        return sum(self.cells) / len(self.cells)
+
+
+def grid_record(label: str, color: str) -> Record:
+    """The record "a 2x2 grid of photos of a COLOR LABEL"; `sub_prompts` holds a GenEval record for each cell."""
+    cell = colors(label, color)
+    prompt = f"a {ROWS}x{COLUMNS} grid of photos of {cell['prompt'].removeprefix('a photo of ')}"
+    return {"tag": "grid", "sub_prompts": [cell] * CELLS, "prompt": prompt}
+
+
+def grid_records() -> tuple[list[Record], list[Record]]:
+    """All records to train on and held out: shape and colour are held out where they are in the world's own prompts."""
+    train, held_out = split()
+
+    def of(records: Sequence[Record]) -> list[Record]:
+        return [grid_record(clause["class"], clause["color"]) for record in records for clause in record["include"]]
+
+    return of(train["colors"]), of(held_out["colors"])
+
+
+def random_grid(record: Mapping[str, Any], rng: np.random.Generator) -> tuple[Shape, ...]:
+    """The shape of each cell, of random size and place, so that a grid's record holds; in pixels of a whole scene."""
+    shapes = []
+    for label, color in asked_objects(record):
+        radius = float(rng.uniform(_MIN_RADIUS, _MAX_RADIUS))
+        x, y = rng.uniform(radius + _MARGIN, SIZE - radius - _MARGIN, size=2)
+        shapes.append(Shape(label=label, color=color, x=float(x), y=float(y), radius=radius))
+    return tuple(shapes)
+
+
+def draw_grid(shapes: Sequence[Shape]) -> UInt8[np.ndarray, " 64 64 3"]:
+    """Paints one shape a cell, row by row; returns a uint8 array `[64, 64, 3]` (RGB)."""
+    if len(shapes) != CELLS:
+        raise ValueError(f"a {ROWS}x{COLUMNS} grid has {CELLS} cells, got {len(shapes)} shapes")
+    cells = [draw_scene([shape], SIZE // ROWS) for shape in shapes]
+    rows = [np.concatenate(cells[start : start + COLUMNS], axis=1) for start in range(0, CELLS, COLUMNS)]
+    return np.concatenate(rows)
+
+
+def grid_verdict(image: UInt8[np.ndarray, " h w 3"], record: Mapping[str, Any]) -> GridVerdict:
+    """Judges one picture: what does each quarter hold, is it what its record asks for, and do the quarters agree?
+
+    Args:
+        image: uint8 `[H, W, 3]`, RGB, of the embedded world.
+        record: as `grid_record` makes it; each of its `sub_prompts` asks for one object.
+
+    Raises:
+        ValueError: for another record.
+    """
+    asked = asked_objects(record)
+    channels_first = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
+    cells = split_grid(channels_first[None], ROWS, COLUMNS)[0].permute(0, 2, 3, 1).numpy()
+    seen = tuple(_content(cell) for cell in cells)
+    pairs = cell_pairs(CELLS)
+    return GridVerdict(
+        cells=tuple(content == (wanted,) for content, wanted in zip(seen, asked, strict=True)),
+        consistency=sum(bool(seen[i]) and seen[i] == seen[j] for i, j in pairs) / len(pairs),
+        seen=seen,
+    )
+
+
+def _content(cell: UInt8[np.ndarray, " h w 3"]) -> Content:
+    found = [detection for detection in detect_shapes(cell) if detection.score > GENEVAL_THRESHOLDS.score]
+    return tuple(sorted((detection.label, color_of(cell, detection)) for detection in found))
+
+
+def asked_objects(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Label and colour of the object that a grid's record asks for in each cell.
+
+    Raises:
+        ValueError: if it does not ask for exactly one object with a colour in each of the cells.
+    """
+    cells = [parse_record(cell.metadata).include for cell in cell_prompts("", record)]
+    asked = [(own[0].label, own[0].color) for own in cells if len(own) == 1 and own[0].count == 1]
+    found = [(label, color) for label, color in asked if color is not None]
+    if not len(found) == len(cells) == CELLS:
+        raise ValueError(
+            f"a grid's record needs sub_prompts: {CELLS} GenEval records that ask for one object with a colour each, "
+            f"got {record.get('sub_prompts')!r}"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Rewards from comparing samples of one prompt: comparators, tournaments, win rates."""

@@ -1,0 +1,257 @@
+"""A differentiable score of the embedded world: a small network reads a picture's shapes, a formula compares them.
+
+`AttributeNet` estimates how many shapes of each kind and colour a picture holds and where they lie. From that,
+`attribute_scores` forms a number in [0, 1] for a GenEval record. Every step is smooth in the pixels, so that reward
+back-propagation can train through it; GenEval's own verdict has no gradient. The weights are made by `flowrl pretrain
+scorer`.
+
+A clause of a record (class k, perhaps colour c, count n, perhaps "relation to clause j") holds with probability
+
+    p = P(n <= N < m) * P(relation)        N: number of k, or of c k; m: count of the exclude clause of k, else none
+
+and the score is the mean, or the product, of p over the clauses. Exclude clauses of other classes count as clauses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flowrl.benchmarks.geneval.rules import Record, parse_record
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.world.scenes import COLORS, SHAPES, SIZE
+
+Combine = Literal["mean", "product"]
+
+PAIRS = tuple((label, color) for label in SHAPES for color in COLORS)
+"""The twelve kinds of objects, (shape, colour)."""
+MAX_COUNT = 5
+"""Counts are told apart up to here; the last class means this many or more."""
+GRID = 8
+"""Side of the grid of cells on which objects are located."""
+
+_WIDTHS = (24, 48, 80)  # channels at 1/2, 1/4 and 1/8 of the resolution
+_NUM_COUNTERS = len(PAIRS) + len(SHAPES)
+_DEAD_ZONE = 0.06  # shares of the picture's side: GenEval's margin for shapes of the world's mean size,
+_SOFTENING = 0.05  # and what keeps the direction of two coinciding centres smooth
+_SHARPNESS = 10.0  # of the step at GenEval's threshold of one half
+
+
+class Attributes(NamedTuple):
+    """What the network says of b pictures.
+
+    `count_logits` [b, 15, 6]: over the counts 0 .. 5 (5: or more), of the twelve pairs, then of the three shapes in any
+    colour. `cell_logits` [b, 13, 8, 8]: over ground and the twelve pairs in each cell.
+    """
+
+    count_logits: Float[Tensor, " b 15 6"]
+    cell_logits: Float[Tensor, " b 13 8 8"]
+
+
+class AttributeNet(nn.Module):
+    """Six convolutions to an 8 x 8 grid; cells are classified one by one, counts read from the sum over all cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, second, third = _WIDTHS
+        self.trunk = nn.Sequential(
+            *_block(3, first, stride=2), *_block(first, second, stride=2), *_block(second, second, stride=1),
+            *_block(second, third, stride=2), *_block(third, third, stride=1), *_block(third, third, stride=1),
+        )  # fmt: skip
+        self.cells = nn.Conv2d(third, 1 + len(PAIRS), 1)
+        self.counts = nn.Sequential(
+            nn.Linear(third, 128), nn.SiLU(), nn.Linear(128, _NUM_COUNTERS * (MAX_COUNT + 1))
+        )  # fmt: skip
+
+    def forward(self, images: Float[Tensor, " b 3 h w"]) -> Attributes:
+        """Reads pictures in [0, 1]; sizes other than 64 x 64 are resized (bilinear, anti-aliased) first."""
+        if images.shape[-2:] != (SIZE, SIZE):
+            images = F.interpolate(images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
+        features = self.trunk(2.0 * images - 1.0)
+        counts = self.counts(features.sum(dim=(2, 3)) / GRID)
+        return Attributes(counts.unflatten(1, (_NUM_COUNTERS, MAX_COUNT + 1)), self.cells(features))
+
+
+def _block(inputs: int, outputs: int, *, stride: int) -> tuple[nn.Module, ...]:
+    """SiLU rather than ReLU: a score that is smooth in the pixels."""
+    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1), nn.GroupNorm(8, outputs), nn.SiLU()
+
+
+def load_net(path: Path, device: torch.device | str = "cpu") -> AttributeNet:
+    """A trained network in float32, frozen, in evaluation mode.
+
+    Raises:
+        ValueError: the file is missing or holds other weights.
+    """
+    from safetensors.torch import load_file
+
+    check(weights=str(path))
+    net = AttributeNet()
+    try:
+        net.load_state_dict({name: value.float() for name, value in load_file(path).items()})
+    except Exception as error:
+        raise ValueError(
+            f"{path} holds no weights of the attribute scorer ({str(error).splitlines()[0]}): make some with "
+            f"'flowrl pretrain scorer'."
+        ) from error
+    return net.requires_grad_(False).eval().to(device)
+
+
+def shipped_weights() -> Path:
+    """The weights that come with flowrl."""
+    return Path(str(resources.files("flowrl") / "assets" / "attribute-scorer" / "model.safetensors"))
+
+
+def attribute_scores(
+    attributes: Attributes, records: Sequence[Mapping[str, Any]], *, combine: Combine = "mean"
+) -> Float[Tensor, " b"]:
+    """Scores pictures against GenEval records, one a picture; see the module's formula.
+
+    Args:
+        attributes: what `AttributeNet` said of the pictures.
+        records: `tag`, `include` and perhaps `exclude` of each picture's prompt.
+        combine: `mean` of the clauses' probabilities, which rewards partial success, or their `product`, an estimate
+            of the probability that the whole prompt holds.
+
+    Returns:
+        Values in [0, 1], differentiable in the attributes.
+
+    Raises:
+        ValueError: a record is malformed, or asks for what is no part of the world.
+    """
+    if len(records) != len(attributes.count_logits):
+        raise ValueError(
+            f"each picture needs one record, got {len(records)} records for {len(attributes.count_logits)} pictures."
+        )
+    counts = attributes.count_logits.softmax(dim=-1)
+    cells = attributes.cell_logits.softmax(dim=1)[:, 1:]
+    values = []
+    for item, metadata in enumerate(records):
+        held = _clauses(_world_record(metadata), counts[item], cells[item])
+        values.append(held.prod() if combine == "product" else held.mean())
+    return torch.stack(values)
+
+
+def _clauses(record: Record, counts: Tensor, cells: Tensor) -> Tensor:
+    """Probability of each clause, from `counts` [15, 6] and `cells` [12, 8, 8] of one picture."""
+    forbidden: dict[str, int] = {}
+    for clause in record.exclude:
+        forbidden[clause.label] = min(clause.count, forbidden.get(clause.label, clause.count))
+    held = []
+    for clause in record.include:
+        below = forbidden.get(clause.label) if clause.color is None else None
+        probability = counts[_counter(clause.label, clause.color), clause.count : below].sum()
+        if clause.position is not None:
+            relation, target = clause.position
+            reference = record.include[target]
+            subject_at = _centre(cells, clause.label, clause.color)
+            reference_at = _centre(cells, reference.label, reference.color)
+            probability = probability * _relation(relation, subject_at - reference_at)
+        held.append(probability)
+    bounded = {clause.label for clause in record.include if clause.color is None}
+    held += [counts[_counter(k, None), :below].sum() for k, below in forbidden.items() if k not in bounded]
+    return torch.stack(held)
+
+
+def _counter(label: str, color: str | None) -> int:
+    """Row of `count_logits` that counts a shape, in one colour or in any."""
+    return len(PAIRS) + SHAPES.index(label) if color is None else PAIRS.index((label, color))
+
+
+def _centre(cells: Tensor, label: str, color: str | None) -> Tensor:
+    """Mean (x, y) of a kind's cells in [0, 1], weighted by their probability; the picture's middle where it is absent.
+
+    Probabilities are squared, so that the small ones of many empty cells do not draw the mean to the middle.
+    """
+    rows = [i for i, pair in enumerate(PAIRS) if pair[0] == label and color in (None, pair[1])]
+    weight = cells[rows].sum(dim=0) ** 2
+    line = (torch.arange(GRID, dtype=cells.dtype, device=cells.device) + 0.5) / GRID
+    moments = torch.stack([(weight * line).sum(), (weight * line[:, None]).sum()])
+    prior = 0.05
+    return (moments + prior * 0.5) / (weight.sum() + prior)
+
+
+def _relation(relation: str, offset: Tensor) -> Tensor:
+    """Smooth form of GenEval's rule that the offset [2], less a margin, exceed half its length along the direction."""
+    axis, sign = {"left of": (0, -1.0), "right of": (0, 1.0), "above": (1, -1.0), "below": (1, 1.0)}[relation]
+    cosine = (sign * offset[axis] - _DEAD_ZONE) / torch.sqrt((offset**2).sum() + _SOFTENING**2)
+    return torch.sigmoid(_SHARPNESS * (cosine - 0.5))
+
+
+def _world_record(metadata: Mapping[str, Any]) -> Record:
+    """A checked record that the network can judge."""
+    record = parse_record(metadata)
+    where = f"reward 'attributes': the record of prompt {metadata.get('prompt')!r}"
+    for clause in (*record.include, *record.exclude):
+        if clause.label not in SHAPES:
+            raise ValueError(f"{where} asks for {clause.label!r}: the scorer knows {', '.join(SHAPES)} only.")
+        if clause.color is not None and clause.color not in COLORS:
+            raise ValueError(
+                f"{where} asks for the colour {clause.color!r}: the scorer knows {', '.join(COLORS)} only."
+            )
+        if clause.count > MAX_COUNT:
+            raise ValueError(f"{where} names a count of {clause.count}: the scorer counts up to {MAX_COUNT}.")
+    return record
+
+
+def check(*, combine: Combine = "mean", weights: str | None = None) -> None:
+    """Refuses a file of weights that is not there."""
+    if weights is not None and not Path(weights).is_file():
+        raise ValueError(
+            f"reward 'attributes': there is no file {weights}: give one that 'flowrl pretrain scorer' wrote."
+        )
+
+
+def attributes(*, device: torch.device, combine: Combine = "mean", weights: str | None = None) -> Reward:
+    """How far a picture of the embedded world has what its GenEval record asks for, with gradient: a value in [0, 1].
+
+    Runs in float32 also inside a caller's autocast region. Images that carry gradient give values that do; the
+    network's own weights are frozen. For pictures of the embedded world only: on photos it means nothing.
+
+    Args:
+        device: where the network runs.
+        combine: `mean` or `product` of the clauses' probabilities; the other one is logged as a part.
+        weights: a file that `flowrl pretrain scorer` wrote; null takes the one that comes with flowrl.
+    """
+    path = shipped_weights() if weights is None else Path(weights)
+    return FunctionReward(
+        name="attributes",
+        score=partial(_score, net=load_net(path, device), combine=combine, device=device),
+        needs=frozenset({"images", "prompts", "metadata"}),
+        version=f"attributes:{combine}:{_fingerprint(path)}",
+        differentiable=True,
+    )
+
+
+def _fingerprint(path: Path) -> str:
+    import hashlib
+
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+
+
+def _score(inputs: RewardInputs, *, net: AttributeNet, combine: Combine, device: torch.device) -> RewardOutput:
+    for prompt, metadata in zip(inputs.prompts, inputs.metadata, strict=True):
+        if missing := [key for key in ("tag", "include") if key not in metadata]:
+            raise ValueError(
+                f"reward 'attributes': prompt {prompt!r} has no {' and no '.join(missing)} in its metadata: prompts "
+                f"must come from a JSONL file with one GenEval record (tag, include, prompt) a line."
+            )
+    records = [{"prompt": p, **m} for p, m in zip(inputs.prompts, inputs.metadata, strict=True)]
+    with torch.autocast(device.type, enabled=False):
+        found = net(inputs.images.to(device))
+        mean = attribute_scores(found, records, combine="mean")
+        product = attribute_scores(found, records, combine="product")
+    chosen = (mean if combine == "mean" else product).to(inputs.images.device)
+    return RewardOutput(
+        values=chosen,
+        valid=torch.ones(len(chosen), dtype=torch.bool, device=chosen.device),
+        parts={"mean": mean.detach().to(chosen.device), "product": product.detach().to(chosen.device)},
+    )

@@ -1,0 +1,115 @@
+"""Realism of pictures of the embedded world: how near generated ones come to drawn scenes that nothing trained on.
+
+Features are means and standard deviations, over the picture, of the channels of three depths of the attribute scorer's
+convolutions (edges, outlines, whole shapes), whitened by what they are in drawn scenes: a shift that scenes never show
+counts for more than another number of shapes. A discriminator with `backbone: attributes` reads the deepest of the
+three by weights of its own; the distance here is none that it, or a policy, was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from flowrl.rewards import to_uint8
+from flowrl.rewards.embedded.attributes import load_net, shipped_weights
+from flowrl.rewards.references import drawn_scene
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.kernel_distance import kernel_interval
+from flowrl.world.scene_prompts import train_records
+from flowrl.world.scenes import SIZE
+
+_AT_ONCE = 64
+_FLOOR = 1e-2  # of the mean eigenvalue, added to each: directions in which scenes hardly vary shall not decide alone
+_COPIES = 2  # of the 576 training records, to estimate the covariance of 304 features from
+
+
+def scene_images(
+    records: Sequence[Mapping[str, Any]], *, seed: int = 0, stream: str = "realism"
+) -> Float[Tensor, " n 3 h w"]:
+    """One drawn scene for each GenEval record, from counters of its own: no discriminator learns from these.
+
+    Args:
+        records: [N].
+        seed: another one gives other scenes.
+        stream: names the counters; scenes of two streams are unrelated.
+    """
+    scenes = np.stack([drawn_scene(record, seed, stream, i) for i, record in enumerate(records)])
+    return torch.from_numpy(scenes).permute(0, 3, 1, 2).float() / 255.0
+
+
+def world_features(
+    images: Float[Tensor, " n 3 h w"], *, device: torch.device | str = "cpu"
+) -> Float[np.ndarray, " n d"]:
+    """Whitened features float64 [N, 304] of pictures in [0, 1], rounded to 8 bits as a file would hold them."""
+    mean, basis = _whitening()
+    return np.asarray((_moments(images, device) - mean) @ basis)
+
+
+def world_realism(
+    images: Float[Tensor, " n 3 h w"],
+    records: Sequence[Mapping[str, Any]],
+    *,
+    labels: Sequence[Hashable] | None = None,
+    num_resamples: int = 1000,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Interval:
+    """The distance (Gaussian kernel) of generated pictures to drawn scenes of the same records; 0: no difference seen.
+
+    To compare two models on the same prompts and start noise, `flowrl.statistics.kernel_distance.kernel_change` of
+    their `world_features` and those of `scene_images` is sharper.
+
+    Args:
+        images: generated, in [0, 1].
+        records: [N] GenEval records of their prompts.
+        labels: [N] what belongs together; None takes the records' prompts.
+        num_resamples: of the bootstrap.
+        seed: of the scenes and the bootstrap.
+        device: where the network runs.
+
+    Raises:
+        ValueError: the lengths differ, or fewer than two prompts.
+    """
+    if len(images) != len(records):
+        raise ValueError(f"each picture needs its record, got {len(images)} pictures and {len(records)} records.")
+    own = [str(record.get("prompt")) for record in records] if labels is None else labels
+    real = world_features(scene_images(records, seed=seed), device=device)
+    made = world_features(images, device=device)
+    return kernel_interval(
+        made, real, kernel="gaussian", labels=own, real_labels=own, num_resamples=num_resamples, seed=seed
+    )
+
+
+@torch.no_grad()
+def _moments(images: Tensor, device: torch.device | str) -> Float[np.ndarray, " n d"]:
+    net = load_net(shipped_weights(), device)
+    pixels = torch.from_numpy(to_uint8(images)).permute(0, 3, 1, 2)
+    found = []
+    for piece in pixels.split(_AT_ONCE):
+        hidden = piece.to(device).float() / 255.0
+        if hidden.shape[-2:] != (SIZE, SIZE):
+            hidden = F.interpolate(hidden, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
+        hidden, depths = 2.0 * hidden - 1.0, []
+        for layer in net.trunk:
+            if isinstance(layer, torch.nn.Conv2d) and layer.stride == (2, 2) and layer.in_channels != 3:
+                depths.append(hidden)  # the end of one depth: the next convolution halves the picture
+            hidden = layer(hidden)
+        moments = [torch.cat([x.mean(dim=(2, 3)), x.std(dim=(2, 3))], dim=1) for x in (*depths, hidden)]
+        found.append(torch.cat(moments, dim=1).double().cpu().numpy())
+    return np.concatenate(found)
+
+
+@lru_cache(maxsize=1)
+def _whitening() -> tuple[np.ndarray, np.ndarray]:
+    """Mean [D] and basis [D, D] in which drawn scenes have about unit variance."""
+    moments = _moments(scene_images(train_records() * _COPIES, stream="whitening"), "cpu")
+    values, vectors = np.linalg.eigh(np.cov(moments.T))
+    return moments.mean(axis=0), vectors / np.sqrt(np.maximum(values, 0.0) + _FLOOR * values.mean())

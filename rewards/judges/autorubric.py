@@ -1,0 +1,273 @@
+"""Learning a rubric from preference pairs: rules written by a judge, weights fitted to people's choices.
+
+AutoRubric-T2I (arXiv 2605.17602): a judge says why the winners of some pairs win, in the form of yes/no rules; another
+(or the same) answers every rule for both pictures of every pair; an l1-penalised logistic regression keeps the few
+rules that predict the winners; the pairs that these get wrong give rise to new rules, and so on. A few hundred pairs
+are enough. The paper's prompts and penalty are not published; those here are our own.
+
+Answers are kept in OUT.cache.jsonl beside the rubric, so a run that was broken off, or one with another penalty, asks
+only for what is not there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from flowrl.config.options import check_options
+from flowrl.randomness import counter_choice
+from flowrl.rewards.judges.asking import BLANK, check_answer_options
+from flowrl.rewards.judges.chat import Chat, build_chat, check_chat
+from flowrl.rewards.judges.rubric import Rule, save_rubric
+from flowrl.rewards.judges.rubric_answers import AnswerCache, PreferencePair, load_pairs, propose_rules, score_rules
+from flowrl.rewards.judges.rubric_fit import (
+    Negative,
+    accuracy,
+    complete_part,
+    distinct_rules,
+    hard_pairs,
+    largest_penalty,
+    require_scikit_learn,
+    seed_pairs,
+    select_rules,
+)
+from flowrl.rewards.judges.templates import Template, load_templates
+
+OWNER = "rubric training"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedRubric:
+    """A learned rubric.
+
+    Attributes:
+        path: the rubric's file.
+        rules: those kept, heaviest first.
+        accuracy: fraction of the pairs it was fitted to whose winner scores higher.
+        held_out_accuracy: of pairs that it has not seen, NaN where none were held out.
+        num_pairs: pairs fitted to.
+        num_candidates: rules that were tried.
+        errors: failed answers by reason.
+    """
+
+    path: Path
+    rules: tuple[Rule, ...]
+    accuracy: float
+    held_out_accuracy: float
+    num_pairs: int
+    num_candidates: int
+    errors: dict[str, int]
+
+
+def train_rubric(
+    pairs: str | Path,
+    out: str | Path,
+    *,
+    judge: Mapping[str, Any],
+    proposer: Mapping[str, Any] | None = None,
+    device: torch.device | str = "cpu",
+    num_pairs: int = 256,
+    rounds: int = 3,
+    num_hard: int = 64,
+    rules_per_pair: int = 5,
+    rules_per_round: int = 60,
+    similarity: float = 0.8,
+    penalty: float = 0.01,
+    top: int = 20,
+    negative: Negative = "reject",
+    held_out: float = 0.2,
+    temperature: float = 0.0,
+    seed: int = 0,
+    template: str | None = None,
+    show: bool = True,
+) -> TrainedRubric:
+    """Learns a rubric and writes it to `out`, for the reward `rubric`.
+
+    Asks about `2 num_pairs rules_per_round` questions a round, for which a server that batches is advised.
+
+    Args:
+        pairs: the file of preference pairs, see `flowrl.rewards.judges.rubric_answers`.
+        out: the JSON file to write.
+        judge: who answers the rules, in training and later in the reward, see `flowrl.rewards.judges.chat`.
+        proposer: who writes the rules; null for the judge. It is asked once a pair, so it may be a larger model.
+        device: where judges in this process run.
+        num_pairs: pairs that are fitted to, chosen by margin and by how unlike their prompts are.
+        rounds: of proposing and fitting; the first explains all pairs, the others the hardest.
+        num_hard: pairs of the smallest margin that a later round explains.
+        rules_per_pair: rules asked for on each pair.
+        rules_per_round: new rules taken up a round, those proposed most often first.
+        similarity: overlap of words, in (0, 1], from which on two rules are the same.
+        penalty: of the l1 norm of the weights; more of it keeps fewer rules.
+        top: rules kept at most.
+        negative: what becomes of rules whose yes speaks against a picture: `reject` leaves them out and fits again,
+            `flip` keeps them with the good answer no.
+        held_out: fraction of the pairs on which the finished rubric is measured, and which it never sees.
+        temperature: of the proposals; 0 is greedy.
+        seed: which pairs are held out.
+        template: a folder with rubric_propose.txt or rubric_rule.txt to replace; the latter must then be the reward's
+            option template as well.
+        show: whether progress is shown.
+
+    Raises:
+        ValueError: for bad values, before the judge is asked; if the judge proposes or answers nothing that can be
+            used; if the penalty leaves no rule.
+    """
+    check_options(
+        train_rubric,
+        {"num_pairs": num_pairs, "rounds": rounds, "num_hard": num_hard, "rules_per_pair": rules_per_pair,
+         "rules_per_round": rules_per_round, "similarity": similarity, "penalty": penalty, "top": top,
+         "negative": negative, "held_out": held_out, "temperature": temperature, "seed": seed, "judge": judge},
+        owner=OWNER,
+    )  # fmt: skip
+    counts = {"num_hard": num_hard, "rules_per_pair": rules_per_pair, "rules_per_round": rules_per_round}
+    _check(counts | {"rounds": rounds, "top": top}, num_pairs, similarity, penalty, held_out)
+    check_answer_options(None, temperature, owner=OWNER)
+    require_scikit_learn()
+    templates = load_templates(("rubric_propose", "rubric_rule"), template, owner=OWNER)
+    templates["rubric_propose"].parts([BLANK, BLANK])
+    templates["rubric_rule"].parts([BLANK])
+    check_chat(judge, owner=OWNER)
+    if proposer is not None:
+        check_chat(proposer, owner=f"{OWNER}, proposer")
+    fitted, unseen = _split(load_pairs(pairs), num_pairs, held_out, seed)
+    out = Path(out).expanduser()
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+    chat = build_chat(judge, device=torch.device(device), owner=OWNER)
+    author = chat
+    if proposer is not None:
+        author = build_chat(proposer, device=torch.device(device), owner=f"{OWNER}, proposer")
+    words = templates["rubric_rule"]
+    cache = AnswerCache(out.with_name(f"{out.name}.cache.jsonl"), judge=chat.version, words=words)
+    errors: Counter[str] = Counter()
+    candidates: list[str] = []
+    explained: Sequence[PreferencePair] = fitted
+    delta, weights = np.zeros((0, 0)), np.zeros(0)
+    for _ in range(rounds):
+        proposed, failed = propose_rules(
+            author, explained, templates["rubric_propose"], count=rules_per_pair, temperature=temperature, show=show
+        )
+        errors += failed
+        fresh = distinct_rules(proposed, candidates, similarity=similarity, limit=rules_per_round)
+        if not fresh:
+            break
+        candidates += fresh
+        scores, failed = score_rules(chat, fitted, candidates, words, cache, show=show)
+        errors += failed
+        delta, places, weights = _fit(scores, penalty, top, negative, errors)
+        explained = [fitted[places[i]] for i in hard_pairs(delta, weights, num_hard)]
+    if not candidates:
+        raise ValueError(f"{OWNER}: the judge proposed no rule for {len(fitted)} pairs ({_reasons(errors)}).")
+
+    order = [int(j) for j in np.argsort(-np.abs(weights), kind="stable") if weights[j] != 0]
+    kept = [candidates[j] for j in order]
+    held_out_accuracy, failed = _measure(chat, unseen, kept, weights[order], words, cache, show)
+    result = TrainedRubric(
+        path=out,
+        rules=tuple(
+            Rule(text=candidates[j], weight=abs(float(weights[j])), answer="yes" if weights[j] > 0 else "no")
+            for j in order
+        ),
+        accuracy=accuracy(delta, weights),
+        held_out_accuracy=held_out_accuracy,
+        num_pairs=len(delta),
+        num_candidates=len(candidates),
+        errors=dict(errors + failed),
+    )
+    info = {
+        "judge": chat.version, "proposer": author.version, "template": words.digest, "penalty": penalty,
+        "negative": negative, "seed": seed, "num_pairs": result.num_pairs, "num_candidates": result.num_candidates,
+        "accuracy": result.accuracy, "errors": result.errors,
+        "held_out_accuracy": None if math.isnan(held_out_accuracy) else held_out_accuracy,
+    }  # fmt: skip
+    save_rubric(out, result.rules, info)
+    return result
+
+
+def _check(counts: Mapping[str, int], num_pairs: int, similarity: float, penalty: float, held_out: float) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{OWNER}: {name} must be at least 1, got {count}.")
+    if num_pairs < 2:
+        raise ValueError(f"{OWNER}: num_pairs must be at least 2, got {num_pairs}.")
+    if not 0 < similarity <= 1:
+        raise ValueError(f"{OWNER}: similarity must be above 0 and at most 1, got {similarity}.")
+    if not (math.isfinite(penalty) and penalty > 0):
+        raise ValueError(f"{OWNER}: penalty must be a positive number, got {penalty}.")
+    if not 0 <= held_out < 1:
+        raise ValueError(f"{OWNER}: held_out must be at least 0 and below 1, got {held_out}.")
+
+
+def _split(
+    pairs: Sequence[PreferencePair], num_pairs: int, held_out: float, seed: int
+) -> tuple[list[PreferencePair], list[PreferencePair]]:
+    """Pairs to fit to, and pairs to measure on; whole prompts are held out, or the same question would be in both.
+
+    As many are held out as the fraction asks of the pairs that are fitted to, since each costs as much.
+    """
+    by_prompt: dict[str, list[PreferencePair]] = {}
+    for pair in pairs:
+        by_prompt.setdefault(pair.prompt, []).append(pair)
+    prompts = sorted(by_prompt)
+    wanted = round(held_out * min(len(pairs), num_pairs))
+    held: set[str] = set()
+    unseen: list[PreferencePair] = []
+    for place in counter_choice(len(prompts), len(prompts), "held out", seed):
+        more = by_prompt[prompts[place]]
+        if len(unseen) + len(more) <= wanted:
+            held.add(prompts[place])
+            unseen += more
+    rest = [pair for pair in pairs if pair.prompt not in held]
+    if len(rest) < 2:
+        raise ValueError(f"{OWNER}: held_out {held_out} leaves {len(rest)} of {len(pairs)} pairs to fit to: lower it.")
+    chosen = seed_pairs([pair.prompt for pair in rest], [pair.margin for pair in rest], num_pairs)
+    return [rest[i] for i in chosen], unseen
+
+
+def _fit(
+    scores: Float64[np.ndarray, " n 2 m"], penalty: float, top: int, negative: Negative, errors: Mapping[str, int]
+) -> tuple[Float64[np.ndarray, " a m"], np.ndarray, Float64[np.ndarray, " m"]]:
+    """The differences of the pairs without failed answers, their places, and the weights of all rules.
+
+    A rule that failed too often has weight 0, and differences of 0.
+    """
+    places, rules = complete_part(scores)
+    if len(places) < 2 or not len(rules):
+        raise ValueError(
+            f"{OWNER}: the judge answered too little: {len(places)} pairs and {len(rules)} rules are without failures "
+            f"({_reasons(errors)})."
+        )
+    delta = np.zeros((len(places), scores.shape[2]))
+    delta[:, rules] = scores[places][:, 0, rules] - scores[places][:, 1, rules]
+    weights = select_rules(delta, penalty, top=top, negative=negative)
+    if not weights.any():
+        raise ValueError(
+            f"{OWNER}: no rule got a weight with penalty {penalty}: all are 0 from {largest_penalty(delta):.4g} on; "
+            f"choose a smaller penalty, negative: flip, or a judge that tells the pairs apart."
+        )
+    return delta, places, weights
+
+
+def _measure(
+    chat: Chat, unseen: Sequence[PreferencePair], rules: Sequence[str], weights: Float64[np.ndarray, " k"],
+    words: Template, cache: AnswerCache, show: bool,
+) -> tuple[float, Counter[str]]:  # fmt: skip
+    """The fraction of pairs that were held out on which the rubric is right, over those with all answers."""
+    if not unseen:
+        return math.nan, Counter()
+    scores, errors = score_rules(chat, unseen, rules, words, cache, show=show)
+    delta = scores[:, 0] - scores[:, 1]
+    delta = delta[np.isfinite(delta).all(axis=1)]
+    return (accuracy(delta, weights) if len(delta) else math.nan), errors
+
+
+def _reasons(errors: Mapping[str, int]) -> str:
+    return ", ".join(f"{word}: {count}" for word, count in errors.items()) or "no errors"

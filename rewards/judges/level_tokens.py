@@ -1,0 +1,180 @@
+"""Picture quality from the words that a vision-language model would go on with: excellent, good, fair, poor or bad.
+
+The model reads the picture, a question about its quality, and the beginning of its own answer, so that the next token
+is the level. With z the five logits there and w a weight for each level,
+
+    value = sum_k w_k softmax(z)_k
+
+Q-Align (Wu et al. 2023, arXiv 2312.17090) and DeQA (You et al. 2025, arXiv 2501.11561) train models for this. Theirs
+need code of their own and an old transformers, so they run behind a server; here the same read-out works on any stock
+model of transformers, whose values rank pictures but are not those scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.networks import pretrained, qwen_vl
+from flowrl.rewards.networks.qwen_vl import DTYPES, Dtype
+
+Weights = Literal["deqa", "qalign", "zero_one"]
+LEVELS = ("excellent", "good", "fair", "poor", "bad")
+WEIGHTS: dict[str, tuple[float, ...]] = {
+    "deqa": (5.0, 4.0, 3.0, 2.0, 1.0),
+    "qalign": (1.0, 0.75, 0.5, 0.25, 0.0),
+    "zero_one": (1.0, 0.8, 0.6, 0.4, 0.2),
+}
+"""Weights of the levels: DeQA's 5 to 1; Q-Align's, which are (DeQA - 1) / 4; DeQA / 5, as its servers return it."""
+
+DEFAULT_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
+ANSWER = "<|answer|>"
+OWNER = "reward 'level_tokens'"
+
+
+def check(
+    *,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    weights: Weights = "zero_one",
+    template: str | None = None,
+    dtype: Dtype = "bfloat16",
+    batch_size: int = 1,
+) -> None:
+    """Refuses option values that are wrong, without loading the model."""
+    if weights not in WEIGHTS:
+        raise ValueError(f"{OWNER}: weights must be one of {', '.join(WEIGHTS)}, got {weights!r}.")
+    qwen_vl.check_scorer(dtype=dtype, position_mode="mrope", batch_size=batch_size, owner=OWNER)
+    split_template(_template(template))
+    pretrained.check_model(model, owner=OWNER, what="vision-language")
+
+
+def level_tokens(
+    *,
+    device: torch.device,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    weights: Weights = "zero_one",
+    template: str | None = None,
+    dtype: Dtype = "bfloat16",
+    batch_size: int = 1,
+) -> Reward:
+    """The expected level of each picture, in [1, 5] for `deqa`, [0, 1] for `qalign`, [0.2, 1] for `zero_one`.
+
+    A template is the question, a line `<|answer|>`, and the beginning of the answer, after which the level follows.
+    Published scores of Q-Align and DeQA need their models and templates (repositories Q-Future/Q-Align and
+    zhiyuanyou/DeQA-Score).
+
+    Args:
+        device: where the model runs.
+        model: an image-text-to-text model of transformers with a chat template, a folder or a hub id.
+        revision: branch, tag or commit on the hub.
+        weights: of the five levels; `deqa`, `qalign` or `zero_one`.
+        template: a text file instead of this package's.
+        dtype: of the model; the softmax runs in float64.
+        batch_size: pictures that the model sees at once. With one, no value depends on the others; in bfloat16 larger
+            batches change the last digits.
+
+    Raises:
+        ValueError: if the model cannot be had, or a level is more than one of its tokens.
+    """
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    check(model=model, revision=revision, weights=weights, template=template, dtype=dtype, batch_size=batch_size)
+    text = _template(template)
+    question, start = split_template(text)
+    processor = pretrained.load_processor(
+        AutoProcessor, model, revision=revision, owner=OWNER, option="model", what="vision-language"
+    )
+    processor.tokenizer.padding_side = "right"  # causal: what follows a token cannot change it
+    levels = level_ids(processor.tokenizer, start)
+    network = pretrained.load_network(
+        AutoModelForImageTextToText, model, device=device, revision=revision, owner=OWNER, option="model",
+        what="vision-language", dtype=DTYPES[dtype],
+    )  # fmt: skip
+    turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
+    chat = processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) + start
+    rows = network.get_output_embeddings().weight[list(levels)]
+    return FunctionReward(
+        name="level_tokens",
+        score=partial(
+            _score, network=network, processor=processor, chat=chat, levels=levels, weights=WEIGHTS[weights],
+            batch_size=batch_size, device=device,
+        ),
+        needs=frozenset({"images"}),
+        version=f"level_tokens:{model}@{pretrained.fingerprint([rows])}:{weights}:{qwen_vl.template_name(text)}:"
+        f"{type(processor).__name__}:{dtype}",
+    )  # fmt: skip
+
+
+def _template(path: str | None) -> str:
+    return qwen_vl.read_template(path, "level_tokens.txt", once=(ANSWER,), owner=OWNER)
+
+
+def split_template(text: str) -> tuple[str, str]:
+    """The question and the beginning of the answer, without blanks at their ends.
+
+    Raises:
+        ValueError: if one is empty.
+    """
+    question, _, start = (piece.strip() for piece in text.partition(ANSWER))
+    if not question or not start:
+        raise ValueError(f"{OWNER}: the template must have a question before {ANSWER} and an answer's beginning after.")
+    return question, start
+
+
+def level_ids(tokenizer: Any, start: str, words: Sequence[str] = LEVELS) -> tuple[int, ...]:
+    """The token of each level where it follows `start` and a blank.
+
+    Raises:
+        ValueError: if a level is not exactly one token more, or two levels are the same one.
+    """
+    before = tokenizer(start, add_special_tokens=False)["input_ids"]
+    found: list[int] = []
+    for word in words:
+        tokens = tokenizer(f"{start} {word}", add_special_tokens=False)["input_ids"]
+        if tokens[:-1] != before or tokens[-1] in found:
+            raise ValueError(
+                f"{OWNER}: the level {word!r} must be one token of its own after {start!r}, the model's tokenizer "
+                f"makes {len(tokens) - len(before)}: give another model or another template."
+            )
+        found.append(tokens[-1])
+    return tuple(found)
+
+
+def expected_level(logits: Float[Tensor, " b k"], weights: Sequence[float]) -> Float[Tensor, " b"]:
+    """`sum_k w_k softmax(z)_k` over the levels alone, in float64."""
+    return logits.double().softmax(-1) @ torch.tensor(list(weights), dtype=torch.float64, device=logits.device)
+
+
+@torch.no_grad()
+def _score(
+    inputs: RewardInputs,
+    *,
+    network: Any,
+    processor: Any,
+    chat: str,
+    levels: tuple[int, ...],
+    weights: tuple[float, ...],
+    batch_size: int,
+    device: torch.device,
+) -> RewardOutput:
+    pictures = [Image.fromarray(image) for image in to_uint8(inputs.images)]
+    values: list[float] = []
+    for begin in range(0, len(pictures), batch_size):
+        part = pictures[begin : begin + batch_size]
+        batch = processor(text=[chat] * len(part), images=part, padding=True, return_tensors="pt")
+        batch = batch.to(device, network.dtype)  # of whole numbers the device only
+        with torch.autocast(device.type, enabled=False):
+            logits = network(**batch, use_cache=False).logits
+        last = batch["attention_mask"].sum(-1) - 1
+        rows = torch.arange(len(part), device=logits.device)
+        values.extend(expected_level(logits[rows, last][:, list(levels)], weights).tolist())
+    return output_of(values, inputs)

@@ -1,0 +1,261 @@
+"""A judge in this process: any image-and-text model of transformers that has a chat template.
+
+judge: {model: Qwen/Qwen2.5-VL-7B-Instruct, dtype: bfloat16}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from flowrl.randomness import counter_seed
+from flowrl.rewards.judges.answers import logsumexp
+from flowrl.rewards.judges.chat import Answer, Chat, Question
+from flowrl.rewards.networks.pretrained import (
+    cannot_load,
+    check_model,
+    expanded,
+    fingerprint,
+    load_network,
+    load_processor,
+)
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def check(
+    *,
+    model: str,
+    revision: str | None = None,
+    dtype: Dtype = "float32",
+    batch_size: int = 8,
+    seed: int = 0,
+) -> None:
+    """Refuses option values that are wrong, without loading the model."""
+    if batch_size < 1:
+        raise ValueError(f"judge: batch_size must be 1 or more questions at a time, got {batch_size}.")
+    check_model(model, owner="judge", what="vision-language")
+
+
+def local_chat(
+    *,
+    device: torch.device,
+    model: str,
+    revision: str | None = None,
+    dtype: Dtype = "float32",
+    batch_size: int = 8,
+    seed: int = 0,
+) -> Chat:
+    """A judge that is a model on `device`, its questions put in the words of the checkpoint's own chat template.
+
+    In float32 an answer does not depend on what else is in the batch; in half precision the log-probabilities move in
+    the third digit with it. What the checkpoint says about generation (temperature, repetition penalty) is not used.
+
+    Args:
+        device: where the model runs.
+        model: a local folder, or an id on the Hugging Face hub.
+        revision: branch, tag or commit on the hub.
+        dtype: of weights and arithmetic; the log-probabilities are taken in float32 from the logits.
+        batch_size: questions at a time.
+        seed: of sampled answers to questions without one.
+
+    Raises:
+        ValueError: if the model is neither on disk nor to be had from the hub, or has no chat template.
+    """
+    check(model=model, revision=revision, dtype=dtype, batch_size=batch_size, seed=seed)
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+
+    try:
+        AutoConfig.from_pretrained(expanded(model), revision=revision)
+    except (OSError, ValueError) as error:  # the second for a folder that holds something else
+        reason = OSError(str(error))
+        raise cannot_load(model, reason, owner="judge", option="model", what="vision-language") from error
+    network = load_network(
+        AutoModelForImageTextToText,
+        model,
+        device=device,
+        revision=revision,
+        owner="judge",
+        option="model",
+        what="vision-language",
+        dtype=getattr(torch, dtype),
+    )
+    processor = load_processor(
+        AutoProcessor, model, revision=revision, owner="judge", option="model", what="vision-language"
+    )
+    if not processor.chat_template:
+        raise ValueError(f"judge: {model!r} has no chat template: take a model that was tuned to answer questions.")
+    processor.tokenizer.padding_side = "left"  # so that what comes last in every row is where its answer begins
+    if processor.tokenizer.pad_token_id is None:
+        processor.tokenizer.pad_token = processor.tokenizer.eos_token
+    return LocalChat(
+        name=model, network=network, processor=processor, dtype=dtype, batch_size=batch_size, seed=seed, device=device
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LocalChat:
+    """See `local_chat`."""
+
+    name: str
+    network: Any
+    processor: Any
+    dtype: Dtype
+    batch_size: int
+    seed: int
+    device: torch.device
+
+    @property
+    def version(self) -> str:
+        weights = fingerprint([self.network.get_output_embeddings().weight.float()])
+        return f"local_chat:{self.name}@{weights}:{type(self.processor).__name__}:{self.dtype}"
+
+    def ask(self, questions: Sequence[Question]) -> list[Answer]:
+        """Answers in the order of the questions; see `Chat`."""
+        # Only questions of one form go together: every row of a batch has as many pictures and is answered as long.
+        forms: dict[tuple[int, int, bool], list[int]] = {}
+        for place, question in enumerate(questions):
+            pictures = sum(not isinstance(part, str) for part in question.parts)
+            forms.setdefault((pictures, question.max_tokens, question.temperature > 0), []).append(place)
+        answers = [Answer()] * len(questions)
+        for places in forms.values():
+            for start in range(0, len(places), self.batch_size):
+                batch = places[start : start + self.batch_size]
+                for place, answer in zip(batch, self._answer([questions[i] for i in batch]), strict=True):
+                    answers[place] = answer
+        return answers
+
+    def token_ids(self, words: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """The vocabulary's tokens of each word; see `single_token_ids`."""
+        return single_token_ids(self.processor.tokenizer, words)
+
+    @torch.no_grad()
+    def _answer(self, questions: list[Question]) -> list[Answer]:
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        inputs = self.processor.apply_chat_template(
+            [messages_of(question) for question in questions],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            processor_kwargs={"padding": True},
+        ).to(self.device, dtype=self.network.dtype)
+        ends = _end_tokens(self.network, self.processor.tokenizer)
+        # All that a checkpoint might bring along is set, so that the logits are the model's own.
+        settings = GenerationConfig(
+            max_new_tokens=questions[0].max_tokens,
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
+            temperature=1.0,
+            top_k=50,
+            top_p=1.0,
+            eos_token_id=sorted(ends),
+            pad_token_id=self.processor.tokenizer.pad_token_id,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        noise = LogitsProcessorList()
+        if questions[0].temperature > 0:
+            noise.append(GumbelNoise(questions, self.seed, prompt_length=inputs["input_ids"].shape[1]))  # type: ignore[arg-type]
+        with torch.autocast(self.device.type, enabled=False):
+            made = self.network.generate(**inputs, generation_config=settings, logits_processor=noise)
+        tokens = made.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+        prompt_lengths = inputs["attention_mask"].sum(1).tolist()
+        logits = torch.stack(made.logits, 1) if any(q.top_logprobs for q in questions) else None
+        return [
+            self._read(question, row, ends, None if logits is None else logits[i], prompt_lengths[i])
+            for i, (question, row) in enumerate(zip(questions, tokens, strict=True))
+        ]
+
+    def _read(
+        self, question: Question, row: list[int], ends: set[int], logits: Tensor | None, prompt_length: int
+    ) -> Answer:
+        """One row of a batch, up to and with the first end token: what follows pads it to the longest answer."""
+        length = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))
+        row, ended = row[:length], bool(row) and row[length - 1] in ends
+        text = self.processor.tokenizer.decode(row, skip_special_tokens=True)
+        logprobs: tuple[dict[str, float], ...] = ()
+        if question.top_logprobs and logits is not None:
+            if bool(logits[:length].isnan().any()):
+                return Answer(error="not_finite")
+            logprobs = tuple(self._candidates(position, question.top_logprobs) for position in logits[:length])
+        cut = not ended and question.max_tokens > 1 and not question.top_logprobs
+        return Answer(text=text, logprobs=logprobs, error="truncated" if cut else None, tokens=prompt_length + length)
+
+    def _candidates(self, logits: Float[Tensor, " v"], number: int) -> dict[str, float]:
+        """The likeliest tokens' log-probabilities by text; two tokens may be written alike."""
+        values, ids = torch.log_softmax(logits.float(), dim=-1).topk(min(number, len(logits)))
+        found: dict[str, list[float]] = {}
+        for token, value in zip(ids.tolist(), values.tolist(), strict=True):
+            found.setdefault(self.processor.tokenizer.decode([token]), []).append(value)
+        return {text: logsumexp(group) for text, group in found.items()}
+
+
+class GumbelNoise:
+    """Turns the greedy choice of generation into a draw from `softmax(logits / temperature)`, from counters alone.
+
+    The largest of `logits_v / temperature + g_v` with independent Gumbel noise `g = -log(-log u)` is such a draw. Every
+    row has its own seed, so an answer does not depend on who else is in the batch.
+    """
+
+    def __init__(self, questions: Sequence[Question], seed: int, *, prompt_length: int) -> None:
+        self.temperatures = [question.temperature for question in questions]
+        self.seeds = [seed if question.seed is None else question.seed for question in questions]
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Float[Tensor, " b v"]) -> Float[Tensor, " b v"]:
+        step = input_ids.shape[1] - self.prompt_length
+        rows = []
+        for temperature, seed, row in zip(self.temperatures, self.seeds, scores, strict=True):
+            generator = torch.Generator().manual_seed(counter_seed("answer", seed, step))
+            uniform = torch.rand(len(row), generator=generator, dtype=torch.float64).clamp(min=1e-300)
+            noise = -torch.log(-torch.log(uniform))
+            rows.append(row.double() / temperature + noise.to(row.device))
+        return torch.stack(rows).to(scores.dtype)
+
+
+def messages_of(question: Question) -> list[dict[str, Any]]:
+    """A question as turns for a chat template, its parts in their order."""
+    content: list[dict[str, Any]] = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": Image.fromarray(part)}
+        for part in question.parts
+    ]
+    turns: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    if question.system is not None:
+        turns.insert(0, {"role": "system", "content": [{"type": "text", "text": question.system}]})
+    return turns
+
+
+def single_token_ids(tokenizer: Any, words: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The tokens that are a word by themselves, as given, capitalised or in capitals, with a space before or without.
+
+    Raises:
+        ValueError: if the vocabulary has no such token for one of the words, so that one token cannot say it.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for word in words:
+        forms = dict.fromkeys((word, word.capitalize(), word.upper()))
+        pieces = [tokenizer.encode(space + form, add_special_tokens=False) for form in forms for space in ("", " ")]
+        found[word] = tuple(dict.fromkeys(piece[0] for piece in pieces if len(piece) == 1))
+    if missing := [word for word, ids in found.items() if not ids]:
+        raise ValueError(
+            f"judge: the model's vocabulary has no single token for {', '.join(map(repr, missing))}: ask for words "
+            f"that it has, such as digits."
+        )
+    return found
+
+
+def _end_tokens(network: Any, tokenizer: Any) -> set[int]:
+    """Tokens that end an answer: a checkpoint may name several, the tokenizer's being one of them."""
+    given = network.generation_config.eos_token_id
+    listed = given if isinstance(given, list) else [given]
+    return {int(token) for token in (*listed, tokenizer.eos_token_id) if token is not None}

@@ -1,0 +1,226 @@
+"""Principles of an edit: what an instruction asks to keep, to change and to get right, and how they are checked.
+
+The first half of Edit-R1 with a reasoning verifier (arXiv 2604.27505): an instruction is decomposed into principles of
+three kinds, each is checked on its own, and the checks become one score. The paper's texts, its range of scores and its
+aggregation are not published; those here are our own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flowrl.rewards import RewardInputs, RewardOutput, output_of
+from flowrl.rewards.judges.answers import parse_score, yes_no
+from flowrl.rewards.judges.asking import (
+    MISSING,
+    UNPARSED,
+    ask_items,
+    draw_seed,
+    first_error,
+    picture_of,
+    source_of,
+    weighted_mean,
+)
+from flowrl.rewards.judges.chat import Answer, Chat, Picture, Question
+from flowrl.rewards.judges.templates import Template
+
+Verify = Literal["reasoned", "yes_no"]
+Aggregate = Literal["mean", "geometric", "min"]
+Plan = tuple["Principle", ...]
+KINDS = ("keep", "follow", "quality")
+TOP_LOGPROBS = 20
+MAX_PLANS = 4096
+SCORE = r"(?m)^\W*score\W{0,4}[:\uff1a]\W{0,4}?(\d+(?:\.\d+)?)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Principle:
+    """One statement that an edited picture must satisfy, of a kind in `KINDS`."""
+
+    kind: str
+    text: str
+
+
+def parse_principles(text: str, limit: int) -> Plan:
+    """The principles in a judge's list, such as "KEEP: the sky is unchanged" a line, at most `limit` distinct ones.
+
+    Where there are more, each kind is cut in turn, so that none is lost to the length of another.
+    """
+    found = re.findall(rf"(?im)^[^\w\n]*(?:\d+[^\w\n]+)?({'|'.join(KINDS)})[^\w\n:]*[:\uff1a][^\w\n]*(\w.*?)\s*$", text)
+    distinct = dict.fromkeys(Principle(kind=kind.lower(), text=words) for kind, words in found)
+    ranked = [
+        (place, KINDS.index(kind), principle)
+        for kind in KINDS
+        for place, principle in enumerate(p for p in distinct if p.kind == kind)
+    ]
+    kept = {principle for _, _, principle in sorted(ranked, key=lambda row: row[:2])[:limit]}
+    return tuple(principle for principle in distinct if principle in kept)
+
+
+def aggregate_principles(
+    principles: Sequence[Principle], scores: Sequence[float], weights: Mapping[str, float], aggregate: Aggregate
+) -> tuple[float, dict[str, float]]:
+    """One score from those of the principles, each in [0, 1], and the mean of each kind.
+
+    `mean`: `sum_k w_k m_k / sum_k w_k` over the kinds k that have principles, m_k the mean of kind k, so a kind does
+    not count more for being longer. `geometric`: `prod_k m_k^(w_k / sum w)`. `min`: the lowest score of all whose kind
+    has weight.
+
+    Raises:
+        ValueError: if no principle is of a kind with weight.
+    """
+    kinds = [kind for kind in KINDS if weights[kind] > 0 and any(p.kind == kind for p in principles)]
+    if not kinds:
+        raise ValueError(f"no principle is of a kind with weight: {[p.kind for p in principles]}, weights {weights}.")
+    by_kind = {kind: [score for p, score in zip(principles, scores, strict=True) if p.kind == kind] for kind in kinds}
+    means = {kind: math.fsum(values) / len(values) for kind, values in by_kind.items()}
+    if aggregate == "min":
+        return min(min(values) for values in by_kind.values()), means
+    if aggregate == "mean":
+        return weighted_mean(means, weights), means
+    if min(means.values()) <= 0:
+        return 0.0, means
+    return math.exp(weighted_mean({kind: math.log(mean) for kind, mean in means.items()}, weights)), means
+
+
+class Planner:
+    """Turns instructions into principles, each pair of instruction and source picture once.
+
+    All samples of a group thus are held to the same principles, and a batch costs one question a prompt. Failed
+    decompositions are not kept. Greedy answers, so that processes that ask separately agree. Safe to use from several
+    threads: one asks while the others wait for its plans.
+    """
+
+    def __init__(self, chat: Chat, words: Template, *, limit: int, max_tokens: int) -> None:
+        self.chat, self.words, self.limit, self.max_tokens = chat, words, limit, max_tokens
+        self.plans: dict[str, Plan] = {}
+        self._lock = threading.Lock()
+
+    def plan(self, instructions: Sequence[str], sources: Sequence[Picture]) -> list[Plan | str]:
+        """The principles of each edit, or the short word that says why there are none."""
+        with self._lock:
+            return self._plan(instructions, sources)
+
+    def _plan(self, instructions: Sequence[str], sources: Sequence[Picture]) -> list[Plan | str]:
+        keys = [_key(*edit) for edit in zip(instructions, sources, strict=True)]
+        new = {
+            key: (instruction, source)
+            for key, instruction, source in zip(keys, instructions, sources, strict=True)
+            if key not in self.plans
+        }
+        questions = [
+            Question(
+                parts=self.words.parts([source], prompt=instruction),
+                system=self.words.system_of(prompt=instruction),
+                max_tokens=self.max_tokens,
+            )
+            for instruction, source in new.values()
+        ]
+        fresh: dict[str, Plan | str] = {}
+        for key, (answer,) in zip(new, ask_items(self.chat, [[question] for question in questions]), strict=True):
+            fresh[key] = answer.error or parse_principles(answer.text, self.limit) or UNPARSED
+        plans = [fresh[key] if key in fresh else self.plans[key] for key in keys]
+        self.plans |= {key: plan for key, plan in fresh.items() if not isinstance(plan, str)}
+        for key in list(self.plans)[: max(0, len(self.plans) - MAX_PLANS)]:
+            del self.plans[key]
+        return plans
+
+
+def given_principles(record: Mapping[str, Any], limit: int) -> Plan | None:
+    """The principles of a prompt's record, `principles: ["KEEP: the sky is unchanged", ...]`, None where it has none.
+
+    Raises:
+        ValueError: if there is such a field, and no principle in it.
+    """
+    lines = record.get("principles")
+    if lines is None:
+        return None
+    texts = [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+    plan = parse_principles("\n".join(texts), limit)
+    if not plan or len(texts) != len(lines):
+        raise ValueError(
+            f'metadata field principles must be a list of texts such as "KEEP: the sky is unchanged", each with KEEP, '
+            f"FOLLOW or QUALITY, got {lines!r}."
+        )
+    return plan
+
+
+def score_principles(
+    inputs: RewardInputs,
+    *,
+    chat: Chat,
+    planner: Planner,
+    words: Template,
+    verify: Verify,
+    weights: Mapping[str, float],
+    aggregate: Aggregate,
+    answer: Mapping[str, Any],
+) -> RewardOutput:
+    """Values in [0, 1] of a batch of edits, with the mean of each kind as sub-scores; see `edit_principles`."""
+    sources = [source_of(inputs, item) for item in range(len(inputs))]
+    plans: list[Plan | str | None] = [given_principles(record, planner.limit) for record in inputs.metadata]
+    asked = [item for item, source in enumerate(sources) if source is not None and plans[item] is None]
+    made = planner.plan([inputs.prompts[i] for i in asked], [s for i in asked if (s := sources[i]) is not None])
+    for item, fresh in zip(asked, made, strict=True):
+        plans[item] = fresh
+    for item, whole in enumerate(plans):
+        if isinstance(whole, tuple):  # a kind without weight is not asked about
+            plans[item] = tuple(p for p in whole if weights[p.kind] > 0) or UNPARSED
+    questions: list[list[Question]] = []
+    for item, (source, plan) in enumerate(zip(sources, plans, strict=True)):
+        checked = plan if source is not None and isinstance(plan, tuple) else ()
+        pictures = [source, picture_of(inputs.images[item])] if source is not None else []
+        questions.append([
+            _check_question(words, pictures, inputs, item, number, principle, verify, answer)
+            for number, principle in enumerate(checked)
+        ])  # fmt: skip
+    values: list[float | None] = []
+    errors: list[str | None] = []
+    rows: list[dict[str, float]] = []
+    for source, plan, answers in zip(sources, plans, ask_items(chat, questions), strict=True):
+        scores = [_verdict(reply, verify) for reply in answers]
+        error = MISSING if source is None else plan if isinstance(plan, str) else first_error(answers)
+        value: float | None = None
+        means: dict[str, float] = {}
+        if error is None and isinstance(plan, tuple):
+            read = [score for score in scores if score is not None]
+            if len(read) == len(plan):
+                value, means = aggregate_principles(plan, read, weights, aggregate)
+            error = UNPARSED if value is None else None
+        values.append(value)
+        errors.append(error)
+        rows.append(means)
+    parts = {kind: [row.get(kind, math.nan) for row in rows] for kind in KINDS if weights[kind] > 0}
+    return output_of(values, inputs, parts=parts, errors=errors)
+
+
+def _check_question(
+    words: Template, pictures: Sequence[Picture], inputs: RewardInputs, item: int, number: int, principle: Principle,
+    verify: Verify, answer: Mapping[str, Any],
+) -> Question:  # fmt: skip
+    fields = {"prompt": inputs.prompts[item], "principle": principle.text, "kind": principle.kind}
+    parts, system = words.parts(pictures, **fields), words.system_of(**fields)
+    if verify == "yes_no":
+        return Question(parts=parts, system=system, top_logprobs=TOP_LOGPROBS)
+    seed = draw_seed("principle", inputs, item, number) if answer["temperature"] > 0 else None
+    return Question(parts=parts, system=system, seed=seed, **answer)
+
+
+def _verdict(answer: Answer, verify: Verify) -> float | None:
+    """How well a principle is satisfied, in [0, 1]."""
+    if answer.error:
+        return None
+    if verify == "yes_no":
+        return yes_no(answer.logprobs[0]) if answer.logprobs else None
+    score = parse_score(answer.text, pattern=SCORE, low=0, high=10)
+    return None if score is None else score / 10
+
+
+def _key(instruction: str, source: Picture) -> str:
+    return hashlib.sha256(f"{instruction}\0{source.shape}\0".encode() + source.tobytes()).hexdigest()

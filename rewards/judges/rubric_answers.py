@@ -1,0 +1,212 @@
+"""What learning a rubric asks a judge: why winners win, and every rule of both pictures of every pair.
+
+Pairs are lines of JSON, with pictures by path, relative to the file. `margin` is another reward's lead of the winner:
+
+    {"prompt": "a red cat", "winner": "a/0.png", "loser": "a/1.png", "margin": 0.8}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float64
+
+from flowrl.progress import Advance, progress
+from flowrl.rewards.image_files import read_picture
+from flowrl.rewards.judges.asking import UNPARSED
+from flowrl.rewards.judges.chat import Chat, Picture, Question
+from flowrl.rewards.judges.rubric import rule_probability, rule_question
+from flowrl.rewards.judges.templates import Template
+
+QUESTIONS_AT_ONCE = 256  # between two lines of the cache: what a broken-off run asks again at most
+MAX_TOKENS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreferencePair:
+    """Two pictures of one prompt, of which people preferred `winner`."""
+
+    prompt: str
+    winner: Path
+    loser: Path
+    margin: float = 1.0
+
+
+def load_pairs(path: str | Path) -> list[PreferencePair]:
+    """The pairs of a file of JSON lines; see the module.
+
+    Raises:
+        ValueError: naming file and line, for a line that is no pair or a picture that is not there.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"there is no file of pairs {str(path)!r}.")
+    pairs = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            pairs.append(_pair(line, f"{path}:{number}", file.parent))
+    if len(pairs) < 2:
+        raise ValueError(f"{str(path)!r} holds {len(pairs)} pairs: it takes two at least, a few hundred to be good.")
+    return pairs
+
+
+def _pair(line: str, where: str, folder: Path) -> PreferencePair:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON: {error}.") from None
+    named = isinstance(record, dict) and all(isinstance(record.get(k), str) for k in ("prompt", "winner", "loser"))
+    margin = record.get("margin", 1.0) if named else None
+    if not isinstance(margin, int | float) or isinstance(margin, bool) or not math.isfinite(margin):
+        raise ValueError(f"{where} must have the texts prompt, winner and loser, and margin a number if given.")
+    paths = {side: folder / Path(record[side]).expanduser() for side in ("winner", "loser")}
+    for side, picture in paths.items():
+        if not picture.is_file():
+            raise ValueError(f"{where}: there is no picture {str(picture)!r} ({side}).")
+    return PreferencePair(prompt=record["prompt"], margin=float(margin), **paths)
+
+
+def load_picture(path: Path) -> Picture:
+    """A picture of a pair, see `read_picture`."""
+    return read_picture(path, owner="preference pairs")
+
+
+def parse_rules(text: str) -> list[str]:
+    """The rules in a judge's answer, a line each: "RULE: Are the hands well formed?"."""
+    return re.findall(r"(?im)^[^\w\n]*(?:\d+[^\w\n]+)?RULE[^\w\n:]*:[^\w\n]*(\w.*?)[*_\s]*$", text)
+
+
+def propose_rules(
+    chat: Chat,
+    pairs: Sequence[PreferencePair],
+    words: Template,
+    *,
+    count: int,
+    temperature: float = 0.0,
+    show: bool = True,
+) -> tuple[list[str], Counter[str]]:
+    """What a judge says sets winners apart from losers, all answers in a row, and why some failed.
+
+    Args:
+        chat: the judge.
+        pairs: whose preference it explains.
+        words: the template, rubric_propose.
+        count: rules it is asked for on each pair.
+        temperature: 0 is greedy.
+        show: whether progress is shown.
+    """
+    rules: list[str] = []
+    errors: Counter[str] = Counter()
+    with progress("rubric: reasons", len(pairs), enabled=show) as advance:
+        for start in range(0, len(pairs), 16):
+            some = pairs[start : start + 16]
+            questions = [_why(pair, words, count, temperature, start + i) for i, pair in enumerate(some)]
+            for answer in chat.ask(questions):
+                found = [] if answer.error else parse_rules(answer.text)
+                rules += found
+                errors.update([] if found else [answer.error or UNPARSED])
+                advance("")
+    return rules, errors
+
+
+def _why(pair: PreferencePair, words: Template, count: int, temperature: float, seed: int) -> Question:
+    fields = {"prompt": pair.prompt, "count": str(count)}
+    return Question(
+        parts=words.parts([load_picture(pair.winner), load_picture(pair.loser)], **fields),
+        system=words.system_of(**fields),
+        max_tokens=MAX_TOKENS,
+        temperature=temperature,
+        seed=seed if temperature > 0 else None,
+    )
+
+
+class AnswerCache:
+    """Probabilities of yes by judge, template, picture, prompt and rule, in a file that only ever grows.
+
+    Failed answers are not kept: they are asked again.
+    """
+
+    def __init__(self, path: Path, *, judge: str, words: Template) -> None:
+        self.path, self.prefix = path, f"{judge}\0{words.digest}"
+        self.values: dict[str, float] = {}
+        self.digests: dict[Path, str] = {}
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        for line in text.splitlines():
+            try:
+                key, value = json.loads(line)
+            except ValueError:  # half a line, of a run that was killed while it wrote
+                continue
+            self.values[key] = float(value)
+        if text and not text.endswith("\n"):
+            with path.open("a", encoding="utf-8") as stream:
+                stream.write("\n")
+
+    def key(self, picture: Path, prompt: str, rule: str) -> str:
+        """The name of one answer; the picture goes by its content."""
+        if picture not in self.digests:
+            self.digests[picture] = hashlib.sha256(picture.read_bytes()).hexdigest()
+        return hashlib.sha256("\0".join((self.prefix, self.digests[picture], prompt, rule)).encode()).hexdigest()
+
+    def add(self, new: Mapping[str, float]) -> None:
+        """Keeps answers, in memory and in the file."""
+        self.values |= new
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.writelines(f"{json.dumps([key, value])}\n" for key, value in new.items())
+
+
+def score_rules(
+    chat: Chat,
+    pairs: Sequence[PreferencePair],
+    rules: Sequence[str],
+    words: Template,
+    cache: AnswerCache,
+    *,
+    show: bool = True,
+) -> tuple[Float64[np.ndarray, " n 2 m"], Counter[str]]:
+    """P(yes) of every rule on the winner [:, 0] and the loser [:, 1] of every pair, NaN where it failed, and why.
+
+    Only what the cache does not hold is asked.
+    """
+    needed = {
+        cache.key(picture, pair.prompt, rule): (picture, pair.prompt, rule)
+        for pair in pairs
+        for picture in (pair.winner, pair.loser)
+        for rule in rules
+    }
+    open_keys = [key for key in needed if key not in cache.values]
+    errors: Counter[str] = Counter()
+    with progress("rubric: answers", len(open_keys), enabled=show and bool(open_keys)) as advance:
+        for start in range(0, len(open_keys), QUESTIONS_AT_ONCE):
+            keys = open_keys[start : start + QUESTIONS_AT_ONCE]
+            _ask_rules(chat, keys, needed, words, cache, errors, advance)
+    scores = [
+        [[cache.values.get(cache.key(picture, pair.prompt, rule), math.nan) for rule in rules] for picture in side]
+        for pair in pairs
+        for side in [(pair.winner, pair.loser)]
+    ]
+    return np.array(scores, dtype=np.float64).reshape(len(pairs), 2, len(rules)), errors
+
+
+def _ask_rules(
+    chat: Chat, keys: Sequence[str], needed: Mapping[str, tuple[Path, str, str]], words: Template, cache: AnswerCache,
+    errors: Counter[str], advance: Advance,
+) -> None:  # fmt: skip
+    pictures = {path: load_picture(path) for path in {needed[key][0] for key in keys}}
+    questions = [rule_question(words, pictures[path], prompt, rule) for path, prompt, rule in (needed[k] for k in keys)]
+    new: dict[str, float] = {}
+    for key, answer in zip(keys, chat.ask(questions), strict=True):
+        probability = rule_probability(answer)
+        if probability is None:
+            errors[answer.error or UNPARSED] += 1
+        else:
+            new[key] = probability
+        advance("")
+    cache.add(new)

@@ -1,0 +1,278 @@
+"""Pictures that are grids of sub-figures, judged cell by cell (PaCo-RL, arXiv 2512.04784).
+
+    subfigures              another reward of each cell and its own sub-prompt, mean over cells
+    subfigure_similarity    cosine of CLIP's embeddings of two cells, mean over all pairs of cells
+
+PaCo-RL's CLIP-T is `subfigures` of `clip_score`, its CLIP-I `subfigure_similarity`, both with LAION's CLIP ViT-H/14.
+Whether a judge finds cells consistent is `flowrl.rewards.judges.consistency`. The similarity is highest where all cells
+are the same picture, so it needs a reward beside it that asks for the content of each.
+
+Letters: B pictures, n cells of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.prompts.grids import MAX_CELLS, cell_pairs, cell_prompts, check_grid, grid_shape, split_grid
+from flowrl.prompts.loading import Prompt
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.judges.asking import MISSING
+from flowrl.rewards.nested import build_nested, check_nested
+from flowrl.rewards.networks.clip_encoder import (
+    ClipEncoder,
+    Library,
+    Preprocess,
+    gradient_of,
+    open_clip_encoder,
+    scored,
+    transformers_clip,
+)
+from flowrl.rewards.outputs import check_output, joined
+
+Shape = tuple[int, int]
+DEFAULT_MODEL = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+CELLS_PER_CALL = 64
+FAILED = "cell_failed"
+OWNER = "reward 'subfigures'"
+SIMILARITY = "reward 'subfigure_similarity'"
+
+
+# ---- each cell by itself ---------------------------------------------------------------------------------------------
+
+
+def check_subfigures(
+    *,
+    reward: str,
+    options: Mapping[str, Any] | None = None,
+    grid: str | None = None,
+    cells_per_call: int = CELLS_PER_CALL,
+) -> None:
+    """Refuses option values that are wrong, without loading weights."""
+    _check(grid, cells_per_call, owner=OWNER)
+    check_nested(reward, options, owner=OWNER)
+
+
+def subfigures(
+    *,
+    device: torch.device,
+    reward: str,
+    options: Mapping[str, Any] | None = None,
+    grid: str | None = None,
+    cells_per_call: int = CELLS_PER_CALL,
+) -> Reward:
+    """The mean over the cells of a grid of another reward, each cell with the sub-prompt that describes it.
+
+    A prompt's metadata may have `sub_prompts`, a list with one entry a cell, row by row: a text, or an object with
+    `prompt` that is the cell's metadata. Otherwise they are read off the prompt, see
+    `flowrl.prompts.grids.sub_prompts`. Source and reference pictures are given to every cell of their picture.
+
+    An item has failed ("missing_field") if its prompt names no grid of two cells or more, or has not one sub-prompt a
+    cell; and if any of its cells failed, under the cells' reason, or "cell_failed" where they give several. Sub-scores
+    are averaged; the part `lowest` is the value of the worst cell.
+
+    Args:
+        device: where the inner reward runs.
+        reward: a built-in reward of pictures, of kind pointwise or remote.
+        options: its options.
+        grid: the shape of all grids, such as 2x2; null reads it off each prompt.
+        cells_per_call: cells that the inner reward is given at a time, rounded to whole pictures, at least one.
+
+    Raises:
+        ValueError: for a reward or options that cannot work; when called, for `sub_prompts` that are no such list.
+    """
+    check_subfigures(reward=reward, options=options, grid=grid, cells_per_call=cells_per_call)
+    inner = build_nested(reward, options, device=device, owner=OWNER)
+    if "videos" in inner.needs:
+        raise ValueError(f"{OWNER}: reward {reward!r} looks at videos, and the cells of a grid are pictures.")
+    return mean_over_cells(inner, grid=grid, cells_per_call=cells_per_call)
+
+
+def mean_over_cells(inner: Reward, *, grid: str | None, cells_per_call: int = CELLS_PER_CALL) -> FunctionReward:
+    """The reward `subfigures` of a reward that is at hand."""
+    return FunctionReward(
+        name="subfigures",
+        score=partial(_score_cells, inner=inner, grid=grid, cells_per_call=cells_per_call),
+        needs=inner.needs | {"images", "prompts", "metadata"},
+        version=f"subfigures:grid-{grid}:{inner.version}",
+        kind=inner.kind,
+        differentiable=inner.differentiable,
+        waits=inner.waits,
+    )
+
+
+def _score_cells(inputs: RewardInputs, *, inner: Reward, grid: str | None, cells_per_call: int) -> RewardOutput:
+    prompts = [cell_prompts(text, record) for text, record in zip(inputs.prompts, inputs.metadata, strict=True)]
+    shapes = [
+        shape if shape is not None and shape[0] * shape[1] == len(texts) else None
+        for shape, texts in zip(_shapes(inputs, grid), prompts, strict=True)
+    ]
+
+    def score(items: list[int], shape: Shape) -> RewardOutput:
+        given = _cells(inputs, items, shape, [prompts[item] for item in items])
+        return _mean(check_output(inner(given), len(given), inner.name), len(items))
+
+    return _by_shape(inputs, shapes, score, cells_per_call)
+
+
+def _cells(inputs: RewardInputs, items: list[int], shape: Shape, prompts: Sequence[list[Prompt]]) -> RewardInputs:
+    """The cells of some pictures as pictures of their own, those of one picture side by side."""
+    number = shape[0] * shape[1]
+    small = replace(inputs, images=inputs.images[..., :1, :1], videos=None, fps=None)  # not every picture n times
+    repeated = small[[item for item in items for _ in range(number)]]
+    places = torch.arange(number, device=repeated.group_ids.device).repeat(len(items))
+    flat = [prompt for own in prompts for prompt in own]
+    return replace(
+        repeated,
+        images=split_grid(inputs.images[items], *shape).flatten(0, 1),
+        prompts=[prompt.text for prompt in flat],
+        metadata=[prompt.metadata for prompt in flat],
+        group_ids=repeated.group_ids * MAX_CELLS + places,  # one cell of one prompt: what draws by ids draws anew
+    )
+
+
+def _mean(output: RewardOutput, pictures: int) -> RewardOutput:
+    """One value a picture from those of its cells, which lie side by side."""
+    values, valid = output.values.unflatten(0, (pictures, -1)), output.valid.unflatten(0, (pictures, -1)).all(1)
+    failed, reasons = int((~valid).sum()), list(output.errors)
+    parts = {name: _row_mean(part.unflatten(0, (pictures, -1))) for name, part in output.parts.items()}
+    return RewardOutput(
+        values=torch.where(valid, _row_mean(values), torch.nan),
+        valid=valid,
+        parts={**parts, "lowest": torch.where(valid, values.detach().amin(1), torch.nan)},
+        errors={reasons[0] if len(reasons) == 1 else FAILED: failed} if failed else {},
+    )
+
+
+def _row_mean(values: Tensor) -> Tensor:
+    return values.double().mean(1).float()
+
+
+# ---- cells against each other ----------------------------------------------------------------------------------------
+
+
+def check_subfigure_similarity(
+    *,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    library: Library = "transformers",
+    preprocess: Preprocess = "processor",
+    grid: str | None = None,
+    cells_per_call: int = CELLS_PER_CALL,
+) -> None:
+    """Refuses option values that are wrong, without loading the model."""
+    _check(grid, cells_per_call, owner=SIMILARITY)
+    given = {"model": model, "revision": revision, "library": library, "preprocess": preprocess}
+    check_nested("clip_score", given, owner=SIMILARITY)
+
+
+def subfigure_similarity(
+    *,
+    device: torch.device,
+    model: str = DEFAULT_MODEL,
+    revision: str | None = None,
+    library: Library = "transformers",
+    preprocess: Preprocess = "processor",
+    grid: str | None = None,
+    cells_per_call: int = CELLS_PER_CALL,
+) -> Reward:
+    """How much the cells of a grid resemble each other: the mean cosine of CLIP's embeddings over all pairs, [-1, 1].
+
+    In float32; differentiable with `preprocess` bilinear or bicubic. An item has failed ("missing_field") if its prompt
+    names no grid of two cells or more. The part `lowest` is the cosine of the least similar pair.
+
+    Args:
+        device: where the model runs.
+        model: as of `clip_score`.
+        revision: branch, tag or commit on the hub.
+        library: as of `clip_score`.
+        preprocess: as of `clip_score`.
+        grid: the shape of all grids, such as 2x2; null reads it off each prompt.
+        cells_per_call: cells that are encoded at a time, rounded to whole pictures, at least one.
+
+    Raises:
+        ValueError: for bad values, or a model that is neither on disk nor to be had from the hub.
+    """
+    check_subfigure_similarity(
+        model=model, revision=revision, library=library, preprocess=preprocess, grid=grid, cells_per_call=cells_per_call
+    )  # fmt: skip
+    if library == "open_clip":
+        encoder = open_clip_encoder(model, device=device, owner=SIMILARITY)
+    else:
+        encoder = transformers_clip(model, device=device, revision=revision, preprocess=preprocess, owner=SIMILARITY)
+    return mean_over_pairs(encoder, grid=grid, model=model, cells_per_call=cells_per_call)
+
+
+def mean_over_pairs(
+    encoder: ClipEncoder, *, grid: str | None, model: str, cells_per_call: int = CELLS_PER_CALL
+) -> FunctionReward:
+    """The reward `subfigure_similarity` of a CLIP that is loaded."""
+    return FunctionReward(
+        name="subfigure_similarity",
+        score=partial(_score_pairs, encoder=encoder, grid=grid, cells_per_call=cells_per_call),
+        needs=frozenset({"images", "prompts"}),
+        version=f"subfigure_similarity:{model}:grid-{grid}:{encoder.version}",
+        differentiable=encoder.differentiable,
+    )
+
+
+def _score_pairs(inputs: RewardInputs, *, encoder: ClipEncoder, grid: str | None, cells_per_call: int) -> RewardOutput:
+    def score(items: list[int], shape: Shape) -> RewardOutput:
+        chosen = inputs[items]
+        with gradient_of(chosen, encoder), torch.autocast(encoder.device.type, enabled=False):
+            unit = encoder.images(split_grid(chosen.images, *shape).flatten(0, 1)).unflatten(0, (len(items), -1))
+            first, second = zip(*cell_pairs(unit.shape[1]), strict=True)
+            cosine = (unit[:, first] * unit[:, second]).sum(-1)
+        output = scored(_row_mean(cosine), chosen)
+        lowest = torch.where(output.valid, cosine.detach().amin(1).to(output.valid.device), torch.nan)
+        return replace(output, parts={"lowest": lowest})
+
+    return _by_shape(inputs, _shapes(inputs, grid), score, cells_per_call)
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+def _check(grid: str | None, cells_per_call: int, *, owner: str) -> None:
+    check_grid(grid, owner=owner)
+    if cells_per_call < 1:
+        raise ValueError(f"{owner}: cells_per_call must be at least 1, got {cells_per_call}.")
+
+
+def _shapes(inputs: RewardInputs, grid: str | None) -> list[Shape | None]:
+    """The grid of each picture: the given one, else the one that its prompt names."""
+    return [grid_shape(grid or prompt) for prompt in inputs.prompts]
+
+
+def _by_shape(
+    inputs: RewardInputs,
+    shapes: Sequence[Shape | None],
+    score: Callable[[list[int], Shape], RewardOutput],
+    cells_per_call: int,
+) -> RewardOutput:
+    """Scores pictures that are cut alike together; those without a grid have failed. In the order of the inputs."""
+    device = inputs.images.device
+    order = [item for item, shape in enumerate(shapes) if shape is None]
+    pieces = [RewardOutput(
+        values=torch.full((len(order),), torch.nan, device=device),
+        valid=torch.zeros(len(order), dtype=torch.bool, device=device),
+        errors={MISSING: len(order)} if order else {},
+    )]  # fmt: skip
+    for shape in dict.fromkeys(shape for shape in shapes if shape is not None):
+        items = [item for item, own in enumerate(shapes) if own == shape]
+        step = max(1, cells_per_call // (shape[0] * shape[1]))
+        pieces += [score(items[start : start + step], shape) for start in range(0, len(items), step)]
+        order += items
+    whole, back = joined(pieces), torch.tensor(order).argsort().to(device)
+    return replace(
+        whole,
+        values=whole.values[back],
+        valid=whole.valid[back],
+        parts={name: part[back] for name, part in whole.parts.items()},
+    )

@@ -1,0 +1,1 @@
+"""Networks behind rewards: how they are loaded, their features and heads."""

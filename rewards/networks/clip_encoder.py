@@ -1,0 +1,250 @@
+"""CLIP as rewards use it: unit embeddings of pictures and texts, from transformers or open_clip, and scores of both.
+
+Scorers run in float32 with autocast off: scores of a group differ by about 0.01, which half precision would round away.
+
+Shapes: b pictures, d the width of the embeddings.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import functional as vision
+
+from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, to_uint8
+from flowrl.rewards.networks.pretrained import (
+    clip_fingerprint,
+    clip_image,
+    clip_text,
+    fingerprint,
+    first_line,
+    load_clip,
+    shared_network,
+)
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+Library = Literal["transformers", "open_clip"]
+Preprocess = Literal["processor", "bilinear", "bicubic"]
+"""How a picture becomes the network's input. `processor`: rounded to 8 bits, then as the checkpoint's own processor
+does it; no gradient. `bilinear` and `bicubic`: the float picture, short side to the network's size (antialiased), the
+middle square, OpenAI's mean and deviation; the gradient flows."""
+
+Scaling = Callable[[Tensor, float], Tensor]
+"""Cosines [b] and exp(logit_scale) -> scores [b]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipEncoder:
+    """A loaded CLIP.
+
+    Attributes:
+        images: float [b, 3, H, W] in [0, 1], on any device -> unit embeddings [b, d] on `device`.
+        texts: b texts -> unit embeddings [b, d] on `device`.
+        logit_scale: exp of the checkpoint's `logit_scale`.
+        device: where the network is.
+        differentiable: whether `images` lets the gradient through.
+        version: fingerprint of the weights and the preprocessing, for `Reward.version`.
+    """
+
+    images: Callable[[Float[Tensor, " b 3 h w"]], Float[Tensor, " b d"]]
+    texts: Callable[[list[str]], Float[Tensor, " b d"]]
+    logit_scale: float
+    device: torch.device
+    differentiable: bool
+    version: str
+
+
+# ---- transformers ----------------------------------------------------------------------------------------------------
+
+
+def transformers_clip(
+    model: str, *, device: torch.device, revision: str | None, preprocess: Preprocess, owner: str
+) -> ClipEncoder:
+    """A `CLIPModel` from a folder or the hub, shared with every reward that asks for the same.
+
+    Raises:
+        ValueError: if it cannot be had; `model` is named as the option to change.
+    """
+    network, processor = load_clip(model, revision=revision, device=device, owner=owner, option="model")
+    if preprocess == "processor":
+        pixels: Callable[[Tensor], Tensor] = partial(_processed, processor=processor.image_processor)
+        how = type(processor.image_processor).__name__
+    else:
+        pixels = partial(float_pixels, size=network.config.vision_config.image_size, interpolation=preprocess)
+        how = f"float-{preprocess}"
+    return encoder_of(
+        network, processor.tokenizer, pixels, device=device, differentiable=preprocess != "processor", how=how
+    )
+
+
+def encoder_of(
+    network: Any, tokenizer: Any, pixels: Callable[[Tensor], Tensor], *, device: torch.device, differentiable: bool,
+    how: str,
+) -> ClipEncoder:  # fmt: skip
+    """A `CLIPModel` of transformers with the given preprocessing, which `how` names."""
+    return ClipEncoder(
+        images=lambda images: clip_image(network, pixels(images).to(device)),
+        texts=lambda texts: clip_text(network, tokenizer, texts, device),
+        logit_scale=float(network.logit_scale.exp()),
+        device=device,
+        differentiable=differentiable,
+        version=f"{clip_fingerprint(network)}:{how}:float32",
+    )
+
+
+def _processed(images: Float[Tensor, " b 3 h w"], *, processor: Any) -> Float[Tensor, " b 3 s s"]:
+    pictures = [Image.fromarray(image) for image in to_uint8(images)]
+    pixels: Tensor = processor(pictures, return_tensors="pt")["pixel_values"]
+    return pixels
+
+
+def float_pixels(
+    images: Float[Tensor, " b 3 h w"], *, size: int, interpolation: Literal["bilinear", "bicubic"]
+) -> Float[Tensor, " b 3 size size"]:
+    """CLIP's input without rounding to 8 bits: short side to `size`, the middle square, normalised."""
+    mode = vision.InterpolationMode(interpolation)
+    square = vision.center_crop(vision.resize(images, [size], mode, antialias=True), [size, size])
+    pixels: Tensor = vision.normalize(square, list(CLIP_MEAN), list(CLIP_STD))
+    return pixels
+
+
+# ---- open_clip -------------------------------------------------------------------------------------------------------
+
+_HUB, _FOLDER = "hf-hub:", "local-dir:"
+
+
+def check_open_clip(model: str, *, owner: str) -> None:
+    """Refuses a name that open_clip cannot know, without loading it; see `open_clip_encoder`."""
+    if importlib.util.find_spec("open_clip") is None:
+        raise ValueError(f"{owner}: library open_clip needs a package: pip install flowrl-toolkit[open-clip].")
+    if model.startswith(_FOLDER):
+        if not Path(model.removeprefix(_FOLDER)).is_dir():
+            raise ValueError(
+                f"{owner}: there is no folder {model.removeprefix(_FOLDER)!r}: give one that open_clip wrote."
+            )
+    elif not model.startswith(_HUB) and [bool(part) for part in model.split("/")] != [True, True]:
+        raise ValueError(
+            f"{owner}: of library open_clip, model must be architecture/weights such as ViT-H-14/laion2b_s32b_b79k, "
+            f"{_HUB}owner/name or {_FOLDER}folder, got {model!r}."
+        )
+
+
+def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEncoder:
+    """A model of open_clip with its own preprocessing and tokenizer, shared as networks of transformers are.
+
+    Args:
+        model: `architecture/weights` by open_clip's names, `hf-hub:owner/name`, or `local-dir:folder`.
+        device: where it runs.
+        owner: who wants it, for messages.
+
+    Raises:
+        ValueError: if open_clip does not know it or cannot have it.
+    """
+    import open_clip  # type: ignore[import-untyped]
+    from open_clip.transform import PreprocessCfg, image_transform_v2  # type: ignore[import-untyped]
+
+    check_open_clip(model, owner=owner)
+    name, _, weights = (model, "", "") if model.startswith((_HUB, _FOLDER)) else model.partition("/")
+
+    def load() -> Any:
+        return (
+            open_clip.create_model(
+                name, pretrained=weights or None, precision="fp32", device=device, require_pretrained=True
+            )
+            .eval()
+            .requires_grad_(False)
+        )
+
+    try:
+        network = shared_network(("open_clip", model, str(device)), load)
+        tokenizer = open_clip.get_tokenizer(name)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise ValueError(
+            f"{owner} could not load the open_clip model {model!r}: {first_line(error)} Give model: "
+            f"architecture/weights as open_clip.list_pretrained() names them, or {_HUB}owner/name "
+            f"while the hub can be reached."
+        ) from error
+    config = PreprocessCfg(**network.visual.preprocess_cfg)
+    transform = image_transform_v2(config, is_train=False)
+    return ClipEncoder(
+        images=lambda images: _unit(network.encode_image(_transformed(images, transform=transform).to(device))),
+        texts=lambda texts: _unit(network.encode_text(tokenizer(texts).to(device))),
+        logit_scale=float(network.logit_scale.exp()),
+        device=device,
+        differentiable=False,
+        version=f"{_open_clip_fingerprint(network)}:open_clip-{config.resize_mode}-{config.interpolation}:float32",
+    )
+
+
+def _transformed(images: Float[Tensor, " b 3 h w"], *, transform: Callable[..., Tensor]) -> Float[Tensor, " b 3 s s"]:
+    return torch.stack([transform(Image.fromarray(image)) for image in to_uint8(images)])
+
+
+def _unit(features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
+    unit: Tensor = features / features.norm(dim=-1, keepdim=True)
+    return unit
+
+
+def _open_clip_fingerprint(network: Any) -> str:
+    """Of the last matrix of each tower: open_clip has towers of many kinds and names for their projections."""
+    matrices = {name.startswith("visual."): weight for name, weight in network.named_parameters() if weight.ndim == 2}
+    return fingerprint(matrices[tower] for tower in sorted(matrices))
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
+
+
+def prompt_reward(
+    name: str, encoder: ClipEncoder, scaling: Scaling, *, threshold: float | None, version: str
+) -> FunctionReward:
+    """The reward `scaling(cos(image, prompt), exp(logit_scale))`, as 0 or 1 where a threshold is given."""
+
+    def score(inputs: RewardInputs) -> RewardOutput:
+        with gradient_of(inputs, encoder), torch.autocast(encoder.device.type, enabled=False):
+            # Only the pairs that belong together: the matrix of all pairs has the same diagonal and costs B^2.
+            cosine = (encoder.images(inputs.images) * encoder.texts(inputs.prompts)).sum(-1)
+            return scored(scaling(cosine, encoder.logit_scale), inputs, threshold)
+
+    return FunctionReward(
+        name=name,
+        score=score,
+        needs=frozenset({"images", "prompts"}),
+        version=f"{name}:{version}:{encoder.version}" + ("" if threshold is None else f":above-{threshold:g}"),
+        differentiable=encoder.differentiable and threshold is None,
+    )
+
+
+def gradient_of(inputs: RewardInputs, encoder: ClipEncoder) -> torch.set_grad_enabled:
+    """Records a graph only where the pictures ask for one and the encoder can carry it; the weights are frozen."""
+    return torch.set_grad_enabled(torch.is_grad_enabled() and encoder.differentiable and inputs.images.requires_grad)
+
+
+def scored(score: Float[Tensor, " b"], inputs: RewardInputs, threshold: float | None = None) -> RewardOutput:
+    """Scores as an output on the images' device; with a threshold `1[score > threshold]`, the score as a part."""
+    score = score.to(inputs.images.device)
+    # A NaN may lie where the crop does not look, and the picture is broken all the same.
+    valid = torch.isfinite(score.detach()) & torch.isfinite(inputs.images.detach()).flatten(1).all(1)
+    score = torch.where(valid, score, torch.nan)
+    failed = int((~valid).sum())
+    errors = {"not_finite": failed} if failed else {}
+    if threshold is None:
+        return RewardOutput(values=score, valid=valid, errors=errors)
+    above = torch.where(valid, (score > threshold).float(), torch.nan)
+    return RewardOutput(values=above, valid=valid, parts={"score": score.detach()}, errors=errors)
+
+
+def check_threshold(threshold: float | None, *, owner: str) -> None:
+    """Refuses a threshold that is no number."""
+    if threshold is not None and not math.isfinite(threshold):
+        raise ValueError(f"{owner}: threshold must be a finite number or null, got {threshold}.")

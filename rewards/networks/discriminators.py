@@ -1,0 +1,273 @@
+"""Discriminators: networks that tell reference pictures from generated ones (Adv-GRPO, arXiv 2511.20256).
+
+Three backbones, each with little to train:
+
+    dinov2      DINOv2, frozen; one head of 394,241 parameters (base size) reads the class token and every patch
+    clip        a CLIP model such as PickScore, whose last vision block is trained; the logit is exp(logit_scale) cos
+    attributes  the frozen convolutions of the embedded world's scorer, read by the same head: needs no download
+
+Reference and generated pictures take one path: 8-bit, the middle square, resized. A difference that preprocessing made
+would be the easiest one to learn.
+
+Letters: B pictures, P patches, D features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import skip_init
+
+from flowrl.randomness import counter_normal
+from flowrl.rewards.embedded.attributes import GRID, load_net, shipped_weights
+from flowrl.rewards.networks.pretrained import (
+    clip_fingerprint,
+    clip_image,
+    clip_text,
+    fingerprint,
+    load_network,
+    load_processor,
+)
+
+Backbone = Literal["dinov2", "clip", "attributes"]
+Loss = Literal["hinge", "logistic", "pairwise"]
+Picture = UInt8[np.ndarray, " h w 3"]
+
+OWNER = "reward 'adversarial'"
+DINOV2_MODEL = "facebook/dinov2-base"
+CLIP_MODEL = "yuvalkirstain/PickScore_v1"
+CLIP_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"  # the pictures and words that PickScore was trained with
+DINOV2_SIZE = 518
+HIDDEN = 512
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+
+
+class Logits(NamedTuple):
+    """What a discriminator says, positive for "a reference": of whole pictures [B], and of patches [B, n], n may be 0.
+
+    Attributes:
+        whole: of the class token.
+        patches: of the patches that were asked for.
+    """
+
+    whole: Float[Tensor, " b"]
+    patches: Float[Tensor, " b n"]
+
+
+class Discriminator(Protocol):
+    """`trained` are the parameters that learn, by name; `num_patches` is 0 where only whole pictures are judged."""
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]: ...
+    @property
+    def num_patches(self) -> int: ...
+    @property
+    def version(self) -> str: ...
+
+    def judge(
+        self, pictures: Sequence[Picture], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
+    ) -> Logits:
+        """Logits of pictures; of all patches, or of `places` [B, n]. `as_reward`: to be given as a reward."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadDiscriminator:
+    """A head on the tokens of a frozen network.
+
+    Attributes:
+        head: D numbers to one, the same for the class token and the patches.
+        pixels: pictures to [B, 3, H, W]; the flag says whether a smaller picture is made with antialiasing.
+        tokens: pixels to [B, 1 + P, D], the class token first.
+        num_patches: P.
+        version: of the backbone.
+        published: score as the published code does: normalised tokens and no antialiasing, unlike in learning.
+    """
+
+    head: nn.Sequential
+    pixels: Callable[[Sequence[Picture], bool], Tensor]
+    tokens: Callable[[Tensor], Tensor]
+    num_patches: int
+    version: str
+    published: bool = False
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        return dict(self.head.named_parameters())
+
+    def judge(
+        self, pictures: Sequence[Picture], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
+    ) -> Logits:
+        """As `Discriminator`; prompts are not read."""
+        quirks = self.published and as_reward
+        with torch.no_grad():
+            tokens = self.tokens(self.pixels(pictures, not quirks))
+            if quirks:
+                tokens = F.normalize(tokens, dim=-1, eps=1e-6)
+            if places is not None:
+                chosen = places.to(tokens.device)[..., None].expand(-1, -1, tokens.shape[-1])
+                tokens = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, chosen)], dim=1)
+        logits = self.head(tokens).squeeze(-1)
+        return Logits(logits[:, 0], logits[:, 1:])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipDiscriminator:
+    """A CLIP model whose last vision block is trained; how well a picture fits its prompt is the logit."""
+
+    network: Any
+    processor: Any
+    version: str
+    num_patches: int = 0
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        return {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
+
+    def judge(
+        self, pictures: Sequence[Picture], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
+    ) -> Logits:
+        """As `Discriminator`; there are no patches."""
+        device = self.network.logit_scale.device
+        images = [Image.fromarray(picture) for picture in pictures]
+        pixels = self.processor.image_processor(images, return_tensors="pt")["pixel_values"].to(device)
+        # Of the implementations of attention this one's gradient is the same each time.
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            image = clip_image(self.network, pixels)
+            with torch.no_grad():
+                text = clip_text(self.network, self.processor.tokenizer, list(prompts), device)
+        logits = self.network.logit_scale.exp() * (image * text).sum(dim=-1)
+        return Logits(logits, logits.new_zeros(len(logits), 0))
+
+
+def discriminator_loss(loss: Loss, real: Float[Tensor, " *shape"], fake: Float[Tensor, " *shape"]) -> Float[Tensor, ""]:
+    """What is minimised, from logits of references and of generated pictures.
+
+        hinge     ½ [mean relu(1 - real) + mean relu(1 + fake)]
+        logistic  ½ [mean softplus(-real) + mean softplus(fake)]
+        pairwise  mean softplus(fake - real): cross entropy of each pair, "the first is the reference"
+
+    Raises:
+        ValueError: the shapes differ, which would pair by broadcasting.
+    """
+    if real.shape != fake.shape:
+        raise ValueError(f"real {list(real.shape)} and fake {list(fake.shape)} must have one shape.")
+    if loss == "hinge":
+        return (F.relu(1.0 - real).mean() + F.relu(1.0 + fake).mean()) / 2
+    if loss == "logistic":
+        return (F.softplus(-real).mean() + F.softplus(fake).mean()) / 2
+    return F.softplus(fake - real).mean()
+
+
+def make_head(features: int, *, seed: int, device: torch.device | str = "cpu") -> nn.Sequential:
+    """Linear(D, 512), GELU, Linear(512, 1). The first is drawn from the seed; the last is zero, so that a head which
+    has learned nothing gives 0 to every picture rather than noise.
+    """
+    first = skip_init(nn.Linear, features, HIDDEN, device=device)
+    last = skip_init(nn.Linear, HIDDEN, 1, device=device)
+    with torch.no_grad():
+        # The spread of PyTorch's own uniform start.
+        first.weight.copy_(counter_normal(first.weight.shape, seed, "head") / math.sqrt(3 * features))
+        for tensor in (first.bias, last.weight, last.bias):
+            tensor.zero_()
+    return nn.Sequential(first, nn.GELU(), last)
+
+
+def _squares(pictures: Sequence[Picture], size: int, device: torch.device, *, antialias: bool) -> Tensor:
+    """[B, 3, size, size] in [0, 1]: the middle squares of 8-bit pictures of any sizes, bicubic."""
+    squares = []
+    for picture in pictures:
+        height, width = picture.shape[:2]
+        side = min(height, width)
+        top, left = (height - side) // 2, (width - side) // 2
+        square = np.ascontiguousarray(picture[top : top + side, left : left + side].transpose(2, 0, 1))
+        pixels = torch.from_numpy(square).to(device)[None].float() / 255.0
+        if side != size:
+            pixels = F.interpolate(pixels, (size, size), mode="bicubic", antialias=antialias, align_corners=False)
+        squares.append(pixels.clamp(0.0, 1.0))
+    return torch.cat(squares)
+
+
+def dinov2_discriminator(
+    *, model: str, revision: str | None, image_size: int, seed: int, device: torch.device, published: bool
+) -> HeadDiscriminator:
+    """A head on DINOv2 (transformers' `Dinov2Model`), whose position embeddings are interpolated to the size.
+
+    Raises:
+        ValueError: no such model, or an image size that is no multiple of its patches.
+    """
+    from transformers import Dinov2Model
+
+    network = load_network(
+        Dinov2Model, model, device=device, revision=revision, owner=OWNER, option="model", what="DINOv2"
+    )
+    patch: int = network.config.patch_size
+    if image_size % patch:
+        raise ValueError(
+            f"{OWNER}: image_size must be a multiple of the model's patches of {patch} pixels, got {image_size}: take "
+            f"{max(1, round(image_size / patch)) * patch}."
+        )
+    mean = torch.tensor(_MEAN, device=device)[:, None, None]
+    std = torch.tensor(_STD, device=device)[:, None, None]
+    width: int = network.config.hidden_size
+    return HeadDiscriminator(
+        head=make_head(width, seed=seed, device=device),
+        pixels=lambda pictures, antialias: (_squares(pictures, image_size, device, antialias=antialias) - mean) / std,
+        tokens=lambda pixels: network(pixel_values=pixels).last_hidden_state,
+        num_patches=(image_size // patch) ** 2,
+        version=f"dinov2:{model}@{fingerprint([network.embeddings.patch_embeddings.projection.weight])}:{image_size}px",
+        published=published,
+    )
+
+
+def attributes_discriminator(*, seed: int, device: torch.device) -> HeadDiscriminator:
+    """A head on the frozen convolutions of the embedded world's scorer; the mean of its 64 cells is the class token."""
+    from flowrl.world.scenes import SIZE
+
+    net = load_net(shipped_weights(), device)
+
+    def tokens(pixels: Tensor) -> Tensor:
+        cells = net.trunk(2.0 * pixels - 1.0).flatten(2).transpose(1, 2)
+        return torch.cat([cells.mean(dim=1, keepdim=True), cells], dim=1)
+
+    return HeadDiscriminator(
+        head=make_head(net.cells.in_channels, seed=seed, device=device),
+        pixels=lambda pictures, antialias: _squares(pictures, SIZE, device, antialias=antialias),
+        tokens=tokens,
+        num_patches=GRID * GRID,
+        version=f"attributes@{fingerprint([net.cells.weight])}:{SIZE}px",
+    )
+
+
+def clip_discriminator(*, model: str, processor: str, revision: str | None, device: torch.device) -> ClipDiscriminator:
+    """A CLIP model with gradients for its last vision block alone.
+
+    Raises:
+        ValueError: no such model or processor.
+    """
+    from transformers import CLIPModel, CLIPProcessor
+
+    # A copy of its own: other rewards may hold the same checkpoint, and theirs must stay as it is.
+    network = load_network(
+        CLIPModel, model, device=device, revision=revision, owner=OWNER, option="model", what="CLIP", shared=False
+    )
+    network.vision_model.encoder.layers[-1].requires_grad_(True)
+    prepared = load_processor(CLIPProcessor, processor, owner=OWNER, option="processor", what="CLIP")
+    return ClipDiscriminator(
+        network=network, processor=prepared, version=f"clip:{model}@{clip_fingerprint(network)}:{processor}"
+    )
+
+
+def patch_places(num_patches: int, count: int, batch: int, seed: int) -> Int64[Tensor, " b n"]:
+    """Places of `count` patches for each of `batch` pictures, with replacement: a function of the seed."""
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    return torch.randint(num_patches, (batch, count), generator=generator)

@@ -1,0 +1,158 @@
+"""Features of pictures from frozen networks, for heads that learn what people prefer.
+
+    clip        unit embedding of the picture, and its product, entry by entry, with that of the prompt: 2 D numbers, of
+                which a linear head can make a taste, CLIPScore, and one CLIPScore weighted by direction
+    dinov2      class token and mean of the patches: 2 D numbers; the prompt is not read
+    attributes  means of the embedded world's scorer over its cells, and the share of cells of each kind of object: 93
+                numbers, without any download; the prompt is not read
+
+Shapes: b pictures, d features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.transforms import functional as vision
+
+from flowrl.rewards.embedded.attributes import PAIRS, load_net, shipped_weights
+from flowrl.rewards.networks.clip_encoder import Preprocess, transformers_clip
+from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network
+
+Backbone = Literal["clip", "dinov2", "attributes"]
+
+MODELS: dict[Backbone, str] = {"clip": "openai/clip-vit-large-patch14", "dinov2": "facebook/dinov2-base"}
+"""What is taken where no model is named; `attributes` is what comes with flowrl."""
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Features:
+    """A loaded backbone.
+
+    Attributes:
+        of: float32 pictures [b, 3, H, W] in [0, 1] and b prompts -> features [b, d] on the backbone's device.
+        width: d.
+        reads_prompts: whether the prompts matter.
+        differentiable: whether the gradient of the pictures passes.
+        version: fingerprint of the weights and the preprocessing.
+    """
+
+    of: Callable[[Float[Tensor, " b 3 h w"], list[str]], Float[Tensor, " b d"]]
+    width: int
+    reads_prompts: bool
+    differentiable: bool
+    version: str
+
+
+def check_backbone(backbone: Backbone, model: str | None, image_size: int, *, owner: str) -> None:
+    """Refuses a model that cannot be there, and settings that the backbone does not have; loads nothing."""
+    if backbone == "attributes":
+        if model is not None:
+            raise ValueError(f"{owner}: backbone attributes comes with flowrl and takes no model, got {model!r}.")
+        return
+    check_model(model or MODELS[backbone], owner=owner, what="CLIP" if backbone == "clip" else "DINOv2")
+    if image_size < 14:
+        raise ValueError(f"{owner}: image_size must be at least one patch of 14 pixels, got {image_size}.")
+
+
+def build_features(
+    backbone: Backbone,
+    *,
+    model: str | None = None,
+    revision: str | None = None,
+    preprocess: Preprocess = "processor",
+    image_size: int = 224,
+    device: torch.device,
+    owner: str,
+) -> Features:
+    """Loads a backbone, frozen, in float32.
+
+    Args:
+        backbone: see the module.
+        model: a local folder or an id on the hub; None takes that of `MODELS`.
+        revision: branch, tag or commit on the hub.
+        preprocess: of clip, see `flowrl.rewards.networks.clip_encoder`.
+        image_size: of dinov2: pictures' short side, a multiple of the model's patches.
+        device: where it runs.
+        owner: who wants it, for messages.
+
+    Raises:
+        ValueError: no such model, or an image size that does not fit it.
+    """
+    check_backbone(backbone, model, image_size, owner=owner)
+    if backbone == "clip":
+        return _clip(model or MODELS["clip"], revision, preprocess, device, owner)
+    if backbone == "dinov2":
+        return _dinov2(model or MODELS["dinov2"], revision, image_size, device, owner)
+    return _attributes(device)
+
+
+def _clip(model: str, revision: str | None, preprocess: Preprocess, device: torch.device, owner: str) -> Features:
+    encoder = transformers_clip(model, device=device, revision=revision, preprocess=preprocess, owner=owner)
+
+    def of(images: Tensor, prompts: list[str]) -> Tensor:
+        picture = encoder.images(images)
+        with torch.no_grad():
+            text = encoder.texts(prompts)
+        return torch.cat([picture, picture * text], dim=1)
+
+    with torch.no_grad():
+        width = 2 * encoder.texts(["a"]).shape[1]
+    return Features(
+        of=of, width=width, reads_prompts=True, differentiable=encoder.differentiable,
+        version=f"clip:{encoder.version}",
+    )  # fmt: skip
+
+
+def _dinov2(model: str, revision: str | None, image_size: int, device: torch.device, owner: str) -> Features:
+    from transformers import Dinov2Model
+
+    network: Any = load_network(
+        Dinov2Model, model, device=device, revision=revision, owner=owner, option="model", what="DINOv2"
+    )
+    patch: int = network.config.patch_size
+    if image_size % patch:
+        raise ValueError(
+            f"{owner}: image_size must be a multiple of the model's patches of {patch} pixels, got {image_size}: take "
+            f"{max(1, round(image_size / patch)) * patch}."
+        )
+
+    def of(images: Tensor, prompts: list[str]) -> Tensor:
+        mode = vision.InterpolationMode.BICUBIC
+        square = vision.center_crop(vision.resize(images.to(device), [image_size], mode, antialias=True), [image_size])
+        tokens: Tensor = network(
+            pixel_values=vision.normalize(square.clamp(0.0, 1.0), list(_MEAN), list(_STD))
+        ).last_hidden_state
+        return torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
+
+    weights = [network.embeddings.patch_embeddings.projection.weight, network.layernorm.weight]
+    return Features(
+        of=of, width=2 * network.config.hidden_size, reads_prompts=False, differentiable=True,
+        version=f"dinov2:{fingerprint(weights)}:{image_size}px-bicubic",
+    )  # fmt: skip
+
+
+def _attributes(device: torch.device) -> Features:
+    from flowrl.world.scenes import SIZE
+
+    net = load_net(shipped_weights(), device)
+
+    def of(images: Tensor, prompts: list[str]) -> Tensor:
+        images = images.to(device)
+        if images.shape[-2:] != (SIZE, SIZE):
+            images = F.interpolate(images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
+        cells = net.trunk(2.0 * images - 1.0)
+        kinds = net.cells(cells).softmax(dim=1)
+        return torch.cat([cells.mean(dim=(2, 3)), kinds.mean(dim=(2, 3))], dim=1)
+
+    return Features(
+        of=of, width=net.cells.in_channels + 1 + len(PAIRS), reads_prompts=False, differentiable=True,
+        version=f"attributes:{fingerprint([net.cells.weight])}:{SIZE}px",
+    )  # fmt: skip

@@ -1,0 +1,325 @@
+"""Qwen2-VL as a scorer: a small head reads the last hidden state at special tokens (HPSv3, VideoAlign).
+
+The text that the model reads is a template with `{prompt}` and one or more reward tokens. The templates in this
+package's folder `templates` have the structure that such models expect and wording of their own; a checkpoint's
+published scores need the template that it was trained with.
+
+Position ids. Qwen2-VL places the tokens of a picture on three axes (M-RoPE). Reward models trained through a forward
+pass of their own passed no positions and so trained with plain 0, 1, 2, ... for all tokens: `sequential`. Ports that
+call the stock model use the three axes: `mrope`. The two agree on text alone and differ as soon as there is a picture.
+
+Letters: b samples, l tokens, k special tokens, d hidden width, o outputs of the head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as vision
+
+from flowrl.rewards.networks import pretrained
+
+PositionMode = Literal["sequential", "mrope"]
+Dtype = Literal["bfloat16", "float32"]
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+PROMPT = "{prompt}"
+FACTOR = 28  # pixels of a merged token's side: patches of 14, merged two by two
+MAX_ASPECT = 200
+
+
+def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = FACTOR) -> tuple[int, int]:
+    """The size that Qwen2-VL resizes a picture to: multiples of `factor`, nearly the same shape, an area in bounds.
+
+    Both sides are rounded to multiples. If the area is then above `max_pixels`, both sides are divided by
+    sqrt(height width / max_pixels) and rounded down; if below `min_pixels`, multiplied likewise and rounded up.
+
+    Raises:
+        ValueError: if one side is over 200 times the other.
+    """
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise ValueError(f"a picture's longer side may be {MAX_ASPECT} times its shorter one, got {height} x {width}.")
+    rows, columns = (max(factor, round(side / factor) * factor) for side in (height, width))
+    if rows * columns > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        rows, columns = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
+    elif rows * columns < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        rows, columns = (math.ceil(side * grow / factor) * factor for side in (height, width))
+    return rows, columns
+
+
+def frame_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count: int | None = None) -> list[int]:
+    """Which frames of a clip the model sees: an even number, spread uniformly from the first to the last.
+
+    The number is num_frames / fps * target_fps, at least 4 and at most 768 or the clip, rounded to a multiple of 2.
+
+    Args:
+        num_frames: of the clip, at least 2.
+        fps: frames a second of the clip.
+        target_fps: frames a second that are wanted.
+        count: a fixed number of frames instead, rounded to a multiple of 2.
+
+    Raises:
+        ValueError: if the clip is too short.
+    """
+    if num_frames < 2 or not fps > 0:
+        raise ValueError(f"a clip needs at least 2 frames and a positive fps, got {num_frames} frames at {fps} fps.")
+    if count is None:
+        wanted = min(max(num_frames / fps * target_fps, 4), min(768, num_frames) // 2 * 2)
+    else:
+        wanted = count
+    number = round(wanted / 2) * 2
+    if not 2 <= number <= num_frames:
+        raise ValueError(f"{number} frames are wanted of a clip of {num_frames}: give longer clips.")
+    return [round(i * (num_frames - 1) / (number - 1)) for i in range(number)]
+
+
+def resized_picture(picture: UInt8[np.ndarray, " h w 3"], *, min_pixels: int, max_pixels: int) -> Image.Image:
+    """A picture at the size of `smart_resize`, by Pillow's bicubic filter."""
+    rows, columns = smart_resize(picture.shape[0], picture.shape[1], min_pixels=min_pixels, max_pixels=max_pixels)
+    return Image.fromarray(picture).resize((columns, rows), Image.Resampling.BICUBIC)
+
+
+def resized_frames(
+    frames: UInt8[np.ndarray, " n h w 3"], *, min_pixels: int, max_pixels: int
+) -> UInt8[Tensor, " n 3 rows columns"]:
+    """A clip's frames at the size of `smart_resize`, by torchvision's bicubic filter with antialiasing."""
+    size = smart_resize(frames.shape[1], frames.shape[2], min_pixels=min_pixels, max_pixels=max_pixels)
+    pixels = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)
+    return vision.resize(pixels, list(size), interpolation=InterpolationMode.BICUBIC, antialias=True)
+
+
+def read_template(path: str | None, default: str, *, once: Sequence[str], owner: str) -> str:
+    """A template, exactly as it stands in the file: line breaks at its ends count.
+
+    Args:
+        path: a text file, None for the one of this package.
+        default: the name of that one.
+        once: what must stand in it exactly once: `{prompt}`, the reward tokens.
+        owner: whose option `template` it is, for messages.
+
+    Raises:
+        ValueError: if it cannot be read, or something is missing or there twice.
+    """
+    file = TEMPLATES / default if path is None else Path(path).expanduser()
+    try:
+        text = file.read_bytes().decode("utf-8")  # not read_text, which would translate line breaks
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{owner}: cannot read template {str(file)!r}: {error}. Give a text file in UTF-8.") from error
+    for piece in once:
+        if (count := text.count(piece)) != 1:
+            raise ValueError(
+                f"{owner}: template {str(file)!r} must hold {piece} exactly once, it is there {count} times."
+            )
+    return text
+
+
+def template_name(text: str) -> str:
+    """What a run's manifest says of a template: a hash of its text."""
+    return f"template-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def check_scorer(*, dtype: str, position_mode: str, batch_size: int, owner: str) -> None:
+    """Refuses bad values of the options that all these scorers have.
+
+    Raises:
+        ValueError: naming what is allowed.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"{owner}: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    if position_mode not in ("sequential", "mrope"):
+        raise ValueError(f"{owner}: position_mode must be sequential or mrope, got {position_mode!r}.")
+    if batch_size < 1:
+        raise ValueError(f"{owner}: batch_size must be at least 1, got {batch_size}.")
+
+
+def split_weights(weights: Mapping[str, Tensor], *, owner: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A checkpoint's weights under the names of transformers' `Qwen2VLModel`, and those of its head `rm_head`.
+
+    Both layouts of names are read: the older `visual.*`, `model.*` and the newer `model.visual.*`,
+    `model.language_model.*`. The language model's output layer is left out, nothing reads it.
+
+    Raises:
+        ValueError: for a name that such a checkpoint does not have, or no head.
+    """
+    backbone, head, unknown = {}, {}, []
+    for name, weight in weights.items():
+        if name.startswith("rm_head."):
+            head[name.removeprefix("rm_head.")] = weight
+        elif name.startswith(("visual.", "language_model.")):
+            backbone[name] = weight
+        elif name.startswith(("model.visual.", "model.language_model.")):
+            backbone[name.removeprefix("model.")] = weight
+        elif name.startswith("model."):
+            backbone["language_model." + name.removeprefix("model.")] = weight
+        elif not name.startswith("lm_head."):
+            unknown.append(name)
+    if unknown or not head:
+        what = f"holds {unknown[0]!r}" if unknown else "has no weights rm_head.*"
+        raise ValueError(f"{owner}: the checkpoint {what}, so it is no Qwen2-VL with a reward head: give another file.")
+    return backbone, head
+
+
+def load_base(
+    base: str, tokens: Sequence[str], *, revision: str | None, owner: str
+) -> tuple[Any, Any, tuple[int, ...]]:
+    """The base model's configuration, its processor with the reward tokens added, and the ids of those.
+
+    Raises:
+        ValueError: if they cannot be had.
+    """
+    from transformers import Qwen2VLConfig, Qwen2VLProcessor
+
+    load = partial(
+        pretrained.load_processor, model=base, revision=revision, owner=owner, option="base", what="Qwen2-VL"
+    )
+    config, processor = load(Qwen2VLConfig), load(Qwen2VLProcessor)  # both come by the same call
+    processor.tokenizer.padding_side = "right"  # causal: what follows a token cannot change it
+    processor.tokenizer.add_tokens(list(tokens), special_tokens=True)
+    return config, processor, tuple(processor.tokenizer.convert_tokens_to_ids(list(tokens)))
+
+
+class TokenReward(nn.Module):
+    """A Qwen2-VL backbone and a float32 head that reads its last hidden state at given tokens."""
+
+    backbone: Any
+    head: nn.Module
+
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(
+        self, batch: Mapping[str, Tensor], token_ids: Sequence[int], *, position_mode: PositionMode
+    ) -> Float[Tensor, " b k o"]:
+        """The head's outputs for a batch of the processor, at each of the tokens, in their order."""
+        places = token_places(batch["input_ids"], token_ids)
+        hidden = last_hidden(self.backbone, batch, position_mode=position_mode)
+        rows = torch.arange(len(hidden), device=hidden.device)[:, None]
+        outputs: Tensor = self.head(hidden[rows, places].float())
+        return outputs
+
+
+def build_backbone(
+    config: Any, weights: Mapping[str, Tensor], token_ids: Sequence[int], *, dtype: torch.dtype, owner: str
+) -> Any:
+    """A `Qwen2VLModel` on the host, every weight of which is one of those given; the vocabulary's size is theirs.
+
+    Raises:
+        ValueError: if weights are missing or left over, or are of another size than the base model.
+    """
+    from transformers import Qwen2VLModel
+
+    rows, width = _shape(weights, "language_model.embed_tokens.weight", owner)
+    if width != config.text_config.hidden_size or rows <= max(token_ids):
+        raise ValueError(
+            f"{owner}: the checkpoint has {rows} tokens of width {width}; the base model's width is "
+            f"{config.text_config.hidden_size} and its reward tokens have ids up to {max(token_ids)}: give base: the "
+            f"model that the checkpoint was trained from."
+        )
+    config.text_config.vocab_size = rows
+    network, info = Qwen2VLModel.from_pretrained(
+        None, config=config, state_dict=dict(weights), dtype=dtype, output_loading_info=True
+    )
+    for what in ("missing", "unexpected"):
+        if names := sorted(info[f"{what}_keys"]):
+            raise ValueError(
+                f"{owner}: {len(names)} weights are {what} in the checkpoint (first: {names[0]}): give base: the "
+                f"model that it was trained from."
+            )
+    return network
+
+
+def _shape(weights: Mapping[str, Tensor], name: str, owner: str) -> tuple[int, ...]:
+    if name not in weights:
+        raise ValueError(f"{owner}: the checkpoint lacks {name}: give a complete one.")
+    return tuple(weights[name].shape)
+
+
+def load_head(head: nn.Module, weights: Mapping[str, Tensor], *, owner: str) -> nn.Module:
+    """The head with its weights, in float32.
+
+    Raises:
+        ValueError: if they do not fit it.
+    """
+    try:
+        head.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    except RuntimeError as error:
+        raise ValueError(f"{owner}: the checkpoint's head does not fit: {' '.join(str(error).split())}") from error
+    return head
+
+
+def token_places(input_ids: Int64[Tensor, " b l"], token_ids: Sequence[int]) -> Int64[Tensor, " b k"]:
+    """Where each of the tokens stands in each sample.
+
+    Raises:
+        ValueError: if one is missing somewhere or there more than once.
+    """
+    wanted = torch.tensor(list(token_ids), device=input_ids.device)
+    found = input_ids[:, None, :] == wanted[None, :, None]
+    counts = found.sum(-1)
+    if bool((counts != 1).any()):
+        sample, token = torch.nonzero(counts != 1)[0].tolist()
+        raise ValueError(
+            f"sample {sample} holds the reward token with id {token_ids[token]} {int(counts[sample, token])} times; "
+            f"it must be there exactly once: correct the template."
+        )
+    return found.long().argmax(-1)
+
+
+def last_hidden(backbone: Any, batch: Mapping[str, Tensor], *, position_mode: PositionMode) -> Float[Tensor, " b l d"]:
+    """The backbone's normalised last hidden states; see the module on `position_mode`."""
+    positions = None
+    if position_mode == "sequential":
+        b, length = batch["input_ids"].shape
+        positions = torch.arange(length, device=batch["input_ids"].device).expand(3, b, length)
+    hidden: Tensor = backbone(**batch, position_ids=positions, use_cache=False).last_hidden_state
+    return hidden
+
+
+def check_prompts(prompts: Sequence[str], tokenizer: Any, *, owner: str) -> None:
+    """Refuses prompts that hold a token of the chat format, which would end the turn or stand in for a picture.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    tokens = [token for token in tokenizer.get_added_vocab() if token.startswith("<|")]
+    for prompt in prompts:
+        if held := [token for token in tokens if token in prompt]:
+            raise ValueError(f"{owner}: the prompt {prompt!r} holds the special token {held[0]}: remove it.")
+
+
+def encode(
+    processor: Any,
+    texts: Sequence[str],
+    *,
+    images: Sequence[Image.Image] | None = None,
+    videos: Sequence[Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """What the model reads: per sample one user turn of picture or clip, if given, then text, and the answer begun.
+
+    Pictures and clips are taken at their size; bring them to it before.
+    """
+    kind = [{"type": "image"}] if images is not None else [{"type": "video"}] if videos is not None else []
+    turns = [[{"role": "user", "content": [*kind, {"type": "text", "text": text}]}] for text in texts]
+    given: dict[str, Any] = {}
+    if images is not None:
+        given = {"images": list(images), "images_kwargs": {"do_resize": False}}
+    elif videos is not None:
+        given = {"videos": list(videos), "videos_kwargs": {"do_resize": False, "do_sample_frames": False}}
+    chats = processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return dict(processor(text=chats, padding=True, return_tensors="pt", **given))

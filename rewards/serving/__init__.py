@@ -1,0 +1,1 @@
+"""Rewards in another process: server, wire format, client, retries."""

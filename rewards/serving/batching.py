@@ -1,0 +1,241 @@
+"""A queue in front of a reward: items of many requests are scored together, by one thread.
+
+While a batch is scored the next one gathers, so batches are small when there is little to do and full when there is
+much, without any waiting. Items of pointwise rewards are taken one by one, in order of arrival, as many as have the
+same sizes; a request for any other reward is scored whole and by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrl.rewards import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.outputs import check_output
+from flowrl.rewards.serving.server_metrics import Metrics
+from flowrl.rewards.serving.wire import Item, Score, ScoreRequest
+from flowrl.rewards.serving.wire_images import Pixels
+
+POINTWISE = ("pointwise", "remote")
+_LOG = logging.getLogger("flowrl.commands.serve")
+
+
+class Full(Exception):
+    """The queue has no room for a request now; `seconds` is when to come back."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"the queue is full, try again in {seconds} s")
+        self.seconds = seconds
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Job:
+    """A request that waits; a cancelled future says that nobody waits for it any more."""
+
+    items: tuple[Item, ...]
+    iteration: int
+    future: Future[list[Score]] = field(default_factory=Future)
+    scores: dict[int, Score] = field(default_factory=dict)  # by place
+
+    def enter(self, place: int, score: Score) -> None:
+        self.scores[place] = score
+        if len(self.scores) == len(self.items):
+            with suppress(InvalidStateError):  # given up meanwhile
+                self.future.set_result([self.scores[i] for i in range(len(self.items))])
+
+
+_Entry = tuple[_Job, int]  # an item by its place in its request
+
+
+class RewardQueue:
+    """The queue of one reward and the thread that empties it.
+
+    Args:
+        name: under which it is served.
+        reward: called by the thread only, without gradient.
+        batch_size: items of one call at most; requests that stay whole may be larger.
+        max_items: items that may wait. A request is let in while there is room for its first item.
+        max_pixels: pixels of all waiting items, likewise.
+        metrics: where items, failures and calls are counted.
+    """
+
+    def __init__(
+        self, name: str, reward: Reward, *, batch_size: int, max_items: int, max_pixels: int, metrics: Metrics
+    ) -> None:
+        self.name, self.reward = name, reward
+        self._batch_size, self._max_items, self._max_pixels = batch_size, max_items, max_pixels
+        self._metrics = metrics
+        self._whole = reward.kind not in POINTWISE
+        self._entries: deque[_Entry] = deque()
+        self._pixels = 0
+        self._seconds_per_item = 0.0
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name=f"reward-{name}", daemon=True)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def check_room(self) -> None:
+        """Raises `Full` where `submit` would."""
+        if len(self._entries) >= self._max_items or self._pixels >= self._max_pixels:
+            raise Full(min(30, 1 + int(self._seconds_per_item * len(self._entries))))
+
+    def submit(self, request: ScoreRequest) -> Future[list[Score]]:
+        """Queues a request; the future gives one score an item, in their order. Cancel it to give the request up.
+
+        Raises:
+            Full: there is no room.
+        """
+        job = _Job(items=request.items, iteration=request.iteration)
+        with self._changed:
+            self.check_room()
+            self._entries.extend((job, place) for place in range(len(job.items)))
+            self._pixels += sum(item.num_pixels for item in job.items)
+            self._changed.notify()
+        return job.future
+
+    def close(self, timeout: float) -> None:
+        """Finishes what is queued, for `timeout` seconds at most, and ends the thread; the rest is cancelled."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        with self._changed:
+            for job, _ in self._entries:
+                job.future.cancel()
+            self._entries.clear()
+
+    def _work(self) -> None:
+        while batch := self._next_batch():
+            start = time.perf_counter()
+            with torch.no_grad():
+                scores = self._scored(batch, first=True)
+            spent = (time.perf_counter() - start) / len(batch)
+            self._seconds_per_item = spent if not self._seconds_per_item else 0.8 * self._seconds_per_item + 0.2 * spent
+            self._metrics.count("items", len(batch), reward=self.name)
+            for score in scores:
+                if score.error is not None:
+                    self._metrics.count("item_failures", reward=self.name, error=score.error)
+            for (job, place), score in zip(batch, scores, strict=True):
+                job.enter(place, score)
+
+    def _next_batch(self) -> list[_Entry]:
+        """What to score next; empty when the queue is closed and done."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: bool(self._entries) or self._closing)
+                batch: list[_Entry] = []
+                kept: deque[_Entry] = deque()
+                while self._entries and (self._whole or len(batch) < self._batch_size):
+                    entry = self._entries.popleft()
+                    if entry[0].future.cancelled():
+                        self._pixels -= entry[0].items[entry[1]].num_pixels
+                    elif not batch or self._fits(entry, batch[0]):
+                        batch.append(entry)
+                    else:
+                        kept.append(entry)
+                        if self._whole:
+                            break
+                self._entries.extendleft(reversed(kept))
+                self._pixels -= sum(job.items[place].num_pixels for job, place in batch)
+                if batch or (self._closing and not self._entries):
+                    return batch
+
+    def _fits(self, entry: _Entry, other: _Entry) -> bool:
+        if self._whole:
+            return entry[0] is other[0]
+        return _sizes(entry) == _sizes(other)
+
+    def _scored(self, batch: Sequence[_Entry], *, first: bool = False) -> list[Score]:
+        """Scores of a batch. One that fails is scored again by halves, so that a bad item harms itself alone."""
+        items = [job.items[place] for job, place in batch]
+        try:
+            sizes = {_sizes(entry) for entry in batch}
+            if len(sizes) > 1:
+                raise ValueError(f"the items of one {self.reward.kind} request must have the same sizes")
+            self._metrics.count("batches", reward=self.name)
+            output = check_output(self.reward(inputs_of(items, batch[0][0].iteration)), len(items), self.name)
+        except (Exception, SystemExit) as error:  # whatever a reward does, the server goes on
+            if first:
+                expected = isinstance(error, ValueError)
+                _LOG.warning("reward %s failed: %s: %s", self.name, type(error).__name__, error, exc_info=not expected)
+            if len(batch) > 1 and not self._whole:
+                middle = len(batch) // 2
+                return [*self._scored(batch[:middle]), *self._scored(batch[middle:])]
+            word = "refused" if isinstance(error, ValueError) else "exception"
+            detail = f"{type(error).__name__}: {error}"[:500]
+            return [Score(id=item.id, value=None, error=word, detail=detail) for item in items]
+        return scores_of(output, items)
+
+
+def _sizes(entry: _Entry) -> Hashable:
+    """What items of one batch have in common, to be stacked."""
+    job, place = entry
+    item = job.items[place]
+    frames = (len(item.frames), item.frames[0].shape, item.fps) if item.frames else None
+    return item.image.shape, frames, bool(item.source_images), bool(item.reference_images), job.iteration
+
+
+def inputs_of(items: Sequence[Item], iteration: int = 0) -> RewardInputs:
+    """Items as a reward takes them, on the host; all must have the same sizes."""
+    first = items[0]
+
+    def lists(pick: Callable[[Item], Sequence[Pixels]]) -> list[list[Tensor]]:
+        return [[_floats([picture])[0] for picture in pick(item)] for item in items]
+
+    videos = _floats([frame for item in items for frame in item.frames]) if first.frames else None
+    return RewardInputs(
+        prompts=[item.prompt for item in items],
+        images=_floats([item.image for item in items]),
+        metadata=[item.metadata for item in items],
+        group_ids=torch.tensor([item.group_id for item in items], dtype=torch.int64),
+        sample_ids=torch.tensor([item.sample_id for item in items], dtype=torch.int64),
+        videos=None if videos is None else videos.unflatten(0, (len(items), len(first.frames))),
+        fps=first.fps,
+        source_images=lists(lambda item: item.source_images) if first.source_images else None,
+        reference_images=lists(lambda item: item.reference_images) if first.reference_images else None,
+        iteration=iteration,
+    )
+
+
+def _floats(pictures: Sequence[Pixels]) -> Tensor:
+    """Float32 [n, 3, H, W] in [0, 1] of pictures of one size; `to_uint8` gives the same pictures back."""
+    pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
+    return torch.empty(pixels.shape, dtype=torch.float32).copy_(pixels).div_(255.0)
+
+
+def scores_of(output: RewardOutput, items: Sequence[Item]) -> list[Score]:
+    """A reward's output by item.
+
+    An output counts its errors and does not say which item had which: failed items share its word where there is only
+    one, and have the word "mixed" and all the words as detail where there are several.
+    """
+    words = sorted(output.errors) or ["not_finite"]
+    word, detail = (words[0], None) if len(words) == 1 else ("mixed", ", ".join(words))
+    parts = {name: numbers.double().tolist() for name, numbers in output.parts.items()}
+    scores = []
+    for i, (item, value, valid) in enumerate(
+        zip(items, output.values.double().tolist(), output.valid.tolist(), strict=True)
+    ):
+        named = {name: numbers[i] for name, numbers in parts.items()}
+        if valid:
+            scores.append(Score(id=item.id, value=value, parts=named))
+        else:
+            scores.append(Score(id=item.id, value=None, parts=named, error=word, detail=detail))
+    return scores

@@ -1,0 +1,167 @@
+"""Asking a reward server: whether it is ready, and for the scores of some items, again where that may help."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+from flowrl.randomness import counter_seed
+from flowrl.rewards.serving.retries import Failed, call_with_retries, failed_exception, failed_status, post_json
+from flowrl.rewards.serving.wire import Item, Reply
+from flowrl.rewards.serving.wire_adapters import Adapter
+from flowrl.rewards.serving.wire_images import short
+
+# What repeating does not mend and no item is to blame for: the run should stop and say so.
+_ADVICE = {
+    "status_401": "give token_env, the environment variable that holds the server's token",
+    "status_403": "give token_env, the environment variable that holds the server's token",
+    "status_404": "check url and protocol",
+    "status_405": "check url and protocol",
+    "status_413": "lower batch_size, or raise the server's limits",
+    "status_415": "check url and protocol",
+}
+_HEALTH_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """What the server said about the reward, as far as it says such things."""
+
+    name: str | None = None
+    version: str | None = None
+    kind: str = "remote"
+    needs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Client:
+    """A server with everything needed to ask it."""
+
+    session: requests.Session
+    url: str
+    adapter: Adapter
+    reward: str | None
+    version: str | None
+    needs: frozenset[str]
+    kind: str
+    batch_size: int
+    concurrency: int
+    timeout: float
+    deadline: float
+    retries: int
+
+
+def chunks_of(items: Sequence[Item], client: Client) -> list[list[Item]]:
+    """Requests of at most `batch_size` items; where groups count, of whole groups."""
+    if client.kind == "remote":
+        return [list(items[i : i + client.batch_size]) for i in range(0, len(items), client.batch_size)]
+    groups: dict[int, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.group_id, []).append(item)
+    chunks: list[list[Item]] = []
+    for group in groups.values():
+        fits = chunks and client.adapter.groups == "several" and len(chunks[-1]) + len(group) <= client.batch_size
+        if fits:
+            chunks[-1].extend(group)
+        else:
+            chunks.append(list(group))
+    return chunks
+
+
+def ask_scores(client: Client, chunk: Sequence[Item], iteration: int, end: float) -> Reply | Failed:
+    """One request, repeated where that may help."""
+    left = end - time.monotonic()
+    if left <= 0:
+        return Failed(error="timeout")
+    body = client.adapter.encode(chunk, client.reward, iteration)
+    ids = [item.id for item in chunk]
+
+    def send(attempt: int, seconds: float) -> Reply | Failed:
+        answer = post_json(
+            client.session, client.url + client.adapter.score, body, timeout=min(client.timeout, seconds)
+        )
+        if isinstance(answer, Failed):
+            return answer
+        try:
+            reply = client.adapter.decode(answer, ids, client.reward)
+        except ValueError as error:
+            return Failed(error="garbage", message=str(error))
+        if client.version is not None and reply.version != client.version:
+            # Another model answers than at the start: its scores must not mix with those of the first.
+            return Failed(error="version_changed", again=False)
+        return reply
+
+    seed = counter_seed("remote", iteration, ids[0])
+    return call_with_retries(send, deadline=left, retries=client.retries, seed=seed)
+
+
+def ask_health(
+    session: requests.Session, url: str, reward: str | None, adapter: Adapter, batch_size: int, retries: int,
+    deadline: float,
+) -> Told:  # fmt: skip
+    """Waits, as long as retries go, until the server is ready, and reads what it says of the reward.
+
+    Raises:
+        ValueError: it does not get ready, or has no such reward.
+    """
+
+    def send(attempt: int, seconds: float) -> Any | Failed:
+        try:
+            reply = session.get(url + adapter.health, timeout=min(_HEALTH_TIMEOUT, seconds), allow_redirects=False)
+        except requests.RequestException as error:
+            return failed_exception(error)
+        if reply.status_code != 200:
+            return failed_status(reply.status_code, reply.headers, reply.text)
+        try:
+            return {} if adapter.health_says == "nothing" else reply.json()
+        except ValueError:
+            return Failed(error="garbage", again=False, message=reply.text[:200])
+
+    health = call_with_retries(send, deadline=deadline, retries=retries, seed=counter_seed("health", url))
+    if isinstance(health, Failed):
+        raise wrong(
+            f"no reward server is ready at {url} ({health.error.replace('_', ' ')}: {_detail(health.message)}): start "
+            f"it first (flowrl serve NAME), mend url or token_env, or set wait: false"
+        )
+    if adapter.health_says == "nothing":
+        return Told()
+    rewards: Any = health.get("rewards") if isinstance(health, dict) else None
+    if not isinstance(rewards, dict if adapter.health_says == "all" else list) or not rewards:
+        raise wrong(f"{url} does not say which rewards it serves: protocol must be that of the server")
+    name = reward if reward is not None or len(rewards) > 1 else next(iter(rewards))
+    if name is None or name not in rewards:
+        raise wrong(f"reward must be one of {', '.join(map(str, rewards))}, which {url} serves, got {reward!r}")
+    if adapter.health_says == "names":
+        return Told(name=name)
+    most = health["limits"]["max_items"]
+    if batch_size > most:
+        raise wrong(f"batch_size ({batch_size}) is more than the server takes in one request: set it to {most}")
+    about: dict[str, Any] = dict(rewards)[name]
+    kind = "remote" if about["kind"] == "pointwise" else about["kind"]
+    return Told(name=name, version=about["version"], kind=kind, needs=frozenset(about["needs"]))
+
+
+def _detail(message: str) -> str:
+    """The sentence in a server's refusal."""
+    try:
+        return str(json.loads(message)["detail"])
+    except (ValueError, LookupError, TypeError):
+        return short(message)
+
+
+def refuse_misconfigured(failed: Failed, url: str) -> None:
+    """Raises ValueError for a failure that is the configuration's."""
+    if failed.error in _ADVICE:
+        raise wrong(
+            f"{url} answered {failed.error.replace('_', ' ')} ({_detail(failed.message)}): {_ADVICE[failed.error]}"
+        )
+
+
+def wrong(message: str) -> ValueError:
+    """A mistake in the options; `message` without its full stop."""
+    return ValueError(f"reward 'remote': {message}.")

@@ -1,0 +1,222 @@
+"""A reward server: rewards behind HTTP, for trainings on other machines or in other environments.
+
+    POST /v1/score              JSON, pictures as base64; see `flowrl.rewards.serving.wire`
+    POST /v1/score/multipart    the same JSON in a part named `request`, pictures as parts of their own
+    GET  /health                200 while requests are taken, 503 while the server stops; versions, queues, limits
+    GET  /metrics               Prometheus text
+
+Refusals are JSON `{"error": word, "detail": sentence}`: 401 wrong token, 408 body came too slowly, 413 too much in one
+request, 415 another content type, 422 not as the format wants it, 429 queue full and 503 stopping, both with
+Retry-After. An item that fails does not fail its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from flowrl.rewards import Reward
+from flowrl.rewards.serving.retries import is_loopback
+from flowrl.rewards.serving.server_requests import Service, answer, has_token, refusal
+from flowrl.rewards.serving.wire import Limits
+from flowrl.rewards.serving.wire_images import WireError
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+DEFAULT_PORT = 8190
+
+
+def make_app(
+    rewards: Mapping[str, Reward],
+    *,
+    token: str | None = None,
+    max_bytes: int = 64 * 2**20,
+    max_pixels: int = 64_000_000,
+    max_items: int = 256,
+    queue_size: int = 1024,
+    batch_size: int = 16,
+    body_timeout: float = 60.0,
+) -> FastAPI:
+    """The server as an ASGI application; `app.state.service` is its `Service`.
+
+    Args:
+        rewards: what is served, loaded, by name.
+        token: that every request must carry (`Authorization: Bearer ...`), /health without details aside; None for
+            none.
+        max_bytes: of a request's body.
+        max_pixels: of all pictures of a request together.
+        max_items: of a request.
+        queue_size: items of each reward that may wait; a request that finds them waiting gets 429.
+        batch_size: items of one call of a pointwise reward.
+        body_timeout: seconds in which a request's body must have arrived.
+
+    Raises:
+        ValueError: FastAPI is not installed, nothing is to be served, a reward cannot be served, or a bad number.
+    """
+    check_extra()
+    from fastapi import FastAPI
+
+    if not rewards:
+        raise ValueError("a reward server needs at least one reward, got none.")
+    if trained := [name for name, reward in rewards.items() if reward.kind == "adversarial"]:
+        raise ValueError(f"reward {trained[0]!r} learns along with the policy and cannot be served: use another one.")
+    if token is not None and not token.strip():
+        raise ValueError("the token is empty: give one of a few letters at least, or none.")
+    for name, number in (("queue_size", queue_size), ("batch_size", batch_size)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}: raise it.")
+    if not body_timeout > 0:
+        raise ValueError(f"body_timeout must be a positive number of seconds, got {body_timeout}.")
+    service = Service(
+        rewards, token=token, limits=Limits(max_bytes=max_bytes, max_pixels=max_pixels, max_items=max_items),
+        queue_size=queue_size, batch_size=batch_size, body_timeout=body_timeout,
+    )  # fmt: skip
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for queue in service.queues.values():
+            queue.start()
+        yield
+        service.stop()
+        for queue in service.queues.values():
+            await asyncio.to_thread(queue.close, 5.0)
+        service.decoders.shutdown(wait=False)
+
+    app = FastAPI(title="flowrl reward server", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.state.service = service
+    app.add_route("/v1/score", _score_json, methods=["POST"])
+    app.add_route("/v1/score/multipart", _score_multipart, methods=["POST"])
+    app.add_route("/health", _health, methods=["GET"])
+    app.add_route("/metrics", _metrics, methods=["GET"])
+    return app
+
+
+def check_extra() -> None:
+    """Refuses to go on where a package of the extra `serve` is not installed."""
+    for package in ("fastapi", "uvicorn", "python_multipart"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ValueError(
+                f"a reward server needs {package} ({error}): install it with pip install 'flowrl-toolkit[serve]'."
+            ) from error
+
+
+async def _health(request: Request) -> Response:
+    from starlette.responses import JSONResponse
+
+    service: Service = request.app.state.service
+    allowed = has_token(service, request)
+    if not allowed and "authorization" in request.headers:
+        return refusal(WireError(401, "unauthorized", "the token is wrong."))
+    return JSONResponse(service.health(details=allowed), status_code=200 if service.stopping is None else 503)
+
+
+async def _metrics(request: Request) -> Response:
+    from starlette.responses import Response
+
+    service: Service = request.app.state.service
+    if not has_token(service, request):
+        return refusal(WireError(401, "unauthorized", "a valid token is needed."))
+    text = service.metrics.text({name: len(queue) for name, queue in service.queues.items()})
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _score_json(request: Request) -> Response:
+    return await answer(request, "application/json")
+
+
+async def _score_multipart(request: Request) -> Response:
+    return await answer(request, "multipart/form-data")
+
+
+def open_socket(host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, has_token: bool) -> socket.socket:
+    """A bound socket for `serve`, so that a taken port is known before any weights load. Port 0 takes a free one.
+
+    Raises:
+        ValueError: the port is taken, there is no such host, or others could reach the server and it has no token.
+    """
+    if not 0 <= port < 2**16:  # getaddrinfo would silently take another one
+        raise ValueError(f"a port lies in 0 .. 65535, got {port}: give another --port.")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ValueError(f"cannot serve at {host}:{port} ({error}): give --host an address of this machine.") from error
+    reached = str(address[0])
+    loopback = is_loopback(f"http://[{reached}]" if ":" in reached else f"http://{reached}")
+    if not has_token and not (loopback and reached not in ("0.0.0.0", "::")):
+        raise ValueError(
+            f"{host} can be reached from other machines, and the server has no token: put one into an environment "
+            f"variable and name it with --token-env, or serve on 127.0.0.1."
+        )
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise ValueError(f"cannot serve at {host}:{port} ({error.strerror}): give another --port.") from error
+    return bound
+
+
+def make_server(app: FastAPI, *, grace: float = 30.0) -> uvicorn.Server:
+    """A uvicorn server that stops gracefully: on the first signal, or `app.state.service.stop()`, new requests get 503
+    and those taken are answered, for `grace` seconds at most. A second signal stops at once.
+    """
+    check_extra()
+    import uvicorn
+
+    service: Service = app.state.service
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            if service.stopping is not None:
+                self.force_exit = self.should_exit = True
+            service.stop()
+
+        async def on_tick(self, counter: int) -> bool:
+            if service.stopping is not None:
+                overdue = time.monotonic() - service.stopping > grace
+                self.should_exit = self.should_exit or overdue or service.active == 0
+            return await super().on_tick(counter)
+
+    return Server(
+        uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="on", ws="none", timeout_keep_alive=30,
+            timeout_graceful_shutdown=max(1, math.ceil(min(grace, 5.0))), server_header=False,
+        )
+    )  # fmt: skip
+
+
+def serve(
+    app: FastAPI,
+    *,
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    sock: socket.socket | None = None,
+    grace: float = 30.0,
+) -> None:
+    """Serves until a signal, and returns when what was taken has been answered.
+
+    Args:
+        app: from `make_app`.
+        host: address to listen at.
+        port: port to listen at.
+        sock: from `open_socket`, instead of host and port.
+        grace: seconds that requests have to finish after the signal.
+
+    Raises:
+        ValueError: as `open_socket`.
+    """
+    bound = sock or open_socket(host, port, has_token=app.state.service.token is not None)
+    make_server(app, grace=grace).run(sockets=[bound])

@@ -1,0 +1,244 @@
+"""What a reward server does with one request: who may send it, its body, its place in the queue, its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from flowrl.rewards import Reward
+from flowrl.rewards.serving.batching import Full, RewardQueue
+from flowrl.rewards.serving.server_metrics import Metrics
+from flowrl.rewards.serving.wire import Limits, Score, ScoreRequest, decode_request, encode_reply
+from flowrl.rewards.serving.wire_images import WireError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_IN_FLIGHT = 8  # bodies of full size that may be in memory at once, and queued pixels likewise
+
+
+class Service:
+    """What the routes share: queues, limits, counters, and whether the server is stopping.
+
+    Attributes:
+        queues: by the name under which a reward is served.
+        active: requests for scores that are not answered yet.
+        stopping: when the stop began (`time.monotonic`), None while requests are taken.
+    """
+
+    def __init__(
+        self, rewards: Mapping[str, Reward], *, token: str | None, limits: Limits, queue_size: int, batch_size: int,
+        body_timeout: float,
+    ) -> None:  # fmt: skip
+        self.token, self.limits, self.body_timeout = token, limits, body_timeout
+        self.metrics = Metrics()
+        self.queues = {
+            name: RewardQueue(
+                name, reward, batch_size=batch_size, max_items=queue_size, max_pixels=_IN_FLIGHT * limits.max_pixels,
+                metrics=self.metrics,
+            )
+            for name, reward in rewards.items()
+        }  # fmt: skip
+        self.decoders = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="decode")
+        self.active = 0
+        self.bytes_held = 0
+        self.stopping: float | None = None
+
+    def stop(self) -> None:
+        """Refuses requests from now on; those that were taken are still answered. Any thread may call it."""
+        if self.stopping is None:
+            self.stopping = time.monotonic()
+
+    def health(self, *, details: bool) -> dict[str, Any]:
+        """The body of /health."""
+        status: dict[str, Any] = {"status": "ok" if self.stopping is None else "stopping"}
+        if not details:
+            return status
+        rewards = {
+            name: {
+                "version": queue.reward.version, "kind": queue.reward.kind, "needs": sorted(queue.reward.needs),
+                "queue": len(queue),
+            }
+            for name, queue in self.queues.items()
+        }  # fmt: skip
+        limits = {name: getattr(self.limits, name) for name in ("max_bytes", "max_pixels", "max_items")}
+        return status | {"rewards": rewards, "limits": limits}
+
+
+async def answer(request: Request, content_type: str) -> Response:
+    """The reply to a request for scores, or the refusal, counted in any case."""
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import Response
+
+    service: Service = request.app.state.service
+    start, name = time.perf_counter(), ""
+    service.active += 1
+    try:
+        decoded = await _received(service, request, content_type)
+        queue = _queue(service, decoded.reward)
+        name = queue.name
+        queued = queue.submit(decoded)
+        del decoded  # the queue alone holds the pictures
+        scores = await _outcome(request, queued)
+        service.metrics.latency(name, time.perf_counter() - start)
+        response = Response(encode_reply(queue.reward.version, scores), media_type="application/json")
+    except WireError as error:
+        response = refusal(error)
+    except Full as error:
+        response = refusal(WireError(429, "queue_full", f"{error}."), retry_after=error.seconds)
+    except ClientDisconnect:
+        response = Response(status_code=499)  # goes nowhere; the number is for the count
+    except asyncio.CancelledError:
+        if service.stopping is None:
+            raise
+        response = refusal(WireError(503, "stopping", "the server stopped before it came to this."), retry_after=5)
+    finally:
+        service.active -= 1
+    service.metrics.count("requests", reward=name, status=str(response.status_code))
+    return response
+
+
+async def _received(service: Service, request: Request, content_type: str) -> ScoreRequest:
+    """The decoded request; decoding runs in a thread, as pictures take time."""
+    held: list[int] = []
+    try:
+        async with asyncio.timeout(service.body_timeout):
+            body = await _body(service, request, content_type, held)
+        files = None
+        if content_type == "multipart/form-data":
+            body, files = await _parts(request, body, service.limits.max_bytes)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(service.decoders, decode_request, body, service.limits, files)
+    except TimeoutError as error:
+        seconds = service.body_timeout
+        raise WireError(408, "slow_body", f"the body did not arrive within {seconds:g} s.") from error
+    finally:
+        service.bytes_held -= sum(held)
+
+
+async def _body(service: Service, request: Request, content_type: str, held: list[int]) -> bytes:
+    """The body of a request that may be answered; `held` gets the bytes that are kept in memory.
+
+    What is refused is still read (and forgotten), as far as is bearable: a client that is cut off while it sends never
+    reads why.
+    """
+    most, seen, kept = service.limits.max_bytes, 0, bytearray()
+    against = _refused_at_once(service, request, content_type)
+    async for piece in request.stream():
+        seen += len(piece)
+        if against is None and seen > most:
+            against = _too_many_bytes(service)
+        if against is None and service.bytes_held + len(piece) > _IN_FLIGHT * most:
+            against = Full(1)
+        if against is None:
+            held.append(len(piece))
+            service.bytes_held += len(piece)
+            kept += piece
+        elif seen > 4 * most:
+            break
+    if against is not None:
+        raise against
+    return bytes(kept)
+
+
+def _refused_at_once(service: Service, request: Request, content_type: str) -> WireError | Full | None:
+    """What the headers alone say against a request."""
+    if not has_token(service, request):
+        return WireError(401, "unauthorized", "a valid token is needed: Authorization: Bearer TOKEN.")
+    if service.stopping is not None:
+        return WireError(503, "stopping", "the server is stopping.")
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given != content_type or request.headers.get("content-encoding", "identity") != "identity":
+        return WireError(415, "content_type", f"send {content_type} without content encoding, not {given or 'none'}.")
+    if int(request.headers.get("content-length", 0)) > service.limits.max_bytes:
+        return _too_many_bytes(service)
+    if len(service.queues) == 1:  # else the body says which
+        try:
+            next(iter(service.queues.values())).check_room()
+        except Full as full:
+            return full
+    return None
+
+
+def _too_many_bytes(service: Service) -> WireError:
+    most = service.limits.max_bytes
+    return WireError(413, "too_many_bytes", f"a request may hold {most} bytes: send fewer items.")
+
+
+async def _parts(request: Request, body: bytes, max_bytes: int) -> tuple[bytes, dict[str, bytes]]:
+    """The JSON and the files of a multipart body."""
+    from starlette.datastructures import UploadFile
+    from starlette.formparsers import MultiPartException, MultiPartParser
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield body
+
+    parser = MultiPartParser(
+        request.headers, stream(), max_files=10_000, max_fields=10_000, max_part_size=max_bytes  # type: ignore[arg-type]
+    )  # fmt: skip
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError) as error:
+        raise WireError(422, "bad_request", f"the multipart body cannot be read ({error}).") from error
+    found = {}
+    for name, value in form.multi_items():
+        found[name] = await value.read() if isinstance(value, UploadFile) else value.encode(errors="replace")
+    await form.close()
+    if "request" not in found:
+        raise WireError(422, "bad_request", "there is no part named request: it holds the JSON.")
+    return found.pop("request"), found
+
+
+def _queue(service: Service, name: str | None) -> RewardQueue:
+    if name is None and len(service.queues) == 1:
+        return next(iter(service.queues.values()))
+    if name is None or name not in service.queues:
+        raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(service.queues)}, got {name}.")
+    return service.queues[name]
+
+
+async def _outcome(request: Request, queued: Future[list[Score]]) -> list[Score]:
+    """The scores of a queued request, which is given up when its client goes away."""
+    from starlette.requests import ClientDisconnect
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    result, leave = asyncio.wrap_future(queued), asyncio.ensure_future(gone())
+    try:
+        both: set[asyncio.Future[Any]] = {result, leave}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise ClientDisconnect
+        return result.result()
+    finally:
+        leave.cancel()
+        result.cancel()
+
+
+def has_token(service: Service, request: Request) -> bool:
+    """Whether a request carries the server's token, if the server has one."""
+    if service.token is None:
+        return True
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    same = hmac.compare_digest(given.strip().encode(), service.token.encode())
+    return scheme.lower() == "bearer" and same
+
+
+def refusal(error: WireError, *, retry_after: int | None = None) -> Response:
+    """The answer that says why a request is refused."""
+    from starlette.responses import JSONResponse
+
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    if error.status == 503:
+        headers = {"Retry-After": str(retry_after or 5)}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse({"error": error.word, "detail": str(error)}, status_code=error.status, headers=headers)

@@ -1,0 +1,327 @@
+"""The format in which pictures go to a reward server and scores come back: JSON, schema 1, no pickle.
+
+    request  {"schema": 1, "reward": name, "iteration": 0, "group_ids": [...], "items": [{"id": 0, "prompt": "...",
+              "images": [picture], "source_images": [...], "reference_images": [...], "frames": [...], "fps": 8.0,
+              "metadata": {}, "sample_id": 0}]}
+    reply    {"schema": 1, "version": "...", "items": [{"id": 0, "value": 0.5 or null, "parts": {}, "error": null}]}
+
+A picture is base64 of a PNG (JPEG and WebP are read too), or in a multipart request the name of the part that holds the
+file. Replies are matched by id, never by position. `id`, `prompt` and either one image or frames must be given; the
+rest may be left out. Everything here is a pure function of bytes; what a stranger sent is refused with `WireError`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowrl.rewards.serving.wire_images import Pixels, WireError, bad_request, decode_picture, encode_picture, short
+
+SCHEMA = 1
+
+_INT64 = 2**63
+_PICTURES = ("images", "source_images", "reference_images", "frames")
+_ITEM_KEYS = ("id", "prompt", *_PICTURES, "fps", "metadata", "sample_id")
+_REQUEST_KEYS = ("schema", "reward", "iteration", "group_ids", "items")
+_LONGEST_WORD = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one request may hold: bytes of its body, pixels of all its pictures together, items."""
+
+    max_bytes: int = 64 * 2**20
+    max_pixels: int = 64_000_000
+    max_items: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_pixels", "max_items"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: raise it.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Item:
+    """One sample; pictures are 8-bit RGB [H, W, 3], and `image` is the first frame where there are `frames`."""
+
+    id: int
+    prompt: str
+    image: Pixels
+    frames: tuple[Pixels, ...] = ()
+    fps: float | None = None
+    source_images: tuple[Pixels, ...] = ()
+    reference_images: tuple[Pixels, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
+    group_id: int = 0
+    sample_id: int = 0
+
+    @property
+    def num_pixels(self) -> int:
+        """Pixels of all its pictures."""
+        pictures = (*(self.frames or (self.image,)), *self.source_images, *self.reference_images)
+        return sum(picture.shape[0] * picture.shape[1] for picture in pictures)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ScoreRequest:
+    """A decoded request; `reward` is None where the sender left it to the server."""
+
+    reward: str | None
+    items: tuple[Item, ...]
+    iteration: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """What one item is worth: a finite `value`, or None with the short word `error` and perhaps a sentence."""
+
+    id: int
+    value: float | None
+    parts: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """Scores in the order of the ids that were asked for; `version` is None where the server does not say."""
+
+    version: str | None
+    scores: list[Score]
+
+
+def encode_request(items: Sequence[Item], *, reward: str | None, iteration: int = 0) -> dict[str, Any]:
+    """The body of a request, for `json.dumps`.
+
+    Raises:
+        ValueError: an item's metadata cannot be written as JSON.
+    """
+    body: dict[str, Any] = {"schema": SCHEMA, "iteration": iteration}
+    if reward is not None:
+        body["reward"] = reward
+    return body | {
+        "items": [_encoded_item(item) for item in items], "group_ids": [item.group_id for item in items]
+    }  # fmt: skip
+
+
+def _encoded_item(item: Item) -> dict[str, Any]:
+    pictures = {
+        "images": () if item.frames else (item.image,), "frames": item.frames, "source_images": item.source_images,
+        "reference_images": item.reference_images,
+    }  # fmt: skip
+    encoded: dict[str, Any] = {"id": item.id, "prompt": item.prompt, "sample_id": item.sample_id}
+    encoded |= {key: [encode_picture(picture) for picture in value] for key, value in pictures.items() if value}
+    if item.fps is not None:
+        encoded["fps"] = item.fps
+    if item.metadata:
+        encoded["metadata"] = json_metadata(item)
+    return encoded
+
+
+def json_metadata(item: Item) -> dict[str, Any]:
+    """An item's metadata, once it is known that JSON can hold it.
+
+    Raises:
+        ValueError: naming the item.
+    """
+    try:
+        json.dumps(item.metadata, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"the metadata of prompt {item.prompt!r} cannot be sent as JSON ({error}): keep to texts, finite numbers, "
+            f"lists and mappings."
+        ) from error
+    return item.metadata
+
+
+def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | None = None) -> ScoreRequest:
+    """Reads a request.
+
+    Args:
+        body: JSON text.
+        limits: what it may hold.
+        files: of a multipart request: the files by the names of their parts; pictures in the JSON are such names.
+
+    Raises:
+        WireError: 413 for more than `limits` allows, 422 for anything that is not as the module describes.
+    """
+    if len(body) + sum(map(len, (files or {}).values())) > limits.max_bytes:
+        raise WireError(413, "too_many_bytes", f"a request may hold {limits.max_bytes} bytes: send fewer items.")
+    data = _mapping(_json(body), "the request", _REQUEST_KEYS)
+    if data.get("schema", SCHEMA) != SCHEMA:
+        raise bad_request(
+            f"schema must be {SCHEMA}, got {data['schema']!r}: client and server are of different versions"
+        )
+    reward, iteration, items = data.get("reward"), data.get("iteration", 0), data.get("items")
+    if not (reward is None or isinstance(reward, str)):
+        raise bad_request(f"reward must be text, got {short(reward)}")
+    if not isinstance(items, list) or not items:
+        raise bad_request("items must be a list with at least one item")
+    if len(items) > limits.max_items:
+        raise WireError(
+            413, "too_many_items", f"a request may hold {limits.max_items} items, got {len(items)}: send fewer."
+        )
+    groups = data.get("group_ids")
+    if groups is not None and not (isinstance(groups, list) and len(groups) == len(items)):
+        raise bad_request(f"group_ids must be a list with one whole number for each of the {len(items)} items")
+    left = limits.max_pixels
+
+    def picture(value: Any, where: str) -> Pixels:
+        nonlocal left
+        decoded = decode_picture(_file(value, files, where), left, where)
+        left -= decoded.shape[0] * decoded.shape[1]
+        return decoded
+
+    decoded = [
+        _item(item, f"items[{i}]", None if groups is None else _integer(groups[i], f"group_ids[{i}]"), picture)
+        for i, item in enumerate(items)
+    ]
+    if len({item.id for item in decoded}) != len(decoded):
+        raise bad_request("two items have the same id: ids tell the items of a request apart")
+    return ScoreRequest(reward=reward, items=tuple(decoded), iteration=_integer(iteration, "iteration"))
+
+
+def _item(value: Any, where: str, group: int | None, picture: Callable[[Any, str], Pixels]) -> Item:
+    data = _mapping(value, where, _ITEM_KEYS)
+    number, prompt, fps = _integer(data.get("id"), f"{where}.id"), data.get("prompt"), data.get("fps")
+    if not isinstance(prompt, str) or any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise bad_request(f"{where}.prompt must be text, got {short(prompt)}")
+    if fps is not None and not (_is_number(fps) and fps > 0):
+        raise bad_request(f"{where}.fps must be a positive number, got {short(fps)}")
+    metadata = data.get("metadata")
+    if not (metadata is None or isinstance(metadata, dict)):
+        raise bad_request(f"{where}.metadata must be a mapping, got {short(metadata)}")
+    lists: dict[str, Any] = {key: data.get(key) or [] for key in _PICTURES}
+    for key, given in lists.items():
+        if not isinstance(given, list):
+            raise bad_request(f"{where}.{key} must be a list of pictures, got {short(given)}")
+    if len(lists["images"]) > 1 or not (lists["images"] or lists["frames"]):
+        raise bad_request(f"{where} must have one picture in images, or frames, got {len(lists['images'])} images")
+    pictures = {
+        key: tuple(picture(value, f"{where}.{key}[{j}]") for j, value in enumerate(given))
+        for key, given in lists.items()
+    }
+    if len({frame.shape for frame in pictures["frames"]}) > 1:
+        raise bad_request(f"{where}.frames must all have one size")
+    return Item(
+        id=number, prompt=prompt, image=(pictures["images"] or pictures["frames"])[0], frames=pictures["frames"],
+        fps=None if fps is None else float(fps), source_images=pictures["source_images"],
+        reference_images=pictures["reference_images"], metadata=metadata or {},
+        group_id=number if group is None else group,
+        sample_id=_integer(data.get("sample_id", number), f"{where}.sample_id"),
+    )  # fmt: skip
+
+
+def _file(value: Any, files: Mapping[str, bytes] | None, where: str) -> bytes:
+    if not isinstance(value, str):
+        raise bad_request(f"{where} must be text, got {short(value)}")
+    if files is not None:
+        if value not in files:
+            raise bad_request(f"{where} names the part {short(value)}, which the request does not have")
+        return files[value]
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise bad_request(f"{where} is no valid base64 ({error}); it may have been cut off") from error
+
+
+def encode_reply(version: str, scores: Sequence[Score]) -> bytes:
+    """The reply as JSON text; numbers that are not finite become null."""
+    return json.dumps(
+        {"schema": SCHEMA, "version": version, "items": [_encoded_score(score) for score in scores]}, allow_nan=False
+    ).encode()
+
+
+def _encoded_score(score: Score) -> dict[str, Any]:
+    encoded: dict[str, Any] = {
+        "id": score.id,
+        "value": score.value,
+        "parts": {key: value if math.isfinite(value) else None for key, value in score.parts.items()},
+        "error": score.error,
+    }
+    return encoded if score.detail is None else encoded | {"detail": score.detail}
+
+
+def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:
+    """Reads a reply's JSON; an item that is missing, given twice, null or not finite is a failed one.
+
+    Args:
+        reply: what `json.loads` made of it.
+        ids: of the items that were asked for; others in the reply are left aside.
+
+    Raises:
+        ValueError: it is no reply at all.
+    """
+    if not isinstance(reply, dict) or reply.get("schema") != SCHEMA or not isinstance(reply.get("items"), list):
+        raise ValueError(f"the reply is not of schema {SCHEMA}: {short(reply)}.")
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for entry in reply["items"]:
+        if isinstance(entry, dict) and isinstance(entry.get("id"), int):
+            found.setdefault(entry["id"], []).append(entry)
+    version = reply.get("version")
+    return Reply(
+        version=version if isinstance(version, str) else None,
+        scores=[_score(number, found.get(number, [])) for number in ids],
+    )
+
+
+def _score(number: int, entries: Sequence[Mapping[str, Any]]) -> Score:
+    if len(entries) != 1:
+        return Score(id=number, value=None, error="duplicate_id" if entries else "missing_id")
+    entry = entries[0]
+    detail, parts = entry.get("detail"), entry.get("parts")
+    if entry.get("error") is not None:
+        word = str(entry["error"])[:_LONGEST_WORD] or "failed"
+        return Score(id=number, value=None, error=word, detail=detail if isinstance(detail, str) else None)
+    value, error = read_value(entry.get("value"))
+    numbers = {
+        str(key): part for key, given in (parts if isinstance(parts, dict) else {}).items()
+        if (part := read_value(given)[0]) is not None
+    }  # fmt: skip
+    return Score(id=number, value=value, parts=numbers, error=error)
+
+
+def read_value(value: Any) -> tuple[float | None, str | None]:
+    """A number of a reply, or None and the word that says why it is none."""
+    if value is None:
+        return None, "null"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None, "bad_value"
+    return (float(value), None) if _is_number(value) else (None, "not_finite")
+
+
+def _json(body: bytes) -> Any:
+    def constant(name: str) -> Any:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        return json.loads(body, parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is no valid JSON ({short(str(error))})") from error
+
+
+def _mapping(value: Any, where: str, keys: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise bad_request(f"{where} must be a mapping, got {short(value)}")
+    if unknown := [key for key in value if key not in keys]:
+        raise bad_request(f"{where} has the unknown key {short(unknown[0])}; keys are {', '.join(keys)}")
+    return value
+
+
+def _integer(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -_INT64 <= value < _INT64:
+        raise bad_request(f"{where} must be a whole number of 64 bits, got {short(value)}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number; 10**400 is none, as it fits no float."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False

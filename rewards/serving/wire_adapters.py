@@ -1,0 +1,140 @@
+"""What reward servers of different projects are asked and how they answer, as pure functions of items and replies.
+
+    flowrl         POST /v1/score   see `flowrl.rewards.serving.wire`
+    flow_factory   POST /compute    lists by field -> {"rewards": [...]} in their order; one reward a server
+    unirl          POST /score      one entry an item -> {"results": [{reward: {metric: number}}], "errors": [{...}]}
+
+The second follows the reward client of X-GenGroup/Flow-Factory, the third the reward service of Tencent-Hunyuan/UniRL;
+of several metrics the first is the value, all are parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowrl.rewards.serving.wire import Item, Reply, Score, decode_reply, encode_request, json_metadata, read_value
+from flowrl.rewards.serving.wire_images import encode_picture, short
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """One kind of server.
+
+    Attributes:
+        score: path of the request for scores.
+        health: path that answers 200 when the server is ready.
+        health_says: "all": names, versions, kinds and needs of the rewards; "names": a list; or "nothing".
+        encode: the body for items; the name of the reward, None where the server knows; the iteration.
+        decode: the scores in the reply's JSON, by the ids asked for; raises ValueError if it is no reply.
+        fields: of `RewardInputs` that the format can carry.
+        groups: how groups are kept whole: several in one request, one a request, or not at all.
+    """
+
+    score: str
+    health: str
+    health_says: str
+    encode: Callable[[Sequence[Item], str | None, int], dict[str, Any]]
+    decode: Callable[[Any, Sequence[int], str | None], Reply]
+    fields: frozenset[str]
+    groups: str
+
+
+def _encode_flowrl(items: Sequence[Item], reward: str | None, iteration: int) -> dict[str, Any]:
+    return encode_request(items, reward=reward, iteration=iteration)
+
+
+def _decode_flowrl(reply: Any, ids: Sequence[int], reward: str | None) -> Reply:
+    return decode_reply(reply, ids)
+
+
+def _encode_flow_factory(items: Sequence[Item], reward: str | None, iteration: int) -> dict[str, Any]:
+    videos = [[encode_picture(frame) for frame in item.frames] for item in items]
+    conditions = [[encode_picture(picture) for picture in item.source_images] for item in items]
+    return {
+        "prompt": [item.prompt for item in items],
+        "image": None if any(videos) else [encode_picture(item.image) for item in items],
+        "video": videos if any(videos) else None,
+        "condition_images": conditions if any(conditions) else None,
+        "condition_videos": None,
+    }
+
+
+def _decode_flow_factory(reply: Any, ids: Sequence[int], reward: str | None) -> Reply:
+    rewards = reply.get("rewards") if isinstance(reply, dict) else None
+    if not isinstance(rewards, list) or len(rewards) != len(ids):
+        # Without ids a list of another length says nothing about any item.
+        raise ValueError(f"the reply has no list of {len(ids)} rewards: {short(reply)}.")
+    values = [read_value(value) for value in rewards]
+    return Reply(
+        version=None,
+        scores=[Score(id=i, value=value, error=error) for i, (value, error) in zip(ids, values, strict=True)],
+    )
+
+
+def _encode_unirl(items: Sequence[Item], reward: str | None, iteration: int) -> dict[str, Any]:
+    def turns(item: Item) -> list[dict[str, str]]:
+        # A picture to be edited comes as an earlier turn; scorers of pictures look at the last one.
+        return [{"text": item.prompt, "image_b64": encode_picture(p)} for p in (*item.source_images, item.image)]
+
+    return {
+        "requests": [
+            {"history": turns(item), "required_rewards": [reward], "metadata": json_metadata(item)} for item in items
+        ]
+    }
+
+
+def _decode_unirl(reply: Any, ids: Sequence[int], reward: str | None) -> Reply:
+    results = reply.get("results") if isinstance(reply, dict) else None
+    if not isinstance(results, list) or len(results) != len(ids):
+        raise ValueError(f"the reply has no list of {len(ids)} results: {short(reply)}.")
+    errors = reply.get("errors")
+    errors = errors if isinstance(errors, list) and len(errors) == len(ids) else [None] * len(ids)
+    scores = []
+    for number, result, error in zip(ids, results, errors, strict=True):
+        metrics = result.get(reward) if isinstance(result, dict) else None
+        if isinstance(error, dict) and error.get(reward):
+            scores.append(Score(id=number, value=None, error="server_error", detail=short(error[reward])))
+        elif not isinstance(metrics, dict) or not metrics:
+            scores.append(Score(id=number, value=None, error="missing_reward"))
+        else:
+            read = {str(name): read_value(value) for name, value in metrics.items()}
+            value, word = next(iter(read.values()))
+            parts = {name: number for name, (number, _) in read.items() if number is not None}
+            scores.append(Score(id=number, value=value, parts=parts, error=word))
+    return Reply(version=None, scores=scores)
+
+
+_ALL = frozenset({"prompts", "images", "metadata", "group_ids", "sample_ids", "videos", "fps", "source_images"})
+
+ADAPTERS: dict[str, Adapter] = {
+    "flowrl": Adapter(
+        score="/v1/score",
+        health="/health",
+        health_says="all",
+        encode=_encode_flowrl,
+        decode=_decode_flowrl,
+        fields=_ALL | {"reference_images", "iteration"},
+        groups="several",
+    ),
+    "flow_factory": Adapter(
+        score="/compute",
+        health="/health",
+        health_says="nothing",
+        encode=_encode_flow_factory,
+        decode=_decode_flow_factory,
+        fields=frozenset({"prompts", "images", "videos", "source_images"}),
+        groups="one",
+    ),
+    "unirl": Adapter(
+        score="/score",
+        health="/rewards",
+        health_says="names",
+        encode=_encode_unirl,
+        decode=_decode_unirl,
+        fields=frozenset({"prompts", "images", "metadata", "source_images"}),
+        groups="none",
+    ),
+}
+"""Option `protocol` -> how its servers are spoken to."""

@@ -1,0 +1,260 @@
+"""`flowrl plan`: what it prints of shipped configurations, what it refuses, and that it asks no network."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+from flowrl.commands.plan.arguments import add_plan
+from flowrl.commands.plan.memory import GIB
+from flowrl.commands.plan.network import Network, measure
+from flowrl.commands.plan.published_models import in_cache
+from flowrl.commands.plan.run import plan
+from flowrl.config.train import load_config
+from flowrl.pipelines import PIPELINES, sd3
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY, CLIP, GENEVAL = "tiny_grpo_geneval", "sd35m_grpo_clip_24gb", "sd35m_grpo_geneval"
+MEASURED: dict[tuple[Any, ...], Network] = {}
+QUICK = ("pipeline.model=asset:tiny-sd3", "pipeline.height=64", "pipeline.width=64", "pipeline.max_sequence_length=16")
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a plan asked the network")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture(autouse=True)
+def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of one network measure it once."""
+
+    def remembered(denoiser: nn.Module, call: dict[str, Any], **settings: Any) -> Network:
+        shapes = tuple(str(value.shape) for value in call.values() if isinstance(value, Tensor))
+        key = (shapes, sum(p.numel() for p in denoiser.parameters()), *map(str, settings.values()))
+        if key not in MEASURED:
+            MEASURED[key] = measure(denoiser, call, **settings)
+        return MEASURED[key]
+
+    monkeypatch.setattr("flowrl.commands.plan.gather.measure", remembered)
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_plan(parser)
+    return plan(parser.parse_args(arguments))
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a plan prints, on one line, so that wrapping does not matter."""
+    assert run(*arguments) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.split("\n"))) <= 80
+    return " ".join(text.split())
+
+
+# ---- what it prints --------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_of_a_run_on_one_card(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, CLIP)
+    for part in (
+        "grpo, objective clip, credit outcome", "iterations 300", "512 x 512; latent [16, 64, 64], 205 text tokens",
+        "8 prompts x 16 = 128 images", "32 batches of 4", "16 micro-batches of 4, 2 updates an iteration",
+        "38,400 images, 600 updates",
+        "rollout 10 1,280 384,000", "update 3 384 115,200", "backward 3 384 115,200", "all 16 2,048 614,400",
+        "13 of 64 images, 3,616 evaluations each",
+        "2.25 TF forward, 4.78 TF with its backward pass",
+        "if it sustains 300 TFLOP/s (--tflops), an assumption", "never less than",
+        "denoiser, bfloat16 4.18 GiB", "autoencoder, float32 320 MiB", "reward's clip-vit-large-patch14 1.59 GiB",
+        "at the start 10.4 GiB of text encoders", "keeps 2.26 GiB", "2 of 286 MiB", "LoRA 71.6 MiB",
+        "about 14.7 GiB", "gated: accept it at huggingface.co/stabilityai/stable-diffusion-3.5-medium",
+    ):  # fmt: skip
+        assert part in text, part
+    # 22.5 TF of rollout, 3 x 4.78 of updates, 2.57 of decoding: an iteration of 128 images
+    assert "all 39.4 TF 5.04 PF 1.62 EF" in text
+
+
+def test_the_published_run_costs_what_was_reckoned_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """175 TF an image: 26 % rollout, 49 % update, 23 % reference, 2 % autoencoder, text and reward."""
+    text = printed(capsys, GENEVAL, "pipeline.dtype=bfloat16")
+    assert "all 174 TF 200 PF" in text
+    for stage, share in (("rollout", 26), ("update", 49), ("reference", 23), ("decoding", 1)):
+        cost = text.split("Cost ")[1].split(f"{stage} ")[1]
+        assert cost.split("%")[0].endswith(f" {share}")
+
+
+def test_processes_divide_time_and_tflops_are_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("prompts.eval=null", "eval_every=0", *QUICK)
+    text = printed(capsys, GENEVAL, *options, "--processes", "8", "--tflops", "400")
+    assert "144 images of 8 process(es)" in text
+    assert "6 micro-batches of 12" in text
+    assert "sustains 400 TFLOP/s" in text
+    assert " on 8 " in text
+    assert "prompts.train: data/geneval_train.jsonl is not here" in text
+
+
+NAMES = (
+    "tiny_g2rpo", "tiny_nft", "tiny_dpo", "tiny_dpo_offline", "tiny_draft", "tiny_branch_grpo", "tiny_dapo",
+    "tiny_adversarial", "sd35m_grpo_geneval", "sd35m_adv_grpo", "sd35m_mixgrpo_flash", "sd35m_dpo", "sd35m_tree_grpo",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_configurations_have_a_plan(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real ones on the small network: only the counting of its evaluations takes time."""
+    text = printed(capsys, name, *(QUICK if name.startswith("sd35m") else ()))
+    config = load_config(ROOT / "configs" / f"{name}.yaml")
+    assert text.startswith(f"{name}: what this run will do and need recipe {config.recipe}, objective")
+    assert "GPU time" in text
+    assert "largest micro_batch_size 24 GB 40 GB 80 GB 141 GB" in text
+    assert "licence none known for a folder" in text
+    assert "family does not say" not in text
+    for absent in ("data/geneval_train.jsonl", "data/references.json"):
+        uses = absent in (ROOT / "configs" / f"{name}.yaml").read_text()
+        assert not uses or absent in text
+
+
+def test_an_asset_comes_before_what_is_known_of_published_models(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sd3.KNOWN, "asset:tiny-sd3", sd3.SD35_MEDIUM)
+    text = printed(capsys, TINY)
+    assert "64 x 64; latent [8, 8, 8], 32 text tokens, 96 attend at once" in text  # 16 of CLIP, 16 of T5
+    assert "download nothing" in text
+
+
+def test_an_evaluation_at_another_size_costs_what_that_size_does(capsys: pytest.CaptureFixture[str]) -> None:
+    def share(*overrides: str) -> int:
+        text = printed(capsys, TINY, *overrides)
+        return int(text.split("evaluation ")[-1].split("%")[0].split()[-1])
+
+    assert share("eval.height=32", "eval.width=32") < share() / 2
+    with pytest.raises(ValueError, match=r"eval\.height \(65\)"):
+        run(TINY, "eval.height=65")
+
+
+def test_a_model_that_nobody_knows_is_planned_as_far_as_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, CLIP, "pipeline.model=nobody/unheard-of")
+    assert "Cost not known: no configuration of nobody/unheard-of is known without its download" in text
+    assert "rollout 10 1,280 384,000" in text
+    assert "licence not known: see huggingface.co/nobody/unheard-of" in text
+
+
+def test_a_family_without_the_functions_that_plans_ask_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = ModuleType("silent_family")
+    vars(silent).update(check=sd3.check, LORA_TARGETS=sd3.LORA_TARGETS, load=lambda model: None)
+    monkeypatch.setitem(sys.modules, "silent_family", silent)
+    monkeypatch.setitem(PIPELINES, "sd3", "silent_family")
+    text = printed(capsys, TINY)
+    assert "Cost not known: silent_family has no meta_denoiser and no meta_call" in text
+    assert "family sd3 does not say what guidance takes: two passes were counted" in text
+
+
+def test_what_is_smaller_than_it_seems_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("a red circle\n")
+    text = printed(
+        capsys, "tiny_refl", "rewards=[{name: attributes}]", f"prompts.train={tmp_path / 'few.txt'}", "budget.nfe=1",
+        "pipeline.device=cuda",
+    )  # fmt: skip
+    assert "prompts.train holds 1, fewer than prompts_per_step" in text
+    assert "iterations 1; the budget ends it there" in text
+    assert "budget it is used up by the first iteration" in text
+    assert "device pipeline.device=cuda is not available on this machine" in text
+
+
+def test_a_snapshot_in_the_cache_is_not_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    model = "stabilityai/stable-diffusion-3.5-medium"
+    assert not in_cache(model)
+    snapshot = tmp_path / "models--stabilityai--stable-diffusion-3.5-medium" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model_index.json").write_text("{}")
+    assert in_cache(model)
+
+
+def test_memory_falls_with_checkpointing_and_grows_with_the_micro_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    def activations(*overrides: str) -> float:
+        line = printed(capsys, TINY, *overrides).split("activations, ")[1]
+        number, unit = line.split("images ")[1].split()[:2]
+        return float(number) * {"GiB": GIB, "MiB": 2**20}[unit]
+
+    each = activations("micro_batch_size=12", "rollout_batch_size=12")
+    assert activations("micro_batch_size=24") == pytest.approx(2 * each, rel=0.02)
+    assert activations("micro_batch_size=24", "pipeline.gradient_checkpointing=true") < each
+
+
+# ---- what it refuses -------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "key": (("group_sise=4",), "group_size"),
+    "density": (("sampler.kernel=ode", "sampler.noise_level=null"), "sampler.kernel"),
+    "noise": (("sampler.noise_level=1.5",), "sampler.noise_level"),
+    "group": (("group_size=1",), "group_size must be at least 2"),
+    "foreign option": (("objective.options={beta: 1.0}",), "option 'beta'"),
+    "division": (("micro_batch_size=7",), "micro_batch_size"),
+    "processes": (("--processes", "5"), "5 processes"),
+    "no process": (("--processes", "0"), "--processes"),
+    "no speed": (("--tflops", "0"), "--tflops"),
+    "LoRA target": (("policy.target_modules=[attn.to_kv]",), "attn.to_kv"),
+    "folder": (("pipeline.model=./nowhere",), "./nowhere"),
+    "family": (("pipeline.name=sd4",), "sd4"),
+    "height": (("pipeline.height=65",), "pipeline.height"),
+    "gate": (("rewards.0.gate=0.5", "--processes", "16"), "gate"),
+    "video": (("rewards=[{name: temporal_smoothness}]",), "temporal_smoothness"),
+    "configuration": (("nothing.yaml",), "no configuration"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_with_the_key(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides, key = REFUSED[name]
+    first = overrides if overrides[0].endswith(".yaml") else (TINY, *overrides)
+    try:
+        code, message = run(*first), capsys.readouterr().err
+    except ValueError as error:  # what the command line prints
+        code, message = 1, str(error)
+    assert code == 1
+    assert key in message
+
+
+def test_a_bad_prompt_file_is_refused_and_an_absent_one_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "no prompt"}\n')
+    assert run(TINY, f"prompts.train={bad}") == 1
+    assert "line 1" in capsys.readouterr().err
+    text = printed(capsys, TINY, "prompts.eval=somewhere.jsonl")
+    assert "put in place prompts.eval: somewhere.jsonl is not here" in text
+    assert "2 of prompts that are not here" in text
+
+
+def test_the_number_of_processes_is_forgotten_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+    before = os.environ.get("WORLD_SIZE")
+    printed(capsys, TINY, "--processes", "2")
+    assert os.environ.get("WORLD_SIZE") == before
+
+
+def test_arguments_are_known_without_heavy_imports() -> None:
+    source = (
+        "import argparse, sys; from flowrl.commands.plan.arguments import add_plan; "
+        "add_plan(argparse.ArgumentParser()); "
+        "assert not {'torch', 'diffusers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", source], check=True, cwd=ROOT)

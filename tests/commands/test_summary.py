@@ -1,0 +1,68 @@
+"""The last words of a run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowrl.commands.train.result import print_summary
+from flowrl.config.train import load_config
+
+
+def evaluation(folder: Path, iteration: int, values: list[float | None]) -> None:
+    (folder / "eval").mkdir(exist_ok=True)
+    rows = [
+        {"prompt_id": n // 2, "prompt": f"p{n // 2}", "task": "", "sample": n % 2, "correct": None, "graded": None,
+         "rewards": {"brightness": value}}
+        for n, value in enumerate(values)
+    ]  # fmt: skip
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "eval" / f"iteration_{iteration:06d}.jsonl").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    row = {"iteration": 0, "eval/reward/brightness": 0.5, "eval/reward/brightness_low": 0.4}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    evaluation(tmp_path, 0, [0.0, 1.0, 0.5, None, 0.25, 0.75])
+    evaluation(tmp_path, 4, [0.5, 1.5, 1.0, 3.0, 0.75, None])
+    return tmp_path
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_held_out_rewards_are_compared_by_the_samples_that_were_scored_both_times(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=True)
+    shown = capsys.readouterr().out
+    assert "Held-out rewards, 6 samples" in shown
+    row = next(line for line in shown.splitlines() if "brightness" in line)
+    assert row.split() == ["brightness", "0.4375", "0.9375", "+0.5", "(+0.5", "to", "+0.5)"]
+    found = summary(folder)["rewards"]["brightness"]
+    assert found == {"before": 0.4375, "after": 0.9375, "change": {"mean": 0.5, "low": 0.5, "high": 0.5}}
+
+
+def test_the_command_to_try_takes_an_evaluated_prompt_and_its_pictures(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "samples").mkdir()
+    listed = [{"prompt": "make the cat's ball blue", "sample": 0, "seed": 1, "sources": ["a picture.png"]}]
+    (folder / "samples" / "prompts.json").write_text(json.dumps(listed), encoding="utf-8")
+    print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=True)
+    words = shlex.split(capsys.readouterr().out.split("Try       ")[1].replace("\\\n", " "))
+    assert words[:2] == ["flowrl", "sample"]
+    assert words[3:7] == ["--prompt", "make the cat's ball blue", "--source", "a picture.png"]
+
+
+def test_a_reward_without_any_score_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluation(folder, 4, [None] * 6)
+    print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=False)
+    assert "nan" in capsys.readouterr().out

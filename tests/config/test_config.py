@@ -1,0 +1,430 @@
+"""The strict loader: what it accepts, what it refuses, and what the refusal says."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flowrl.config.strict_yaml import closest, dotted_keys, dump, edit_distance, parse_yaml
+from flowrl.config.train import (
+    ConfigError,
+    PolicyConfig,
+    RewardConfig,
+    TrainConfig,
+    config_hash,
+    load_config,
+    resolve_path,
+    to_yaml,
+)
+from flowrl.config.vocabulary import FOREIGN_KEYS, FOREIGN_VALUES
+
+MINIMAL = """\
+num_iterations: 3
+prompts_per_step: 4
+group_size: 6
+pipeline: {model: "asset:tiny-sd3"}
+sampler: {kernel: flow_sde}
+prompts: {train: "asset:prompts.txt", eval: held_out.jsonl}
+rewards:
+  - name: scene
+  - {file: my.py, function: sharp, weight: 0.5, options: {radius: 1e-1}}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "run.yaml"
+    file.write_text(MINIMAL)
+    return file
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_defaults_and_derived_quantities(path: Path) -> None:
+    config = load_config(path)
+    assert (config.num_images, config.clip_bounds, config.policy.alpha) == (24, (1e-4, 1e-4), 64)
+    assert config.sampler.stochastic_range == (0, 9)
+    assert config.rewards[1] == RewardConfig(file="my.py", function="sharp", weight=0.5, options={"radius": 0.1})
+    assert PolicyConfig(lora_rank=8, lora_alpha=4).alpha == 4
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("optim.lr=1e-4", "optim.lr", 1e-4),
+        ("optim.lr=1", "optim.lr", 1.0),
+        ("clip_range=[1e-5, 2e-5]", "clip_range", (1e-5, 2e-5)),
+        ("clip_range=1e-3", "clip_range", 1e-3),
+        ("sampler.sde_window_range=[1,4]", "sampler.sde_window_range", (1, 4)),
+        ("sampler.noise_level=null", "sampler.noise_level", None),
+        ("policy.target_modules=[to_q, to_k]", "policy.target_modules", ("to_q", "to_k")),
+        ("same_latent=true", "same_latent", True),
+        ("out=2024", "out", "2024"),
+        ("out=1e-4", "out", "1e-4"),
+        ("out=", "out", None),
+        ("out=a=b", "out", "a=b"),
+        ("logging.tensorboard=false", "logging.tensorboard", False),
+        ("micro_batch_size=8", "micro_batch_size", 8),
+        ("adv_std=none", "adv_std", "none"),
+    ],
+)
+def test_override_values_and_types(path: Path, override: str, key: str, value: object) -> None:
+    node: object = load_config(path, [override])
+    for part in key.split("."):
+        node = getattr(node, part)
+    assert node == value
+    assert type(node) is type(value)
+
+
+def test_later_overrides_win_and_reach_into_lists_and_options(path: Path) -> None:
+    config = load_config(path, ["rewards.0.weight=2", "rewards.0.weight=3", "rewards.1.options.shape.kind=disk"])
+    assert config.rewards[0].weight == 3.0
+    assert config.rewards[1].options == {"radius": 0.1, "shape": {"kind": "disk"}}
+    swapped = load_config(path, ["rewards=[{name: a}]", "rewards.0.weight=-1"])
+    assert swapped.rewards == (RewardConfig(name="a", weight=-1.0),)
+
+
+def test_round_trip_with_every_default_written_out(path: Path) -> None:
+    tricky = ["out=yes", "policy.init_lora=1e-4", "rewards.1.options.text='010'", "clip_range=[1e-05, 3e+0]", "seed=7"]
+    config = load_config(path, tricky)
+    text = to_yaml(config)
+    again = path.with_name("again.yaml")
+    assert load_config(write(again, text)) == config
+    plain = yaml.safe_load(text)  # what a program with YAML 1.1 rules reads
+    assert plain["out"] == "yes"
+    assert plain["policy"]["init_lora"] == "1e-4"
+    assert plain["clip_range"] == [1e-5, 3.0]
+    assert plain["rewards"][1]["options"]["text"] == "010"
+    assert set(plain) == {field.name for field in dataclasses.fields(TrainConfig)}
+
+
+def test_dump_quotes_what_our_own_rules_would_misread() -> None:
+    values = {
+        k: k for k in ("1e5", "-2E3", ".5", "null", "~", "<<", "=", "no", "1:30", "0x10", "2024-01-01", "", " a ")
+    }
+    assert parse_yaml(dump(values), "x") == values
+    assert yaml.safe_load(dump(values)) == values
+
+
+def test_hash_names_the_experiment_not_the_folder(path: Path) -> None:
+    base = config_hash(load_config(path))
+    assert base == config_hash(load_config(path, ["out=elsewhere", "progress=false", "resume=x", "optim.lr=0.0003"]))
+    others = {config_hash(load_config(path, [o])) for o in ("seed=1", "optim.lr=1e-4", "rewards.0.weight=2")}
+    assert len(others | {base}) == 4
+    assert len(base) == 16
+
+
+def own_keys() -> list[str]:
+    return sorted(set(dotted_keys(TrainConfig)))
+
+
+def typos(word: str) -> set[str]:
+    """Every deletion and swap of neighbours, and one substitution and one insertion at each place."""
+    slips = {word[:i] + word[i + 1 :] for i in range(len(word))}
+    slips |= {word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in range(len(word) - 1)}
+    slips |= {word[:i] + "z" + word[i + 1 :] for i in range(len(word))}
+    slips |= {word[:i] + "s" + word[i:] for i in range(len(word) + 1)}
+    return slips - {word, ""}
+
+
+def test_every_single_typo_of_every_key_is_refused_with_the_right_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = parse_yaml(MINIMAL, "x")
+    path = Path("run.yaml")
+    monkeypatch.setattr("flowrl.config.train.read_with_base", lambda _: copy.deepcopy(data))  # parsing is the slow part
+    tried = 0
+    for dotted in own_keys():
+        prefix, _, name = dotted.rpartition(".")
+        node = data
+        for part in prefix.split(".") if prefix else []:
+            empty: Any = [{"name": "geneval"}] if part == "rewards" else {}
+            node = node[int(part)] if part.isdecimal() else node.setdefault(part, empty)
+        siblings = {key.rpartition(".")[2] for key in own_keys() if key.rpartition(".")[0] == prefix}
+        for slip in sorted(typos(name) - siblings):
+            nearest = {s for s in siblings if abs(len(slip) - len(s)) <= 1 and edit_distance(slip, s) == 1}
+            node[slip] = 1
+            message = refusal(path)
+            del node[slip]
+            assert f"unknown key '{prefix + '.' if prefix else ''}{slip}'" in message
+            assert str(path) in message
+            suggested = message.rpartition("did you mean '")[2].rstrip("'?").rpartition(".")[2]
+            assert suggested in nearest, (slip, message)
+            assert suggested == name or len(nearest) > 1, (slip, message)
+            tried += 1
+        data = parse_yaml(MINIMAL, "x")
+    assert tried > 1500
+
+
+@pytest.mark.parametrize("term", sorted(FOREIGN_KEYS))
+def test_terms_of_other_toolkits_are_answered_with_our_key(path: Path, term: str) -> None:
+    ours = FOREIGN_KEYS[term]
+    assert ours.split(" ")[0] in own_keys()
+    assert term not in {field.name for field in dataclasses.fields(TrainConfig)}
+    message = refusal(path, f"{term}=1")
+    assert ours in message or "did you mean" in message  # a term one slip away from a key of ours reads as a slip
+    assert f"override '{term}=1'" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "ours"),
+    [
+        ("num_generations=8", "group_size"),
+        ("sample.num_image_per_prompt=8", "group_size"),
+        ("sampler.eta=1", "sampler.noise_level"),
+        ("beta=0.04", "kl_coef"),
+        ("train.beta=0.04", "kl_coef"),
+        ("sampler.sde_type=cps", "sampler.kernel"),
+        ("sampler.num_inference_steps=4", "sampler.num_steps"),
+        ("learning_rate=1e-4", "optim.lr"),
+        ("resume_from=runs/a", "resume"),
+        ("lora_rank=4", "policy.lora_rank"),
+        ("global_std=true", "adv_std"),
+        ("wandb=true", "logging.tensorboard"),
+        ("noise_level=0.7", "sampler.noise_level"),
+        ("lr=1", "optim.lr"),
+    ],
+)
+def test_habits_find_our_name(path: Path, override: str, ours: str) -> None:
+    assert f"is called '{ours}" in refusal(path, override)
+
+
+def test_unlike_anything_lists_the_keys_of_the_section(path: Path) -> None:
+    assert "the keys here are optim.lr, optim.betas" in refusal(path, "optim.qqqqqq=1")
+
+
+def test_foreign_values_are_answered_with_ours(path: Path) -> None:
+    for key, values in FOREIGN_VALUES.items():
+        for theirs, ours in values.items():
+            message = refusal(path, f"{key}={theirs}")
+            assert f"did you mean '{ours}'" in message
+            assert repr(parse_yaml(theirs, "x")) in message
+
+
+REFUSALS: list[tuple[list[str], list[str]]] = [
+    (["sampler.kernel=ode"], ["ode has no density", "flow_sde", "cps"]),
+    (
+        ["sampler.kernel=flow_sd"],
+        [
+            "flow_sde, dance_sde, cps, ddim_flow, wan_sde, dpm_sde, ode",
+            "'flow_sd'",
+            "did you mean 'flow_sde'",
+        ],
+    ),
+    (["sampler.kernel=ode", "sampler.noise_level=0.7"], ["0.7", "kernel ode adds no noise"]),
+    (["sampler.noise_level=0"], ["noise_level 0", "no density"]),
+    (["sampler.noise_level=-0.5"], ["sampler.noise_level must be at least 0, got -0.5"]),
+    (["sampler.kernel=cps", "sampler.noise_level=1.2"], ["[0, 1] for kernel cps", "1.2"]),
+    (["sampler.kernel=ddim_flow", "sampler.noise_level=1.2"], ["[0, 1] for kernel ddim_flow", "1.2"]),
+    (["sampler.sde_window_size=10"], ["(10)", "[0, 9]", "9 steps"]),
+    (["sampler.sde_window_size=-1"], ["sampler.sde_window_size", "at least 0", "-1"]),
+    (["sampler.sde_window_range=[0,11]"], ["[0, 11]", "num_steps (10)"]),
+    (["sampler.sde_window_range=[3,3]"], ["[3, 3]", "low < high"]),
+    (["sampler.sde_window_range=[-1,3]"], ["[-1, 3]", "0 <= low"]),
+    (["sampler.sde_window_range=[1,2,3]"], ["a list of 2 values", "[1, 2, 3]"]),
+    (["sampler.num_steps=1"], ["[0, 0]", "num_steps (1)"]),
+    (["sampler.num_steps=0"], ["sampler.num_steps", "at least 1", "got 0"]),
+    (["sampler.kernel=cps", "sampler.sde_window_range=[0,10]"], ["last of 10 steps", "end the range at 9"]),
+    (["sampler.kernel=ddim_flow", "sampler.sde_window_range=[0,10]"], ["last of 10 steps", "end the range at 9"]),
+    (["sampler.guidance_scale=-1"], ["sampler.guidance_scale", "-1"]),
+    (["group_size=1"], ["group_size must be at least 2, got 1"]),
+    (["num_iterations=0"], ["num_iterations must be at least 1, got 0"]),
+    (["prompts_per_step=0"], ["prompts_per_step must be at least 1"]),
+    (["checkpoint_every=0"], ["checkpoint_every must be at least 1"]),
+    (["keep_checkpoints=0"], ["keep_checkpoints must be at least 1"]),
+    (["eval_every=-1"], ["eval_every must be at least 0"]),
+    (["eval_every=5", "prompts.eval=null"], ["eval_every is 5", "prompts.eval"]),
+    (["seed=-1"], ["seed must be at least 0"]),
+    (["threads=0"], ["threads must be at least 1"]),
+    (["kl_coef=-0.1"], ["kl_coef must be at least 0, got -0.1"]),
+    (["clip_range=0"], ["clip_range", "[0, 0]", "1e-4"]),
+    (["clip_range=[0.5,-1]"], ["clip_range", "[0.5, -1]"]),
+    (["clip_range=[1.5,2]"], ["clip_range", "[1.5, 2]"]),
+    (["clip_range=.inf"], ["clip_range", "a finite number", "inf"]),
+    (["adv_clip_range=0"], ["adv_clip_range must be above 0, got 0"]),
+    (["adv_std=batch"], ["group, global, none", "did you mean 'global'"]),
+    (["adv_std=null"], ["one of group, global, none", "got None"]),
+    (["optim.lr=-1e-4"], ["optim.lr must be at least 0, got -0.0001"]),
+    (["optim.betas=[0.9, 1.0]"], ["optim.betas must lie in [0, 1)", "got 1"]),
+    (["optim.eps=0"], ["optim.eps must be above 0"]),
+    (["optim.max_grad_norm=0"], ["optim.max_grad_norm must be above 0"]),
+    (["policy.ema_decay=1"], ["policy.ema_decay must lie in [0, 1)"]),
+    (["policy.lora_rank=0"], ["policy.lora_rank must be at least 1"]),
+    (["policy.target_modules=[]"], ["policy.target_modules is empty"]),
+    (["policy.target_modules=to_q"], ["policy.target_modules must be a list", "'to_q'"]),
+    (["pipeline.device=gpu"], ["auto, cpu, cuda, cuda:N or mps", "'gpu'"]),
+    (["pipeline.dtype=bf16"], ["'bf16'", "did you mean 'bfloat16'"]),
+    (["pipeline.model=''"], ["pipeline.model", "empty"]),
+    (["pipeline.height=0"], ["pipeline.height must be at least 1"]),
+    (["prompts.train=prompts.tsv"], [".txt, .jsonl or .csv", "prompts.tsv"]),
+    (["rewards=[]"], ["rewards is empty"]),
+    (["rewards.0.weight=0", "rewards.1.weight=0"], ["nothing to learn"]),
+    (["rewards.0.file=x.py"], ["rewards.0:", "name: scene, file: x.py"]),
+    (["rewards.1.function=null"], ["rewards.1:", "both file and function", "file: my.py"]),
+    (["rewards.1={name: scene}"], ["rewards.1 and rewards.0", "'scene'", "weights"]),
+    (["rewards.2.weight=1"], ["no item '2'", "0, 1"]),
+    (["rewards.first.weight=1"], ["no item 'first'"]),
+    (["rewards={name: scene}"], ["rewards must be a list of mappings", "(a mapping)"]),
+    (["rewards.1.options.when=!!timestamp 2024-01-01"], ["rewards.1.options.when", "datetime.date"]),
+    (
+        ["micro_batch_size=5"],
+        ["(4) * group_size (6) = 24 images", "micro_batch_size (5)", "[1, 2, 3, 4, 6, 8, 12, 24]"],
+    ),
+    (["rollout_batch_size=7"], ["rollout_batch_size (7)", "24 images"]),
+    (["updates_per_rollout=5"], ["updates_per_rollout (5)", "24 images"]),
+    (
+        ["updates_per_rollout=2", "micro_batch_size=24"],
+        ["divided by updates_per_rollout (2)", "(24)", "[1, 2, 3, 4, 6, 12]"],
+    ),
+    (["seed=1.5"], ["seed must be an integer, got 1.5 (a number)"]),
+    (["seed=true"], ["seed must be an integer, got True (true or false)"]),
+    (["seed=010"], ["seed must be an integer, got '010' (text)"]),
+    (["optim.lr=true"], ["optim.lr must be a finite number, got True"]),
+    (["optim.lr=fast"], ["optim.lr must be a finite number, got 'fast'"]),
+    ([f"optim.lr={10**400}"], ["optim.lr must be a finite number"]),
+    (["progress=yes"], ["progress must be true or false, got 'yes'"]),
+    (["pipeline.model=null"], ["pipeline.model must be text, got None (nothing)"]),
+    (["pipeline=tiny"], ["pipeline must be a mapping", "'tiny'"]),
+    (["group_size"], ["write KEY=VALUE", "'group_size'"]),
+    (["sampler..kernel=cps"], ["write KEY=VALUE"]),
+    (["=3"], ["write KEY=VALUE"]),
+    (["group_size.x=3"], ["group_size is 6", "no part 'x'"]),
+    (["optim.lr=[1"], ["override 'optim.lr=[1'", "not valid YAML"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "parts"), REFUSALS, ids=[" ".join(o)[:60] for o, _ in REFUSALS])
+def test_refusals_teach(path: Path, overrides: list[str], parts: list[str]) -> None:
+    message = refusal(path, *overrides)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["is empty"]),
+        ("# only a comment\n", ["is empty"]),
+        ("- a\n", ["a list", "a mapping of keys to values"]),
+        ("just text\n", ["text", "a mapping"]),
+        ("seed: 1\nseed: 2\n", ["line 2", "'seed' appears twice", "first on line 1"]),
+        ("optim:\n  lr: 1\n  lr: 2\n", ["line 3", "'lr' appears twice"]),
+        ("optim:\n\tlr: 1\n", ["line 2", "no tabs"]),
+        ("seed: [1\nout: x\n", ["line 2", "not valid YAML"]),
+        ("1: x\n", ["line 1", "keys are text"]),
+        ("[a, b]: x\n", ["line 1", "keys are text"]),
+        ("seed: !!python/object:os.system x\n", ["line 1", "not valid YAML"]),
+        ("seed: 1\n---\nseed: 2\n", ["not valid YAML", "line 2"]),
+        (MINIMAL.replace("group_size: 6\n", ""), ["required key 'group_size' is missing", "an integer"]),
+        (MINIMAL.replace("kernel: flow_sde", ""), ["required key 'sampler.kernel' is missing", "one of flow_sde"]),
+        (MINIMAL.replace("{kernel: flow_sde}", ""), ["sampler must be a mapping", "got None"]),
+        (MINIMAL.replace("{radius: 1e-1}", "&o {again: *o}"), ["options", "contains itself"]),
+    ],
+)
+def test_files_that_cannot_be_used(path: Path, text: str, parts: list[str]) -> None:
+    message = refusal(write(path, text))
+    for part in [str(path), *parts]:
+        assert part in message
+
+
+def test_files_that_cannot_be_read(path: Path, tmp_path: Path) -> None:
+    assert "no such file" in refusal(tmp_path / "nowhere.yaml")
+    assert "is a folder" in refusal(tmp_path)
+    path.write_bytes(b"seed: \xff\xfe")
+    assert "not UTF-8" in refusal(path)
+
+
+def test_anchors_and_merge_keys_are_ordinary_yaml(path: Path) -> None:
+    text = MINIMAL + "optim: &o {lr: 1e-5}\n"
+    assert load_config(write(path, text)).optim.lr == 1e-5
+    shared = MINIMAL.partition("rewards:")[0] + "rewards: [{name: a, options: &o {x: 1}}, {name: b, options: *o}]\n"
+    config = load_config(write(path, shared), ["rewards.0.options.x=2"])
+    assert [reward.options["x"] for reward in config.rewards] == [2, 1]
+    assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\n", "x")["b"] == {"x": 3, "y": 2}
+
+
+@pytest.mark.parametrize("prompts", [1, 5, 7, 12, 48])
+@pytest.mark.parametrize("group", [2, 9, 24])
+@pytest.mark.parametrize("updates", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_default_geometry_is_the_largest_that_fits(
+    path: Path, prompts: int, group: int, updates: int, processes: int
+) -> None:
+    images = prompts * group
+    overrides = [f"prompts_per_step={prompts}", f"group_size={group}", f"updates_per_rollout={updates}"]
+    if images % updates:
+        assert f"updates_per_rollout ({updates})" in refusal(path, *overrides)
+        return
+    config = load_config(path, overrides)
+    if images % processes or images // processes % updates:
+        with pytest.raises(ConfigError, match=r"do not divide by"):
+            config.resolve_batch(processes)
+        return
+    geometry = config.resolve_batch(processes)
+    share = images // processes
+    assert geometry.images_per_process == share
+    assert geometry.rollout_batch_size == max(d for d in range(1, 25) if share % d == 0)
+    assert geometry.micro_batch_size == max(d for d in range(1, 25) if share % (d * updates) == 0)
+    assert geometry.micro_batches_per_process * geometry.micro_batch_size == share
+    assert geometry.micro_batches_per_update * updates == geometry.micro_batches_per_process
+
+
+def test_given_sizes_may_exceed_the_default_limit(path: Path) -> None:
+    overrides = ["prompts_per_step=8", "micro_batch_size=48", "rollout_batch_size=48"]
+    geometry = load_config(path, overrides).resolve_batch(1)
+    assert (geometry.micro_batch_size, geometry.rollout_batch_size, geometry.micro_batches_per_update) == (48, 48, 1)
+    with pytest.raises(ConfigError, match=r"24 images per process do not divide by rollout_batch_size \(48\)"):
+        load_config(path, overrides).resolve_batch(2)
+
+
+def test_paths_resolve_or_say_what_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.txt").write_text("a")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_path("p.txt").read_text() == "a"
+    assert resolve_path("p.txt", tmp_path) == tmp_path / "p.txt"
+    with pytest.raises(ConfigError, match=r"there is no 'q\.txt': looked for .*q\.txt"):
+        resolve_path("q.txt")
+    for bad in ("asset:", "asset:no-such-thing", "asset:../pyproject.toml"):
+        with pytest.raises(ConfigError, match=r"there is no asset"):
+            resolve_path(bad)
+
+
+def test_edit_distance_and_closest() -> None:
+    assert edit_distance("kernel", "kernal") == 1
+    assert edit_distance("ab", "ba") == 1
+    assert edit_distance("", "abc") == 3
+    assert edit_distance("kitten", "sitting") == 3
+    assert closest("l", ["lr", "eps"]) == "lr"
+    assert closest("zzzz", ["lr", "eps"]) is None
+
+
+def test_every_field_has_a_docstring() -> None:
+    import ast
+
+    import flowrl.config.sections
+    import flowrl.config.train
+
+    for module in (flowrl.config.train, flowrl.config.sections):
+        tree = ast.parse(Path(str(module.__file__)).read_text())
+        for cls in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Config")):
+            body = list(cls.body)
+            for field, after in itertools.pairwise(body):
+                if isinstance(field, ast.AnnAssign):
+                    assert isinstance(after, ast.Expr), f"{cls.name}: {ast.unparse(field)} has no docstring"

@@ -1,0 +1,72 @@
+"""Folders of drawn scenes with known answers, and the command as a user calls it, for tests of evaluations."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from flowrl.commands.eval.arguments import add_eval
+from flowrl.commands.eval.run import evaluate
+from flowrl.world import scene_prompts as world
+from flowrl.world.scenes import draw_scene, random_scene
+
+RECORDS = [
+    world.single_object("circle"),
+    world.two_object("square", "triangle"),
+    world.counting("circle", 3),
+    world.colors("square", "red"),
+    world.position("triangle", "above", "circle"),
+    world.color_attr("circle", "blue", "square", "yellow"),
+]
+"""One prompt of each task."""
+
+
+def right(record: dict[str, Any], sample: int) -> np.ndarray:
+    """A scene in which the record holds."""
+    return draw_scene(random_scene(record, np.random.default_rng([sample, len(record["prompt"])])))
+
+
+def empty(record: dict[str, Any], sample: int) -> np.ndarray:
+    """The world's ground with nothing on it."""
+    return draw_scene(())
+
+
+def write_folder(
+    folder: Path,
+    records: Sequence[dict[str, Any]] = RECORDS,
+    *,
+    samples: int = 2,
+    picture: Callable[[dict[str, Any], int], np.ndarray] = right,
+    name: str = "{:05d}.png",
+) -> Path:
+    """A folder as the original scripts write it."""
+    for index, record in enumerate(records):
+        place = folder / f"{index:05d}" / "samples"
+        place.mkdir(parents=True)
+        (place.parent / "metadata.jsonl").write_text(json.dumps(record))
+        for sample in range(samples):
+            Image.fromarray(picture(record, sample)).save(place / name.format(sample))
+    return folder
+
+
+def parse(*arguments: object) -> argparse.Namespace:
+    """The arguments of `flowrl eval`."""
+    parser = argparse.ArgumentParser()
+    add_eval(parser)
+    return parser.parse_args([str(argument) for argument in arguments])
+
+
+def flowrl_eval(*arguments: object) -> int:
+    """`flowrl eval ARGUMENTS`, errors as exceptions."""
+    return evaluate(parse(*arguments))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """A file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,67 @@
+"""A judge that answers by a function of the question, in place of a server or a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_clip import inputs_of
+
+from flowrl.rewards import RewardInputs
+from flowrl.rewards.judges.chat import Answer, Question
+
+JUDGE = {"server": "http://127.0.0.1:1/v1", "model": "scripted"}
+
+
+class ScriptedJudge:
+    """Keeps what it was asked."""
+
+    version = "scripted-judge"
+
+    def __init__(self, answer: Callable[[Question], Answer]) -> None:
+        self.answer = answer
+        self.asked: list[Question] = []
+
+    def ask(self, questions: Sequence[Question]) -> list[Answer]:
+        self.asked += questions
+        return [self.answer(question) for question in questions]
+
+
+def script(monkeypatch: pytest.MonkeyPatch, module: ModuleType, answer: Callable[[Question], Answer]) -> ScriptedJudge:
+    """Makes the rewards of a module ask this judge; the options for it are checked as ever."""
+    judge = ScriptedJudge(answer)
+
+    def build(options: Any, *, device: Any, owner: str) -> ScriptedJudge:
+        return judge
+
+    monkeypatch.setattr(module, "build_chat", build)
+    return judge
+
+
+def level(question: Question) -> int:
+    """The 8-bit level of the last picture's first pixel."""
+    return int([part for part in question.parts if isinstance(part, np.ndarray)][-1][0, 0, 0])
+
+
+def yes(probability: float) -> Answer:
+    """An answer whose first token is yes with this probability among yes and no."""
+    candidates = {"Yes": math.log(probability), " no": math.log(1 - probability), "Well": -0.1}
+    return Answer(text="Yes", logprobs=(candidates,))
+
+
+def grey(levels: Sequence[float], size: int = 4) -> torch.Tensor:
+    """Flat pictures of these 8-bit levels, so that a judge's answer can depend on which picture it was shown."""
+    return torch.tensor(levels)[:, None, None, None].expand(-1, 3, size, size).float() / 255
+
+
+def edits(levels: Sequence[float] = (50, 100, 150, 200)) -> RewardInputs:
+    """Edited pictures of these levels, of sources of the levels 10, 11 ..., each with a requirement."""
+    sources = [[image] for image in grey([10 + i for i in range(len(levels))])]
+    inputs = inputs_of(grey(levels), source_images=sources)
+    return replace(inputs, metadata=[{"requirement": f"need {i}"} for i in range(len(levels))])

@@ -1,0 +1,89 @@
+"""Helpers around a random SD3 pipeline of 77 thousand parameters: quick, and real in every class."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flowrl.pipelines import sd3
+from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.sd3 import SD3
+from flowrl.pretrain.tiny_sd3 import CONTEXT, build_tiny_sd3
+from flowrl.randomness import counter_normal
+from flowrl.samplers import KERNELS, Kernel, Velocity, classifier_free_guidance, rollout
+from flowrl.trajectory import Schedule, Trajectory
+
+PROMPTS = ["a photo of a red circle", "two blue squares", "a green star left of a black triangle", "three stars"]
+RANK, ALPHA = 2, 4
+
+
+def save_tiny_sd3(folder: Path) -> Path:
+    """A complete pipeline folder whose attention tells prompts and positions apart, although nothing is trained."""
+    build_tiny_sd3(0, width=32, num_layers=2, vae_channels=(8, 8, 16, 16)).save_pretrained(folder)
+    return folder
+
+
+def load_tiny(folder: Path, dtype: torch.dtype = torch.float32, *, gradient_checkpointing: bool = False) -> SD3:
+    """The folder as flowrl loads it."""
+    return sd3.load(
+        str(folder), dtype=dtype, max_sequence_length=CONTEXT, gradient_checkpointing=gradient_checkpointing
+    )
+
+
+def fill_lora(policy: Policy, seed: int = 0, scale: float = 0.2) -> None:
+    """Gives B values, as after some training; with B zero a LoRA changes nothing and A gets no gradient."""
+    for name, parameter in policy.parameters.items():
+        if "lora_B" in name:
+            parameter.data.copy_(scale * counter_normal(parameter.shape, seed, "filled", name))
+
+
+def adapted(
+    folder: Path, dtype: torch.dtype = torch.float32, *, gradient_checkpointing: bool = False
+) -> tuple[SD3, Policy]:
+    """A pipeline with a LoRA on the published targets that does something."""
+    pipeline = load_tiny(folder, dtype, gradient_checkpointing=gradient_checkpointing)
+    policy = Policy(pipeline.denoiser, rank=RANK, alpha=ALPHA, targets=pipeline.lora_targets, seed=1)
+    fill_lora(policy)
+    return pipeline, policy
+
+
+def start_noise(pipeline: SD3, b: int) -> Tensor:
+    """Start noise `[b, *latent]`, always the same."""
+    return counter_normal((b, *pipeline.latent_shape), "start")
+
+
+def probe(pipeline: SD3) -> Tensor:
+    """One network evaluation of two prompts, without gradient: a fingerprint of the weights that are at work."""
+    with torch.no_grad():
+        return pipeline.network(start_noise(pipeline, 2), torch.tensor([700.0, 300.0]), pipeline.encode(PROMPTS[:2]))
+
+
+def guided(pipeline: SD3, prompts: list[str], scale: float) -> Velocity:
+    """The velocity of some prompts, guided away from the empty one."""
+    return classifier_free_guidance(pipeline.network, pipeline.encode(prompts), pipeline.encode([""]), scale)
+
+
+def bound(kernel: str, schedule: Schedule) -> Kernel:
+    """A kernel at its default noise level."""
+    return partial(KERNELS[kernel], sigma_max=schedule.sigma_max)
+
+
+@torch.no_grad()
+def sample_sde(pipeline: SD3, prompts: list[str], scale: float, schedule: Schedule, kernel: Kernel) -> Trajectory:
+    """A rollout whose steps are all stochastic except the last."""
+    x = start_noise(pipeline, len(prompts))
+    return rollout(
+        guided(pipeline, prompts, scale), x, schedule, kernel, lambda step: counter_normal(x.shape, "step", step),
+        stochastic=range(schedule.num_steps - 1),
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def sample_ode(pipeline: SD3, prompts: list[str], scale: float, num_steps: int, grid: str = "diffusers") -> Tensor:
+    """Finished latents without any noise on the way."""
+    schedule, x = pipeline.schedule(num_steps, grid), start_noise(pipeline, len(prompts))
+    velocity = guided(pipeline, prompts, scale)
+    return rollout(velocity, x, schedule, bound("ode", schedule), lambda step: x, stochastic=()).final

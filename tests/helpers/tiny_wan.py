@@ -1,0 +1,74 @@
+"""Random Wan pipelines of a few thousand parameters: quick, and real in every class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from diffusers import (
+    AutoencoderKLWan,
+    UniPCMultistepScheduler,
+    WanImageToVideoPipeline,
+    WanPipeline,
+    WanTransformer3DModel,
+)
+from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel
+
+from flowrl.pretrain.tiny_sd3 import CONTEXT, t5_tokenizer
+
+Kind = Literal["t2v", "t2v-a14b", "ti2v-5b", "i2v", "i2v-a14b"]
+OPTIONS: dict[str, Any] = {
+    "height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_length": CONTEXT, "device": "cpu",
+}  # fmt: skip
+CHANNELS, WIDTH, BOUNDARY = 4, 24, 0.8
+
+
+def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
+    """A complete pipeline folder like the published one of this kind; load it with `OPTIONS`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        tokenizer = t5_tokenizer()
+        text_encoder = UMT5EncoderModel(
+            UMT5Config(
+                vocab_size=len(tokenizer), d_model=WIDTH, d_kv=12, d_ff=WIDTH, num_layers=1, num_heads=2,
+                is_encoder_decoder=False, tie_word_embeddings=True,
+            )
+        )  # fmt: skip
+        vae = AutoencoderKLWan(
+            base_dim=4, z_dim=CHANNELS, dim_mult=[1, 1, 2], num_res_blocks=1, temperal_downsample=[True, True],
+            in_channels=12, out_channels=12, patch_size=2, latents_mean=[0.1, -0.2, 0.3, 0.0],
+            latents_std=[1.5, 0.5, 2.0, 1.0], scale_factor_temporal=4, scale_factor_spatial=8,
+        )  # fmt: skip
+        beside = kind in ("i2v", "i2v-a14b")
+        config: dict[str, Any] = {
+            "patch_size": (1, 2, 2), "num_attention_heads": 2, "attention_head_dim": 12,
+            "in_channels": 2 * CHANNELS + 4 if beside else CHANNELS, "out_channels": CHANNELS, "text_dim": WIDTH,
+            "freq_dim": 16, "ffn_dim": 32, "num_layers": 2, "rope_max_seq_len": 16,
+        }  # fmt: skip
+        if kind == "i2v":
+            config |= {"image_dim": 16, "added_kv_proj_dim": WIDTH}
+        experts = {"transformer": WanTransformer3DModel(**config)}
+        if kind.endswith("a14b"):
+            experts["transformer_2"] = WanTransformer3DModel(**config)
+        for expert in experts.values():  # its initial output is nearly zero, and so are the embeddings of times
+            torch.nn.init.normal_(expert.proj_out.weight, std=0.3)
+            torch.nn.init.normal_(expert.condition_embedder.time_proj.weight, std=0.3)
+        parts: dict[str, Any] = {
+            "tokenizer": tokenizer, "text_encoder": text_encoder, "vae": vae, **experts,
+            "scheduler": UniPCMultistepScheduler(
+                prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, num_train_timesteps=1000
+            ),
+            "boundary_ratio": BOUNDARY if kind.endswith("a14b") else None, "expand_timesteps": kind == "ti2v-5b",
+        }  # fmt: skip
+        if kind == "i2v":
+            parts["image_encoder"] = CLIPVisionModel(
+                CLIPVisionConfig(
+                    hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=16,
+                    patch_size=8, projection_dim=16,
+                )
+            )  # fmt: skip
+            size = {"height": 16, "width": 16}
+            parts["image_processor"] = CLIPImageProcessor(size=size, crop_size=size)
+    (WanImageToVideoPipeline if beside else WanPipeline)(**parts).save_pretrained(folder)
+    return folder

@@ -1,0 +1,215 @@
+"""A model family without diffusers: a network of two small layers on latents of 12 numbers, in milliseconds.
+
+It stands where a family module stands (`monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")`), so that whole runs of
+the real recipes and of the real command go through it. `quick_run` leaves the run folder out as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import Accelerator
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from flowrl.config.train import TrainConfig, load_config
+from flowrl.pipelines.common import two_pass_guidance, two_passes
+from flowrl.pipelines.lora import lora_ready_for_diffusers
+from flowrl.randomness import counter_normal
+from flowrl.recipes import grpo
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.samplers import Network, Velocity, build_schedule
+from flowrl.trajectory import Conditioning, Schedule
+
+LORA_TARGETS = ("inner", "outer")
+PROMPTS = ["a red circle", "two blue squares", "a green star", "three yellow triangles"]
+REWARDS = """
+import torch
+
+from flowrl.rewards import RewardOutput
+
+def brightness(images, prompts, metadata):
+    return images.mean((1, 2, 3))
+
+def redness(images, prompts, metadata):
+    return torch.sigmoid(4 * (images[:, 0] - images[:, 2]).mean((1, 2)))
+
+def success(images, prompts, metadata):
+    return (images.mean((1, 2, 3)) > 0.5).float()
+
+def half_fail(images, prompts, metadata):  # two of the prompts give equal rewards, so that their groups teach nothing
+    same = torch.tensor([prompt in ("a red circle", "two blue squares") for prompt in prompts])
+    return torch.where(same, torch.zeros(len(images)), images.mean((1, 2, 3)))
+
+def broken_by_value(inputs):
+    value = inputs.images.mean((1, 2, 3))
+    valid = (1000 * value).floor() % 3 != 0
+    return RewardOutput(values=torch.where(valid, value, torch.nan), valid=valid)
+
+def broken(inputs):
+    value = inputs.images.mean((1, 2, 3))
+    valid = value <= value.median()
+    return RewardOutput(values=torch.where(valid, value, torch.nan), valid=valid)
+"""
+
+
+def smooth_brightness(*, device: torch.device) -> Reward:
+    """Brightness that carries gradient, for `REWARDS` and `DIFFERENTIABLE`."""
+
+    def score(inputs: RewardInputs) -> RewardOutput:
+        values = inputs.images.mean((1, 2, 3))
+        return RewardOutput(values=values, valid=torch.ones_like(values, dtype=torch.bool))
+
+    return FunctionReward(
+        name="smooth_brightness", score=score, needs=frozenset(), version="1", differentiable=True
+    )  # fmt: skip
+
+
+def check_smooth_brightness() -> None:
+    """Nothing to check."""
+
+
+class Net(nn.Module):
+    """Velocity of a flat latent, its text and its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(12 + 4 + 1, 16), nn.Linear(16, 12)
+        for name, parameter in self.named_parameters():
+            parameter.data.copy_(0.3 * counter_normal(parameter.shape, "toy", name))
+
+    def forward(self, x: Tensor, timestep: Tensor, text: Tensor) -> Tensor:
+        flat = torch.cat([x.flatten(1), text, timestep[:, None] / 1000], 1)
+        return self.outer(torch.tanh(self.inner(flat))).view_as(x)
+
+
+class Toy:
+    """A `Pipeline`."""
+
+    model: str = "toy"
+    lora_targets: tuple[str, ...] = LORA_TARGETS
+    latent_shape: tuple[int, ...] = (3, 2, 2)
+    image_shape: tuple[int, ...] = (3, 2, 2)
+    num_sources: tuple[int, int] = (0, 0)
+    fps: float | None = None
+
+    def __init__(self) -> None:
+        self.denoiser: nn.Module = Net()
+
+    def encode(self, prompts: Sequence[str], sources: Any = None) -> Conditioning:
+        return Conditioning({"text": torch.stack([counter_normal((4,), "text", prompt) for prompt in prompts])})
+
+    def free_text_encoders(self) -> None:
+        pass
+
+    def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+        velocity: Tensor = self.denoiser(x, timestep, cond.tensors["text"])
+        return velocity
+
+    def passes(self, scale: float) -> int:
+        return two_passes(scale)
+
+    def guided(self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float) -> Velocity:
+        return two_pass_guidance(network, cond, negative, scale)
+
+    def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
+        return build_schedule({"shift": shift or 2.0}, num_steps, grid=grid)
+
+    def resized(self, height: int, width: int) -> Toy:
+        return self
+
+    def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
+        with torch.set_grad_enabled(gradient):
+            return torch.sigmoid(latents.float())
+
+    def encode_images(self, images: Tensor) -> Tensor:
+        return torch.logit(images)
+
+    def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
+        folder.mkdir(exist_ok=True)
+        save_file(lora_ready_for_diffusers(tensors), folder / "pytorch_lora_weights.safetensors")
+        return folder / "pytorch_lora_weights.safetensors"
+
+
+def check(model: str, targets: Sequence[str] | None) -> None:
+    """Nothing to check."""
+
+
+def load(model: str, **options: Any) -> Toy:
+    """The toy, whatever is asked for."""
+    return Toy()
+
+
+# ---- configurations and runs -----------------------------------------------------------------------------------------
+
+
+def write_toy(folder: Path, **settings: Any) -> Path:
+    """Writes prompts, rewards and a configuration into a folder; `settings` replace top-level keys."""
+    (folder / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
+    (folder / "toy_rewards.py").write_text(REWARDS)
+    config: dict[str, Any] = {
+        "num_iterations": 1, "prompts_per_step": 2, "group_size": 4, "checkpoint_every": 1, "progress": False,
+        "keep_checkpoints": 9, "max_invalid_ratio": 1.0,
+        "pipeline": {"model": "toy", "dtype": "float32", "device": "cpu"},
+        "policy": {"lora_rank": 2},
+        "sampler": {"kernel": "flow_sde", "num_steps": 4},
+        "optim": {"lr": 0.01},
+        "prompts": {"train": str(folder / "prompts.txt")},
+        "rewards": [{"file": str(folder / "toy_rewards.py"), "function": "brightness"}],
+        "logging": {"tensorboard": False},
+    }  # fmt: skip
+    path = folder / "toy.yaml"
+    path.write_text(yaml.safe_dump(config | settings))
+    return path
+
+
+def reward_list(folder: Path, *functions: str) -> str:
+    """The override that takes these functions of the reward file."""
+    return f"rewards=[{', '.join(f'{{file: {folder}/toy_rewards.py, function: {name}}}' for name in functions)}]"
+
+
+@cache
+def _accelerator() -> Accelerator:
+    return Accelerator(cpu=True)
+
+
+class QuickRun:
+    """A `Run` of one process that keeps its rows in memory and writes nothing."""
+
+    device, main, rank, world = torch.device("cpu"), True, 0, 1
+
+    def __init__(self, folder: Path) -> None:
+        self.accelerator, self.folder, self.logged = _accelerator(), folder, list[dict[str, Any]]()
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        self.logged.append(dict(row))
+
+    def save_checkpoint(self, iteration: int, state: Mapping[str, Any], keep: int) -> Path:
+        return self.folder
+
+    def load_checkpoint(self) -> None:
+        return None
+
+    def should_stop(self) -> bool:
+        return False
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+
+def quick_run(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:
+    """Checks and trains as the command does, without a run folder; returns the rows it logged."""
+    grpo.check(config)
+    run: Any = QuickRun(folder)
+    assert grpo.main(config, run)
+    return run.logged
+
+
+def toy_config(path: Path, *overrides: str) -> TrainConfig:
+    """The toy's configuration with overrides."""
+    return load_config(path, overrides)

@@ -1,0 +1,323 @@
+"""Policy-gradient objectives, kernel sensitivities and ratios of whole trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flowrl.objectives.policy_gradient import (
+    OBJECTIVES,
+    Scored,
+    flow_dppo,
+    grpo_guard,
+    kernel_sensitivity,
+    sequence_coefficients,
+)
+from flowrl.samplers import KERNELS, Transition, gaussian_kl, gaussian_log_prob, linspace_sigmas
+from flowrl.samplers.schedules import diffusers_sigmas, dynamic_sigmas
+
+STD = 0.4427188724  # Flow-SDE 0.7 from .8 to .7
+SENSITIVITY = -0.1245
+XI = torch.tensor([[0.5, -1.0, 0.25, 0.8]], dtype=torch.float64)
+DRIFT = torch.tensor([[0.004, -0.002, 0.001, 0.003]], dtype=torch.float64)
+
+
+def double(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def scored(new_mean: Tensor, *, advantage: list[float], xi: Tensor = XI, clip: float = 1.0, std: float = STD) -> Scored:
+    """Rows whose old mean is 0; the log-ratio is per dimension."""
+    old, new = Transition(torch.zeros_like(new_mean), double(std)), Transition(new_mean, double(std))
+    produced, ranges = std * xi.expand_as(new_mean), torch.full((len(new_mean),), clip, dtype=torch.float64)
+    log_ratio = (gaussian_log_prob(produced, new) - gaussian_log_prob(produced, old)) / new_mean[0].numel()
+    return Scored(
+        log_ratio=log_ratio, advantage=double(advantage), clip_low=ranges, clip_high=ranges, new=new,
+        old_mean=old.mean, produced=produced, step_size=0.1, sensitivity=SENSITIVITY,
+    )  # fmt: skip
+
+
+def gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    at = at.clone().requires_grad_()
+    (result,) = torch.autograd.grad(loss(at).sum(), at)
+    return result
+
+
+def finite_difference(loss: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6) -> Tensor:
+    result = torch.zeros_like(at)
+    for i in range(at.numel()):
+        shift = torch.zeros_like(at)
+        shift.view(-1)[i] = step
+        result.view(-1)[i] = (loss(at + shift).sum() - loss(at - shift).sum()) / (2 * step)
+    return result
+
+
+# ---- sensitivity -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "c", "kl"),
+    [("flow_sde", 0.7, -0.1245, 1.3839509e-5), ("dance_sde", 0.3, -0.101125, 1.9884405e-4),
+     ("cps", 0.8, -0.1967376208, 1.5282843e-5), ("ode", 0.0, -0.1, None)],
+)  # fmt: skip
+def test_sensitivity_and_the_kl_it_explains(name: str, level: float, c: float, kl: float | None) -> None:
+    kernel = partial(KERNELS[name], noise_level=level)
+    sensitivity = kernel_sensitivity(kernel, 0.8, 0.7)
+    assert sensitivity == pytest.approx(c, abs=5e-11)
+    if kl is None:
+        return
+    x, v = double([[0.30, -1.20, 0.75, 2.00]]), double([[-0.40, 0.90, -0.10, 1.50]])
+    dv = double([[-0.02, 0.01, -0.03, 0.0]])
+    new, reference = kernel(x, v, 0.8, 0.7), kernel(x, v - dv, 0.8, 0.7)
+    assert float(gaussian_kl(new, reference)) / 4 == pytest.approx(kl, rel=1e-7)
+    assert sensitivity**2 * float(dv.square().mean()) / (2 * float(new.std) ** 2) == pytest.approx(kl, rel=1e-7)
+
+
+FLUX6 = dynamic_sigmas(6, 0.63)
+SD3 = diffusers_sigmas(10, 3.0)
+DANCE16 = linspace_sigmas(16, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "grid", "over_std", "expected"),
+    [
+        ("flow_sde", 0.7, SD3, True,
+         [0.056958, 0.078391, 0.129240, 0.187977, 0.264033, 0.370990, 0.535640, 0.824803, 1.486750, 1.770614]),
+        ("dance_sde", 0.3, DANCE16, True,
+         [0.491473, 0.513840, 0.538366, 0.565387, 0.595311, 0.628648, 0.666039, 0.708308, 0.756536, 0.812186, 0.877319,
+          0.955009, 1.050265, 1.172526, 1.344963, 1.667014]),
+        ("cps", 0.8, SD3, False,
+         [0.039871, 0.071943, 0.107010, 0.145043, 0.185540, 0.226922, 0.265072, 0.289639, 0.273574, 0.008929]),
+        ("cps", 0.8, FLUX6, False, [0.096264, 0.166560, 0.232029, 0.284543, 0.308512, 0.273003]),
+    ],
+)  # fmt: skip
+def test_gradient_scales_of_whole_schedules(
+    name: str, level: float, grid: Tensor, over_std: bool, expected: list[float]
+) -> None:
+    kernel = partial(KERNELS[name], noise_level=level, sigma_max=float(grid[1]))
+    zero, found = torch.zeros(1, 1, dtype=torch.float64), []
+    for sigma, sigma_next in pairwise(grid):
+        size = abs(kernel_sensitivity(kernel, sigma, sigma_next))
+        found.append(size / float(kernel(zero, zero, sigma, sigma_next).std) if over_std else size)
+    assert found == pytest.approx(expected, abs=1.5e-6)  # six printed digits, of a float32 schedule
+
+
+# ---- objectives ------------------------------------------------------------------------------------------------------
+
+
+def test_guard_worked_values() -> None:
+    rows = scored(DRIFT, advantage=[1.0])
+    assert float(rows.log_ratio) == pytest.approx(0.0037360721, abs=1e-10)
+    bias = float(DRIFT.square().mean()) / (2 * STD**2)
+    assert bias == pytest.approx(1.9132653e-5, rel=1e-7)
+    log_normalised = STD * (float(rows.log_ratio) + bias)
+    assert log_normalised == pytest.approx(0.0016625, abs=1e-12)
+    ratio = torch.tensor(0.0016625, dtype=torch.float64).exp()
+    assert float(grpo_guard(rows, delta="none")) == pytest.approx(-float(ratio), abs=1e-12)
+    assert float(grpo_guard(rows, delta="published")) == pytest.approx(-10 * float(ratio), abs=1e-11)
+    assert float(grpo_guard(rows)) == pytest.approx(-float(ratio) / 0.1245, abs=1e-11)
+    clipped = grpo_guard(scored(DRIFT, advantage=[1.0], clip=2e-6), delta="none")
+    assert float(clipped) == pytest.approx(-1.000002, abs=1e-12)  # the range is of exp(log r^)
+
+
+def test_guard_takes_the_bias_of_each_sample_and_ignores_the_log_ratio() -> None:
+    both = torch.cat([DRIFT, -3 * DRIFT])
+    apart = [grpo_guard(scored(mean[None], advantage=[a])) for mean, a in zip(both, (1.0, -2.0), strict=True)]
+    assert torch.allclose(grpo_guard(scored(both, advantage=[1.0, -2.0])), torch.cat(apart), atol=1e-14)
+    summed = scored(both, advantage=[1.0, -2.0])
+    other = Scored(**{n: getattr(summed, n) for n in summed.__slots__} | {"log_ratio": 4 * summed.log_ratio})
+    assert torch.equal(grpo_guard(other), grpo_guard(summed))
+
+
+def test_guard_gradient_does_not_depend_on_the_step() -> None:
+    """d log r^ / d velocity = c xi / D, and delta takes c out: all steps pull alike on the network."""
+    grid = SD3
+    kernel = partial(KERNELS["flow_sde"], noise_level=0.7, sigma_max=float(grid[1]))
+    x, v, xi = torch.ones(1, 4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64), XI
+    for step in (0, 3, 8):
+        sigma, sigma_next = grid[step], grid[step + 1]
+        old, one = kernel(x, v, sigma, sigma_next), torch.ones(1, dtype=torch.float64)
+
+        def loss(velocity: Tensor, old: Transition = old, sigma: Tensor = sigma, sigma_next: Tensor = sigma_next,
+                 one: Tensor = one) -> Tensor:  # fmt: skip
+            rows = Scored(
+                log_ratio=one * 0, advantage=one, clip_low=one, clip_high=one,
+                new=kernel(x, velocity, sigma, sigma_next), old_mean=old.mean, produced=old.mean + old.std * xi,
+                step_size=float(sigma - sigma_next), sensitivity=kernel_sensitivity(kernel, sigma, sigma_next),
+            )  # fmt: skip
+            return grpo_guard(rows)
+
+        # c is negative, so the sign of -A c / |c| is that of A.
+        assert torch.allclose(gradient(loss, v), xi / 4, atol=1e-7)
+
+
+def test_dppo_leaves_out_rows_that_are_far_and_move_on() -> None:
+    far, near = double([[0.02, 0.02]]), double([[1e-5, 1e-5]])
+    up = torch.ones(1, 2, dtype=torch.float64)
+    means = torch.cat([far, far, far, far, near, near])
+    xi = torch.cat([up, up, -up, -up, up, -up])  # ratio above 1, above, below, below, above, below
+    rows = scored(means, advantage=[1.0, -1.0, 1.0, -1.0, 1.0, -1.0], xi=xi, std=0.1)
+    ratio = rows.log_ratio.exp()
+    assert (ratio > 1).tolist() == [True, True, False, False, True, False]
+    loss = flow_dppo(rows)
+    left_out = [True, False, False, True, False, False]
+    assert torch.equal(loss, torch.where(torch.tensor(left_out), 0.0, -rows.advantage * ratio))
+    # |mean difference| .02 at std .1 is a KL of .02 per dimension; the threshold itself counts as far.
+    assert float(flow_dppo(rows, threshold=0.0199)[0]) == 0.0
+    assert float(flow_dppo(rows, threshold=0.0201)[0]) == pytest.approx(-float(ratio[0]))
+
+
+def test_reinforce_has_the_value_of_the_advantage_and_its_gradient() -> None:
+    means = torch.cat([DRIFT, 100 * DRIFT])
+    rows = scored(means, advantage=[2.0, -3.0])
+    assert OBJECTIVES["reinforce"].function(rows).tolist() == [-2.0, 3.0]
+    found = gradient(lambda mean: OBJECTIVES["reinforce"].function(scored(mean, advantage=[2.0, -3.0])), means)
+    weighted = finite_difference(lambda m: -scored(m, advantage=[2.0, -3.0]).log_ratio * double([2.0, -3.0]), means)
+    assert torch.allclose(found, weighted, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("clip", {}), ("guard", {"delta": "published"}), ("dppo", {"threshold": 5e-5})]
+)
+def test_gradients_against_finite_differences(name: str, options: dict[str, Any]) -> None:
+    means = torch.cat([DRIFT, -2 * DRIFT, 40 * DRIFT])
+
+    def loss(mean: Tensor) -> Tensor:
+        return OBJECTIVES[name].function(scored(mean, advantage=[1.0, -0.5, 2.0], clip=0.01), **options)
+
+    assert torch.allclose(gradient(loss, means), finite_difference(loss, means), rtol=1e-6, atol=1e-8)
+    assert not torch.equal(gradient(loss, means)[:2], torch.zeros(2, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_before_the_first_update_every_objective_is_minus_the_advantage(name: str) -> None:
+    rows = scored(torch.zeros(2, 4, dtype=torch.float64), advantage=[1.5, -0.25], clip=1e-6)
+    options = {"delta": "none"} if name == "guard" else {}
+    assert OBJECTIVES[name].function(rows, **options).tolist() == [-1.5, 0.25]
+
+
+def test_objectives_refuse_what_they_cannot_use() -> None:
+    rows = scored(DRIFT, advantage=[1.0])
+    values = {name: getattr(rows, name) for name in rows.__slots__}
+    for name in ("guard", "dppo"):
+        assert OBJECTIVES[name].needs_old_mean
+        with pytest.raises(ValueError, match="old_mean"):
+            OBJECTIVES[name].function(Scored(**values | {"old_mean": None}))
+        with pytest.raises(ValueError, match="std 0"):
+            OBJECTIVES[name].function(Scored(**values | {"new": Transition(DRIFT, double(0.0))}))
+    bad: Any = "1/h"
+    with pytest.raises(ValueError, match="delta"):
+        grpo_guard(rows, delta=bad)
+    with pytest.raises(ValueError, match="threshold"):
+        flow_dppo(rows, threshold=0.0)
+    for wrong in ({"advantage": torch.zeros(2)}, {"produced": torch.zeros(1, 3)}, {"old_mean": torch.zeros(2, 4)}):
+        with pytest.raises(ValueError, match="one shape"):
+            Scored(**values | wrong)
+    for number in ({"step_size": 0.0}, {"sensitivity": 0.0}):
+        with pytest.raises(ValueError, match="sensitivity"):
+            Scored(**values | number)
+
+
+# ---- sequence ratios -------------------------------------------------------------------------------------------------
+
+STEPS = double([0.30, -0.10, -0.14])
+
+
+def coefficients(
+    log_ratio: Tensor, advantage: Tensor, sample: Tensor | None = None, clip: float = 0.2, **options: Any
+) -> tuple[Tensor, Tensor]:
+    ranges = torch.full_like(log_ratio, clip)
+    sample = torch.zeros(len(log_ratio), dtype=torch.long) if sample is None else sample
+    return sequence_coefficients(log_ratio, sample, advantage, ranges, ranges, **options)
+
+
+def test_sequence_ratio_worked_values() -> None:
+    assert STEPS.exp().tolist() == pytest.approx([1.349859, 0.904837, 0.869358], abs=5e-7)
+    coefficient, loss = coefficients(STEPS, torch.ones_like(STEPS))
+    assert loss.tolist() == pytest.approx([-1.020201] * 3, abs=5e-7)
+    assert coefficient.tolist() == pytest.approx([-1.020201] * 3, abs=5e-7)
+    _, mixed = coefficients(STEPS, torch.ones_like(STEPS), kind="mixed")
+    assert mixed.tolist() == pytest.approx([-1.110101, -0.962519, -0.944780], abs=1e-6)
+
+
+def whole_objective(
+    log_ratio: Tensor, sample: Tensor, advantage: Tensor, clip: float, kind: str, mix: float, wide: float
+) -> Tensor:
+    """Sum over rows, written out sample by sample as in the papers."""
+    total = log_ratio.new_zeros(())
+    for number in sample.unique().tolist():
+        rows = [int(i) for i in (sample == number).nonzero().flatten()]
+        s = sum((log_ratio[i] for i in rows), start=log_ratio.new_zeros(())).div(len(rows)).exp()
+        for i in rows:
+            a, rho = advantage[i], log_ratio[i].exp()
+            reach = clip if kind == "sequence" else wide
+            sequence = torch.minimum(a * s, a * s.clamp(1 - reach, 1 + reach))
+            step = torch.minimum(a * rho, a * rho.clamp(1 - clip, 1 + clip))
+            total = total - (sequence if kind == "sequence" else (1 - mix) * step + mix * sequence)
+    return total
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.floats(-0.5, 0.5), st.floats(-2, 2)), min_size=1, max_size=8),
+    kind=st.sampled_from(["sequence", "mixed"]),
+    mix=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+)
+def test_coefficients_are_the_gradient_of_the_whole_loss(
+    rows: list[tuple[int, float, float]], kind: str, mix: float
+) -> None:
+    sample = torch.tensor([10 * row[0] for row in rows])
+    log_ratio = double([row[1] for row in rows]).requires_grad_()
+    advantage = double([row[2] for row in rows])
+    if kind == "sequence":
+        advantage = sample.double() / 10 - 1.5
+    ranges = torch.full_like(advantage, 0.1)
+    picked: Any = kind
+    coefficient, loss = sequence_coefficients(
+        log_ratio, sample, advantage, ranges, ranges, picked, mix, sequence_range=(0.05, 0.05)
+    )
+    whole = whole_objective(log_ratio, sample, advantage, 0.1, kind, mix, 0.05)
+    (expected,) = torch.autograd.grad(whole, log_ratio)
+    assert torch.allclose(coefficient, expected, atol=1e-12)
+    assert float(loss.sum()) == pytest.approx(float(whole.detach()), abs=1e-12)
+    assert not coefficient.requires_grad
+    assert not loss.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["sequence", "mixed"])
+def test_on_policy_coefficients_are_minus_the_advantage(kind: str) -> None:
+    sample, advantage = torch.tensor([4, 0, 4, 2]), torch.tensor([1.0, -2.0, 1.0, 0.5])
+    coefficient, loss = coefficients(torch.zeros(4), advantage, sample, clip=0.0, kind=kind)
+    torch.testing.assert_close(coefficient, -advantage)
+    torch.testing.assert_close(loss, -advantage)
+
+
+def test_mixed_ends_are_the_two_ratios() -> None:
+    advantage = torch.ones_like(STEPS)
+    for mix, expected in ((0.0, [-1.2, -0.9048374, -0.8693582]), (1.0, [-1.0202013] * 3)):
+        _, loss = coefficients(STEPS, advantage, kind="mixed", mix=mix)
+        assert loss.tolist() == pytest.approx(expected, abs=1e-6)
+    _, narrow = coefficients(STEPS, advantage, kind="mixed", mix=1.0, sequence_range=(0.01, 0.01))
+    assert narrow.tolist() == pytest.approx([-1.01] * 3)
+
+
+def test_sequence_ratios_refuse_step_credit_and_shared_transitions() -> None:
+    zero, one = torch.zeros(2), torch.ones(2)
+    with pytest.raises(ValueError, match="differs within a sample"):
+        coefficients(zero, torch.tensor([1.0, 2.0]))
+    with pytest.raises(ValueError, match="several paths"):
+        coefficients(zero, one, torch.tensor([0, -1]))
+    with pytest.raises(ValueError, match="one shape"):
+        coefficients(zero, torch.ones(1))
+    with pytest.raises(ValueError, match="mix"):
+        coefficients(zero, one, kind="mixed", mix=1.5)
+    with pytest.raises(ValueError, match="kind"):
+        coefficients(zero, one, kind="token")

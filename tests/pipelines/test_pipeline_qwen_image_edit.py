@@ -1,0 +1,307 @@
+"""The Qwen-Image-Edit pipelines against stock diffusers, pictures and instructions given to both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+from flow_family import (
+    NEGATIVE,
+    PROMPTS,
+    STEPS,
+    OnSchedule,
+    adapted,
+    check_replay,
+    check_schedule_is_stocks,
+    sample_ode,
+    start_noise,
+)
+from PIL import Image
+from tiny_qwen_image import SIZE, save_tiny_qwen_image, save_tiny_qwen_image_edit
+from torch import Tensor
+
+from flowrl.media.images import to_pixels
+from flowrl.pipelines import qwen_image_edit
+from flowrl.pipelines.common import pack
+from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.qwen_image_edit import QwenImageEdit
+from flowrl.randomness import counter_normal
+
+LENGTH = {"one": 48, "several": 480, "newest": 480}
+KINDS = list(LENGTH)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of the first pipeline, of the second, and of the second with sources that are free of noise."""
+    root = tmp_path_factory.mktemp("tiny")
+    save_tiny_qwen_image_edit(root / "one")
+    save_tiny_qwen_image_edit(root / "several", several=True)
+    save_tiny_qwen_image_edit(root / "newest", several=True, zero_cond_t=True)
+    return root
+
+
+def load(root: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> QwenImageEdit:
+    options = {"height": SIZE, "width": SIZE, "max_sequence_length": LENGTH[kind], **options}
+    if kind != "one":
+        options = {"num_sources": 2, **options}
+    return qwen_image_edit.load(str(root / kind), dtype=dtype, **options)
+
+
+@cache
+def shared(root: Path, kind: str) -> QwenImageEdit:
+    """Loaded once; the tests that take it leave it as it was."""
+    return load(root, kind)
+
+
+def picture(name: int, height: int = 20, width: int = 28) -> Tensor:
+    """A source picture with 8-bit values."""
+    smooth = counter_normal((1, 3, 3, 3), "picture", name)
+    drawn = torch.nn.functional.interpolate(smooth, (height, width), mode="bilinear")[0]
+    return (drawn.sigmoid() * 255).round() / 255
+
+
+def sources_of(pipeline: QwenImageEdit) -> list[list[Tensor]]:
+    """The sources of both prompts: their shapes differ, their number does not."""
+    count = pipeline.num_sources[0]
+    return [[picture(i) for i in range(count)], [picture(9 - i, 24, 16) for i in range(count)]]
+
+
+def stock_call(
+    monkeypatch: pytest.MonkeyPatch, pipe: Any, pipeline: QwenImageEdit, scale: float, output: str
+) -> Tensor:
+    """The stock pipeline, prompt by prompt, with its size of sources, about 1024 x 1024, replaced by ours."""
+    height, width = pipeline.source_size
+    plus = pipeline_qwenimage_edit_plus
+    real, seen = plus.calculate_dimensions, plus.CONDITION_IMAGE_SIZE
+    monkeypatch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", lambda area, ratio: (width, height, None))
+    monkeypatch.setattr(
+        plus, "calculate_dimensions", lambda area, ratio: real(area, ratio) if area == seen else (width, height)
+    )
+    pipe.set_progress_bar_config(disable=True)
+    pipe.scheduler = OnSchedule(pipeline.schedule(STEPS, "diffusers"))
+    start, found = start_noise(pipeline, 2), []
+    for i, (prompt, sources) in enumerate(zip(PROMPTS, sources_of(pipeline), strict=True)):
+        pictures = [Image.fromarray(to_pixels(source)) for source in sources]
+        found.append(
+            pipe(
+                image=pictures if pipeline.num_sources[1] > 1 else pictures[0], prompt=prompt,
+                negative_prompt=NEGATIVE if scale > 1 else None, true_cfg_scale=scale, latents=pack(start[i : i + 1]),
+                num_inference_steps=STEPS, output_type=output, height=pipeline.image_shape[1],
+                width=pipeline.image_shape[2],
+            ).images
+        )  # fmt: skip
+    return torch.cat(found)
+
+
+def sampled(pipeline: QwenImageEdit, scale: float) -> Tensor:
+    sources = sources_of(pipeline)
+    negative = pipeline.encode([NEGATIVE] * 2, sources) if pipeline.passes(scale) == 2 else None
+    return sample_ode(pipeline, pipeline.encode(PROMPTS, sources), negative, scale)
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ode_sampling_equals_the_stock_pipeline(
+    root: Path, kind: str, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, pipe = shared(root, kind), DiffusionPipeline.from_pretrained(root / kind)
+    final = sampled(pipeline, scale)
+    expected = stock_call(monkeypatch, pipe, pipeline, scale, "latent")
+    torch.testing.assert_close(pack(final), expected, atol=1e-5, rtol=1e-5)
+    assert (final - start_noise(pipeline, 2)).abs().mean() > 0.1  # the network did something
+
+
+def test_sources_may_have_another_size_than_what_is_drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = load(root, "one", height=24, width=16, source_height=16, source_width=32)
+    cond = pipeline.encode(PROMPTS, sources_of(pipeline))
+    assert cond.tensors["sources"].shape == (2, 1, 4, 8, 16)
+    final, pipe = sampled(pipeline, 4.0), DiffusionPipeline.from_pretrained(root / "one")
+    pictures = stock_call(monkeypatch, pipe, pipeline, 4.0, "pt")
+    assert pictures.shape == (2, 3, 24, 16)
+    torch.testing.assert_close(pipeline.decode(final), pictures, atol=1e-5, rtol=0)
+    # What was encoded stays what it is at another drawn size.
+    other = pipeline.resized(16, 16)
+    assert other.latent_shape == (4, 8, 8)
+    assert torch.equal(other.encode(PROMPTS, sources_of(pipeline)).tensors["sources"], cond.tensors["sources"])
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+def test_prompts_and_every_source_change_the_picture(root: Path, kind: str) -> None:
+    pipeline, x = shared(root, kind), start_noise(shared(root, kind), 1)
+    given = sources_of(pipeline)[0]
+
+    def velocity(prompt: str, sources: list[Tensor]) -> Tensor:
+        with torch.no_grad():
+            return pipeline.network(x, torch.tensor([700.0]), pipeline.encode([prompt], [sources]))
+
+    plain = velocity(PROMPTS[0], given)
+    assert (velocity(PROMPTS[1], given) - plain).abs().mean() > 1e-3
+    for i in range(len(given)):
+        changed = [picture(40) if i == j else source for j, source in enumerate(given)]
+        assert (velocity(PROMPTS[0], changed) - plain).abs().mean() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+def test_encoding_equals_stock(root: Path, kind: str) -> None:
+    pipeline, pipe = shared(root, kind), DiffusionPipeline.from_pretrained(root / kind)
+    sources = sources_of(pipeline)
+    cond = pipeline.encode(PROMPTS, sources)
+    size = {"one": [(16, 16), (16, 16)], "several": [(448, 320), (320, 480)]}[kind]  # about 384 x 384, by 32s
+    for i, prompt in enumerate(PROMPTS):
+        pictures = [pipe.image_processor.resize(Image.fromarray(to_pixels(s)), *size[i][::-1]) for s in sources[i]]
+        embeds, mask = pipe.encode_prompt([prompt], pictures if kind == "several" else pictures[0])
+        n = embeds.shape[1]
+        assert mask is None
+        assert torch.equal(cond.tensors["embeds"][i, :n], embeds[0])
+        assert cond.tensors["mask"][i].tolist() == [True] * n + [False] * (LENGTH[kind] - n)
+        for j, source in enumerate(sources[i]):
+            ready = pipe.image_processor.preprocess(Image.fromarray(to_pixels(source)), SIZE, SIZE)
+            latents = pipe._encode_vae_image(ready.unsqueeze(2), None)[0, :, 0]
+            torch.testing.assert_close(cond.tensors["sources"][i, j], latents, atol=1e-5, rtol=1e-5)
+    again = pipeline.encode(PROMPTS[::-1], sources[::-1])
+    assert all(torch.equal(tensor.flip(0), cond.tensors[name]) for name, tensor in again.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("one", torch.float32), ("one", torch.bfloat16), ("newest", torch.bfloat16)], ids=str
+)
+def test_replay_is_exact_and_every_lora_tensor_that_can_learn_has_gradient(
+    root: Path, kind: str, dtype: torch.dtype
+) -> None:
+    pipeline = load(root, kind, dtype)
+    policy, sources = adapted(pipeline), sources_of(pipeline)
+    cond = pipeline.encode(PROMPTS, sources)
+    assert {cond.tensors[name].dtype for name in ("embeds", "sources")} == {dtype}
+    idle = check_replay(pipeline, policy, cond, pipeline.encode([NEGATIVE] * 2, sources), 4.0)
+    blind = ("add_q_proj", "to_add_out", "txt_mlp")
+    assert idle == {n for n in policy.parameters if "transformer_blocks.1" in n and any(part in n for part in blind)}
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+def test_a_saved_lora_gives_the_same_pictures_in_stock(
+    root: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = load(root, kind)
+    policy = adapted(pipeline)
+    ours = sampled(pipeline, 4.0)
+    assert (ours - sampled(shared(root, kind), 4.0)).abs().mean() > 1e-3
+    pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
+    pipe = DiffusionPipeline.from_pretrained(root / kind)
+    pipe.load_lora_weights(tmp_path)
+    stock = stock_call(monkeypatch, pipe, pipeline, 4.0, "latent")
+    torch.testing.assert_close(pack(ours), stock, atol=1e-5, rtol=1e-5)
+
+
+def test_pictures_go_into_latents_and_back_as_in_qwen_image(root: Path) -> None:
+    pipeline = shared(root, "one")
+    images = torch.stack([picture(i, SIZE, SIZE) for i in range(3)])
+    cond = pipeline.encode([PROMPTS[0]] * 3, [[image] for image in images])
+    latents = pipeline.encode_images(images)
+    torch.testing.assert_close(latents, cond.tensors["sources"][:, 0], atol=1e-5, rtol=1e-5)
+    decoded = pipeline.decode(latents.requires_grad_(), gradient=True)
+    assert decoded.shape == images.shape
+    assert torch.autograd.grad(decoded.sum(), latents)[0].abs().sum() > 0
+
+
+def test_the_schedule_counts_drawn_tokens_only(root: Path) -> None:
+    check_schedule_is_stocks(shared(root, "several"), 0.5 + 0.4 * (16 - 256) / (8192 - 256))
+
+
+# ---- what is known and what is refused -------------------------------------------------------------------------------
+
+
+def test_known_checkpoints_have_the_published_size_and_the_targets_bind() -> None:
+    for model in qwen_image_edit.KNOWN:
+        network: Any = qwen_image_edit.meta_denoiser(model)
+        assert sum(p.numel() for p in network.parameters()) == 20_430_401_088
+        assert network.config.zero_cond_t == model.endswith("2511")
+    check_targets(network, qwen_image_edit.LORA_TARGETS)
+    assert qwen_image_edit.LICENCES.keys() == qwen_image_edit.KNOWN.keys()
+
+
+def test_wrong_folders_and_targets_are_refused(root: Path, tmp_path: Path) -> None:
+    for kind in KINDS:
+        qwen_image_edit.check(str(root / kind), qwen_image_edit.LORA_TARGETS)
+    with pytest.raises(ValueError, match=r"'attn\.to_qkv' matches no linear layer"):
+        qwen_image_edit.check(str(root / "one"), ["attn.to_qkv"])
+    other = save_tiny_qwen_image(tmp_path / "text")
+    with pytest.raises(ValueError, match=r"is a QwenImagePipeline, and pipeline\.name=qwen_image_edit loads"):
+        qwen_image_edit.check(str(other), None)
+    with pytest.raises(ValueError, match="is a QwenImagePipeline, no Qwen-Image-Edit"):
+        qwen_image_edit.load(str(other))
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}), encoding="utf-8")
+    with pytest.raises(ValueError, match="could not load"):
+        qwen_image_edit.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(("kind", "picture_tokens"), [("one", 18 * 37), ("several", 2 * 14 * 14)])
+def test_prompts_have_room_beside_their_pictures_by_default(root: Path, kind: str, picture_tokens: int) -> None:
+    """A side of 512 pixels is 18 squares of 28, one of 1024 37, and one of 384 14, rounded."""
+    size: dict[str, Any] = {"source_height": 512, "source_width": 1024, "max_sequence_length": None}
+    assert load(root, kind, **size).max_sequence_length == 512 + picture_tokens
+    bare = root / f"{kind}_bare"
+    shutil.copytree(root / kind, bare, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    message = rf"max_sequence_length \({picture_tokens}\) leaves no room .* take {picture_tokens} tokens"
+    with pytest.raises(ValueError, match=message):  # before weights load: there are none
+        qwen_image_edit.load(
+            str(bare), **size | {"max_sequence_length": picture_tokens, "num_sources": 1 + (kind != "one")}
+        )
+    one_more = load(root, kind, **size | {"max_sequence_length": picture_tokens + 1})
+    assert one_more.max_sequence_length == picture_tokens + 1
+
+
+def test_published_models_are_checked_without_a_download() -> None:
+    first, second = "Qwen/Qwen-Image-Edit", "Qwen/Qwen-Image-Edit-2511"
+    with pytest.raises(
+        ValueError, match=r"max_sequence_length \(1024\) leaves no room .* 1369 tokens; .* for 1881, or"
+    ):
+        qwen_image_edit.load(first, max_sequence_length=1024)
+    with pytest.raises(ValueError, match=r"\(3, seen at 384 x 384\) take 588 tokens; leave it out for 1100$"):
+        qwen_image_edit.load(second, max_sequence_length=512, num_sources=3)
+    assert [qwen_image_edit.text_tokens(model, 0) for model in (first, second)] == [512 + 1369, 512 + 196]
+    assert qwen_image_edit.text_tokens(first, 77) == 77
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+def test_a_pictures_tokens_are_counted_as_the_text_encoder_sees_them(root: Path, kind: str) -> None:
+    pipeline = load(root, kind, source_height=140, source_width=84, max_sequence_length=None)
+    square = [picture(i, 32, 32) for i in range(pipeline.num_sources[0])]
+    seen: list[Tensor] = []
+    hook = pipeline.pipe.text_encoder.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
+    )
+    pipeline.encode(["a"], [square])
+    hook.remove()
+    pad = pipeline.pipe.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert int((seen[0] == pad).sum()) == pipeline.max_sequence_length - 512 == {"one": 15, "several": 392}[kind]
+
+
+def test_wrong_sources_and_sizes_are_refused(root: Path) -> None:
+    one, two = picture(0), [picture(0), picture(1)]
+    with pytest.raises(ValueError, match=r"has 2 source pictures, and qwen_image_edit with .*num_sources=1 takes 1"):
+        shared(root, "one").encode(["a"], [two])
+    with pytest.raises(ValueError, match=r"has 0 source pictures, .*num_sources=2 takes 2"):
+        shared(root, "several").encode(["a"])
+    with pytest.raises(ValueError, match=r"has 1 source pictures"):
+        shared(root, "several").encode(["a", "b"], [two, [one]])
+    with pytest.raises(ValueError, match=r"num_sources \(2\) must lie in 1 \.\. 1 for .*2509"):
+        load(root, "one", num_sources=2)
+    with pytest.raises(ValueError, match=r"num_sources \(4\) must lie in 1 \.\. 3"):
+        load(root, "several", num_sources=4)
+    with pytest.raises(ValueError, match=r"source_height and source_width \(18, 16\) must be multiples of 4"):
+        load(root, "one", source_height=18)
+    with pytest.raises(ValueError, match=r"pipeline\.height \(18\) must be a multiple of 4"):
+        load(root, "one", height=18)
+    with pytest.raises(ValueError, match=r"take \d+ tokens: raise pipeline\.max_sequence_length \(9\)"):
+        load(root, "one", max_sequence_length=9).encode(["a"], [[one]])
+    pipeline = shared(root, "one")
+    with pytest.raises(ValueError, match="reads a negative prompt"):
+        pipeline.guided(pipeline.network, pipeline.encode(["a"], [[one]]), None, 4.0)

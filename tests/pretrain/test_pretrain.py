@@ -1,0 +1,195 @@
+"""The embedded model's pre-training at toy size: resumable, and what it writes is a stock pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusion3Pipeline
+
+from flowrl.config.train import resolve_path
+from flowrl.pipelines import STOCK, family, family_of
+from flowrl.pretrain import make_kontext as pretrain_kontext
+from flowrl.pretrain import make_sd3 as pretrain
+from flowrl.pretrain import make_sd15 as pretrain_sd15
+from flowrl.pretrain import make_wan as pretrain_wan
+from flowrl.pretrain.make_sd3 import PretrainConfig, scene_batch
+from flowrl.pretrain.making import MODELS, learning_rate
+from flowrl.pretrain.making import pretrain as make
+from flowrl.pretrain.tiny_families import build_tiny_kontext
+from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer, t5_tokenizer
+from flowrl.world.clips import DIRECTIONS
+from flowrl.world.edits import WORDS as EDIT_WORDS
+from flowrl.world.scene_prompts import combinations
+
+
+def toy(out: Path, **changes: int) -> PretrainConfig:
+    sizes = {"vae_steps": 2, "vae_batch_size": 2, "num_scenes": 8, "steps": 4, "batch_size": 4, "checkpoint_every": 2}
+    return PretrainConfig(out=str(out), **(sizes | changes))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "denoiser.pt", weights_only=True)["model"]
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrain, "eval_records", lambda: [g[0][0] for g in combinations().values()] * 2)
+    asset = pretrain.main(toy(tmp_path / "whole"))
+    original = pretrain.flow_matching_loss
+
+    def stop_at_three(*arguments: object) -> torch.Tensor:
+        if arguments[-1] == 3:
+            raise KeyboardInterrupt
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pretrain, "flow_matching_loss", stop_at_three)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain.main(toy(tmp_path / "stopped"))
+    monkeypatch.setattr(pretrain, "flow_matching_loss", original)
+    pretrain.main(toy(tmp_path / "stopped"))
+    whole, stopped = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    assert whole.keys() == stopped.keys()
+    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+    # What came out is complete: stock diffusers loads and samples it, and the README carries its score.
+    pipe = StableDiffusion3Pipeline.from_pretrained(asset, dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    image = pipe("a photo of a red circle", num_inference_steps=2, guidance_scale=1.0, max_sequence_length=CONTEXT)
+    assert image.images[0].size == (64, 64)
+    assert "GenEval score on the held-out list (12 images" in (asset / "README.md").read_text(encoding="utf-8")
+    vocabulary = json.loads((asset / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))
+    assert vocabulary == clip_tokenizer().get_vocab()
+    assert (asset / "tokenizer_2" / "merges.txt").read_text(encoding="utf-8").startswith("#version")
+
+
+def test_every_prompt_of_the_world_fits_the_context_and_every_word_is_one_token() -> None:
+    clip, t5 = clip_tokenizer(), t5_tokenizer()
+    assert 550 <= len(clip) <= 650
+    for groups in combinations().values():
+        for record in (record for group in groups for record in group):
+            words = len(record["prompt"].split())
+            assert len(clip(record["prompt"]).input_ids) == words + 2 <= CONTEXT
+            assert len(t5(record["prompt"]).input_ids) == words + 1 <= CONTEXT
+
+
+def test_tokenizers_are_the_same_in_every_process() -> None:
+    """Pre-training resumes in a new process: ids that move there would swap the words' meanings."""
+    code = "from flowrl.pretrain.tiny_sd3 import *; print(sorted(clip_tokenizer().get_vocab().items())[300:])"
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(seen) == 1
+
+
+def test_tokenizer_covers_any_text() -> None:
+    clip = clip_tokenizer()
+    assert clip.decode(clip("xylophone 漢字!").input_ids, skip_special_tokens=True).replace(" ", "") == "xylophone漢字!"
+
+
+def test_scenes_are_a_function_of_their_numbers() -> None:
+    pictures, records = scene_batch(range(5, 9), seed=0, stage="x")
+    again, same = scene_batch(range(7, 9), seed=0, stage="x")
+    other, _ = scene_batch(range(7, 9), seed=1, stage="x")
+    assert torch.equal(pictures[2:], again)
+    assert records[2:] == same
+    assert not torch.equal(again, other)
+    assert pictures.shape == (4, 3, 64, 64)
+    assert -1 <= float(pictures.min()) < float(pictures.max()) <= 1
+
+
+def test_learning_rate_warms_up_and_decays() -> None:
+    rates = [learning_rate(step, 1000, 1.0) for step in range(1000)]
+    assert rates[0] == pytest.approx(0.01)
+    assert max(rates) == pytest.approx(1.0)
+    assert rates[-1] == pytest.approx(0.02, abs=1e-3)
+    assert all(a >= b for a, b in pairwise(rates[100:]))
+
+
+def test_overrides_are_as_strict_as_a_training_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[PretrainConfig] = []
+    monkeypatch.setattr(pretrain, "main", seen.append)
+    for overrides in (["steps=7", "lr=1e-4"], ["sd3", "steps=7", "lr=1e-4"]):
+        make(overrides)
+        assert seen.pop() == PretrainConfig(steps=7, lr=1e-4)
+    for wrong, said in ((["stepz=7"], "stepz"), (["wan", "steps=many"], "steps"), (["sd16"], "did you mean 'sd15'")):
+        with pytest.raises(ValueError, match=said):
+            make(wrong)
+    assert set(MODELS) == {"kontext", "scorer", "sd15", "sd3", "wan"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sd15", "wan", "kontext"])
+def test_every_model_is_made_and_goes_on_where_it_stopped(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At toy size: stop after two of four updates, go on, get the same weights; stock diffusers loads the folder."""
+    module = {"sd15": pretrain_sd15, "wan": pretrain_wan, "kontext": pretrain_kontext}[name]
+    monkeypatch.setattr(module, "HELD_OUT_IMAGES", 2)
+    sizes = {"sd15": ["num_scenes=8"], "wan": ["num_clips=4", "vae_steps=2", "vae_batch_size=1"], "kontext":
+             ["num_edits=8"]}[name]  # fmt: skip
+    settings = [*sizes, "steps=4", "batch_size=2", "checkpoint_every=2"]
+    whole = make([name, f"out={tmp_path / 'whole'}", *settings])
+    loss = "noise_loss" if name == "sd15" else "velocity_loss"
+    original = getattr(module, loss)
+
+    def stop_at_two(*arguments: object) -> torch.Tensor:
+        if arguments[-1] == 2:
+            raise KeyboardInterrupt
+        result: torch.Tensor = original(*arguments)
+        return result
+
+    monkeypatch.setattr(module, loss, stop_at_two)
+    with pytest.raises(KeyboardInterrupt):
+        make([name, f"out={tmp_path / 'stopped'}", *settings])
+    monkeypatch.setattr(module, loss, original)
+    make([name, f"out={tmp_path / 'stopped'}", *settings])
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert type(DiffusionPipeline.from_pretrained(whole)).__name__ in STOCK
+    assert sum(path.stat().st_size for path in whole.rglob("*")) < 10_000_000
+    assert "held-out" in (whole / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["tiny-kontext", "tiny-sd15", "tiny-wan"])
+def test_shipped_models_are_small_and_complete(name: str) -> None:
+    folder = resolve_path(f"asset:{name}")
+    assert sum(path.stat().st_size for path in folder.rglob("*")) < 10_000_000
+    family(family_of(str(folder))).check(str(folder), None)
+    assert "Training:" in (folder / "README.md").read_text(encoding="utf-8")
+    assert sum(path.stat().st_size for path in folder.parent.rglob("*")) < 50_000_000
+
+
+def test_some_captions_name_another_direction() -> None:
+    prompts = [f"a red circle moving {direction}" for direction in DIRECTIONS] * 500
+    config = pretrain_wan.WanConfig(wrong_direction=0.3)
+    written = pretrain_wan.captions(prompts, config)
+    assert written == pretrain_wan.captions(prompts, config)
+    assert pretrain_wan.captions(prompts, replace(config, wrong_direction=0.0)) == prompts
+    wrong = [(asked, said) for asked, said in zip(prompts, written, strict=True) if asked != said]
+    assert len(wrong) / len(prompts) == pytest.approx(0.3, abs=0.04)  # four standard errors
+    assert {said.split()[-1] for _, said in wrong} == set(DIRECTIONS)
+    assert all(said.startswith("a red circle moving ") for _, said in wrong)
+
+
+def test_some_edits_are_left_undone(tmp_path: Path) -> None:
+    vae = AutoencoderKL.from_pretrained(resolve_path("asset:tiny-sd3") / "vae")
+    pipe = build_tiny_kontext(vae, EDIT_WORDS)
+    found = {}
+    for share in (0.0, 0.5, 1.0):
+        config = pretrain_kontext.KontextConfig(num_edits=40, undone=share)
+        sources, edited, prompts = pretrain_kontext.encode_edits(pipe, config, tmp_path / f"{share}.pt")
+        assert len(prompts) == 40
+        found[share] = sum(torch.equal(a, b) for a, b in zip(sources, edited, strict=True))
+    assert found[0.0] == 0
+    assert 8 <= found[0.5] <= 32
+    assert found[1.0] == 40

@@ -1,0 +1,388 @@
+"""Recipe forward end to end: NFT, AWM, DGPO, CRD, RWR and RFT on images that are noised again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from tiny_runs import TinyRuns, differences, lora, lora_tensors, metrics, state, tiny_runs
+from torch import Tensor
+
+from flowrl.cli import main
+from flowrl.config.train import load_config
+from flowrl.objectives.forward_losses import FORWARD, Matched
+from flowrl.recipes.forward import check
+from flowrl.training.learner import GradientSum
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+VALUES = [0.0, 1.0, 2.0, 7.0, 3.0, 3.0, 1.0, 0.0]  # of the two groups of four
+FIXED = f"def reward(images, prompts, metadata):\n    return {VALUES}\n"
+FAILED = """
+import torch
+from flowrl.rewards import RewardOutput
+
+def reward(inputs):
+    values = 100 * inputs.images.mean((1, 2, 3))
+    valid = inputs.sample_ids != 1
+    return RewardOutput(values=torch.where(valid, values, torch.nan), valid=valid)
+"""
+TWO = """
+def bright(images, prompts, metadata):
+    return 100 * images.mean((1, 2, 3))
+
+def red(images, prompts, metadata):
+    return images[:, 0].mean((1, 2))
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
+    settings: dict[str, Any] = {
+        "recipe": "forward", "sampler": {"kernel": "ode", "num_steps": 3}, "times": {"count": 2}, "num_iterations": 1,
+    }  # fmt: skip
+    return tiny_runs(tmp_path_factory.mktemp("forward"), tiny_sd3_folder, **settings)
+
+
+@pytest.fixture(scope="module")
+def start(runs: TinyRuns) -> dict[str, Tensor]:
+    """The LoRA before training."""
+    untrained: dict[str, Tensor] = state(runs.train("untrained", "optim.lr=0"))["policy"]
+    return untrained
+
+
+@pytest.fixture
+def gradients(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The gradient of every optimizer update, as one vector."""
+    seen: list[Tensor] = []
+    apply = GradientSum.apply
+
+    def record(self: GradientSum, *arguments: Any) -> Tensor:
+        seen.append(torch.cat([total.flatten() for total in self.total]))
+        return apply(self, *arguments)
+
+    monkeypatch.setattr(GradientSum, "apply", record)
+    return seen
+
+
+@pytest.fixture
+def matched(monkeypatch: pytest.MonkeyPatch) -> list[Matched]:
+    """What the losses were given, in order; the two images on which options are tried out are left out."""
+    seen: list[Matched] = []
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(given: Matched, **options: Any) -> Any:
+            if given.clean.ndim > 2:
+                seen.append(given)
+            return function(given, **options)
+
+        return call
+
+    for name, method in list(FORWARD.items()):
+        monkeypatch.setitem(FORWARD, name, replace(method, function=watched(method.function)))
+    return seen
+
+
+def named(name: str, *overrides: str) -> tuple[str, ...]:
+    return (f"objective.name={name}", *overrides)
+
+
+def advantages(values: list[float], group_size: int = 4, clip: float = 5.0) -> Any:
+    groups = np.array(values).reshape(-1, group_size)
+    return ((groups - groups.mean(1, keepdims=True)) / (groups.std(1, keepdims=True) + 1e-4)).clip(-clip, clip)
+
+
+def errors(given: Matched) -> Any:
+    """Mean squared error of each velocity, in numpy."""
+    difference = given.velocity.detach().double() - (given.noise - given.clean).double()
+    return difference.square().flatten(1).mean(1).numpy()
+
+
+# ---- the loss before the first update --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+def test_nft_starts_where_both_branches_are_one(runs: TinyRuns, beta: float, tmp_path: Path) -> None:
+    run = runs.train(str(tmp_path / "run"), f"objective.options.beta={beta}", "num_iterations=2", "kl_coef=0.1")
+    first, second = metrics(run)
+    assert first["positive_error"] == first["negative_error"]
+    assert first["loss"] == pytest.approx(5 / beta * first["positive_error"], rel=1e-6)
+    assert first["optimality"] == pytest.approx(0.5, abs=1e-6)
+    assert (first["old_kl"], first["kl"], first["velocity_norm_ratio"]) == (0, 0, 1)
+    assert first["grad_norm"] > 0
+    assert second["kl"] > 0
+    assert second["loss"] == pytest.approx(second["policy_loss"] + 0.1 * second["kl"], rel=1e-6)
+    assert second["loss"] != pytest.approx(5 / beta * second["positive_error"], rel=1e-9)  # they have parted
+
+
+def test_the_first_gradient_of_nft_does_not_depend_on_beta(runs: TinyRuns, gradients: list[Tensor]) -> None:
+    for beta in (1, 0.1):
+        runs.train(f"beta-{beta}", f"objective.options.beta={beta}")
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-5 * float(gradients[0].abs().max()))
+
+
+def test_awm_starts_at_minus_the_mean_advantage(runs: TinyRuns) -> None:
+    row = metrics(runs.train("awm", *named("awm", "adv_clip_range=0.5"), runs.rewards(FIXED)))[0]
+    expected = -float(advantages(VALUES, clip=0.5).mean()) / 5
+    assert abs(expected) > 0.01
+    assert row["loss"] == pytest.approx(expected, rel=1e-5)
+    assert row["ratio_mean"] == 1
+    assert row["advantage_abs"] == pytest.approx(float(np.abs(advantages(VALUES, clip=0.5)).mean()), rel=1e-6)
+    assert row["grad_norm"] > 0
+
+
+def test_crd_starts_at_the_variance_of_the_optimality(runs: TinyRuns) -> None:
+    row = metrics(runs.train("crd", *named("crd"), runs.rewards(FIXED)))[0]
+    r = advantages(VALUES) / 10 + 0.5
+    assert row["implicit_reward"] == 0
+    assert row["loss"] == pytest.approx(5 * float(r.var(1).mean()), rel=1e-5)
+
+
+def test_dgpo_starts_with_an_open_gate_on_shared_noise(runs: TinyRuns, matched: list[Matched]) -> None:
+    run = runs.train("dgpo", *named("dgpo", "micro_batch_size=4"), runs.rewards(FIXED))
+    row, advantage = metrics(run)[0], advantages(VALUES)
+    assert row["gate"] == 0.5
+    assert (row["kl"], row["velocity_norm_ratio"]) == (0, 1)
+    assert "old_kl" not in row
+    assert len(matched) == 4  # two groups, two levels
+    for given in matched:
+        assert len(set(given.group.tolist())) == 1
+        assert len(given.sigma.unique()) == 1
+        assert bool((given.noise == given.noise[:1]).all())
+        assert not bool((given.clean[0] == given.clean[1]).all())
+    losses = [0.5 * advantage[int(given.group[0])] * errors(given) for given in matched]
+    assert row["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
+    assert not bool((matched[0].noise == matched[1].noise).all())  # each level has its own noise
+
+
+@pytest.mark.parametrize("weights", ["raw", "softmax"])
+def test_rwr_weighs_the_matching_error(runs: TinyRuns, weights: str, matched: list[Matched]) -> None:
+    run = runs.train(f"rwr-{weights}", *named("rwr", f"objective.options.weights={weights}"), runs.rewards(FIXED))
+    weight = np.array(VALUES)
+    if weights == "softmax":
+        exponential = np.exp(weight.reshape(2, 4))
+        weight = (4 * exponential / exponential.sum(1, keepdims=True)).flatten()
+    row = metrics(run)[0]
+    assert row["loss"] == pytest.approx(float(np.mean([weight * errors(given) for given in matched])), rel=1e-5)
+    assert row["weight"] == pytest.approx(float(weight.mean()), rel=1e-6)
+    assert all(given.old is None and given.reference is None for given in matched)
+
+
+def test_rft_trains_the_best_images_alone(runs: TinyRuns, matched: list[Matched]) -> None:
+    run = runs.train("rft", *named("rft", "micro_batch_size=2"), runs.rewards(FIXED))
+    assert [given.reward.tolist() for given in matched] == [[7.0, 3.0]] * 2 + [[3.0]] * 2  # refilled micro-batches
+    row = metrics(run)[0]
+    assert row["live_rows"] == 6
+    assert row["loss"] == pytest.approx(float(np.concatenate([errors(given) for given in matched]).mean()), rel=1e-6)
+
+
+# ---- what is noised, and with which networks -------------------------------------------------------------------------
+
+
+def test_levels_come_from_the_schedule_and_differ_between_images(runs: TinyRuns, matched: list[Matched]) -> None:
+    runs.train("levels", "times.count=3", "num_iterations=2")
+    sigmas = torch.stack([given.sigma for given in matched[:3]], 1)
+    assert bool((sigmas.sort(1).values == sigmas[0].sort().values).all())  # each image sees all three, in its own order
+    assert len({tuple(row) for row in sigmas.tolist()}) > 1
+    noises = torch.cat([given.noise for given in matched]).flatten(1)
+    assert len(noises.unique(dim=0)) == len(noises) == 48
+
+
+def test_levels_may_be_drawn_beside_the_schedule(runs: TinyRuns, matched: list[Matched]) -> None:
+    runs.train("continuous", *named("crd"), "times.kind=logit_normal", "times.count=5")
+    sigma = torch.stack([given.sigma for given in matched])
+    assert len(sigma.unique()) == 10  # crd compares the images of a group: they share five levels
+    assert bool(((sigma >= 0.01) & (sigma < 1)).all())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), {"rollout": 24, "reference": 16, "update": 16, "backward": 16}),
+        (("kl_coef=0.1",), {"rollout": 24, "reference": 32, "update": 16, "backward": 16}),
+        (named("awm"), {"rollout": 24, "update": 16, "backward": 16}),
+        (("sampler.guidance_scale=3",), {"rollout": 48, "reference": 32, "update": 32, "backward": 32}),
+        (
+            (*named("dgpo"), "sampler.guidance_scale=3", "objective.options={guidance_scale: 1, clip: 0.0}"),
+            {"rollout": 48, "reference": 32, "update": 16, "backward": 16},
+        ),
+        (
+            (*named("dgpo"), "objective.options.reference_guidance_scale=4.5"),
+            {"rollout": 24, "reference": 32, "update": 16, "backward": 16},
+        ),
+    ],
+    ids=["nft", "nft with kl", "awm", "guided", "dgpo without guidance", "dgpo with guided reference"],
+)
+def test_evaluations_are_those_of_the_method(
+    runs: TinyRuns, overrides: tuple[str, ...], expected: dict[str, int], tmp_path: Path
+) -> None:
+    row = metrics(runs.train(str(tmp_path / "run"), *overrides))[0]
+    counted = {key.removeprefix("nfe/"): value for key, value in row.items() if key.startswith("nfe/")}
+    assert counted == expected | {"total": sum(expected.values())}
+
+
+def test_solver_and_rewards_of_several_are_read(runs: TinyRuns, matched: list[Matched]) -> None:
+    file = runs.folder / "two.py"
+    file.write_text(TWO)
+    members = [f"{{file: {file}, function: {name}, weight: {w}}}" for name, w in (("bright", 1), ("red", 2))]
+    each = ("sampler.num_steps=4", f"rewards=[{', '.join(members)}]", "reward_aggregation=each", "num_iterations=1")
+    first, second = (metrics(runs.train(s, *each, f"sampler.solver={s}"))[0] for s in ("euler", "dpm2"))
+    assert first["reward"] != second["reward"]
+    clean, given = matched[0].clean, matched[0].advantage
+    assert not bool((clean == matched[-1].clean).all())
+    assert given.shape == (8,)
+    expected = first["reward/bright"] + 2 * first["reward/red"]
+    assert first["reward"] == pytest.approx(expected, rel=1e-6)
+    assert float(given.abs().max()) > 1.8  # z of one plus twice z of the other
+
+
+# ---- copies of the policy --------------------------------------------------------------------------------------------
+
+
+def test_the_old_policy_follows_by_its_schedule(runs: TinyRuns, start: dict[str, Tensor]) -> None:
+    for name, decays in (("linear", (0.001, 0.002)), ("copy", (0, 0)), ("constant", (0.7, 0.7))):
+        old, settings = start, (f"slots.old_decay={name}", "slots.old_decay_value=0.7", "num_iterations=2")
+        run = runs.train(f"slot-{name}", *settings, "keep_checkpoints=2")
+        assert [row["old_decay"] for row in metrics(run)] == pytest.approx(decays)
+        for number, decay in zip((1, 2), decays, strict=True):
+            saved = state(run, number)
+            old = {key: decay * old[key] + (1 - decay) * saved["policy"][key] for key in old}
+            assert differences(saved["slots"]["old"], old) <= 1e-6
+        assert differences(old, start) > 1e-3
+
+
+def test_crd_keeps_two_copies(runs: TinyRuns, start: dict[str, Tensor]) -> None:
+    saved = state(runs.train("copies", *named("crd"), "slots.old_decay=constant", "slots.old_decay_value=1"))
+    assert differences(saved["slots"]["sampling"], saved["policy"]) == 0
+    assert differences(saved["slots"]["old"], start) == 0
+    assert differences(saved["slots"]["old"], saved["policy"]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "still"),
+    [(named("nft"), True), (named("awm", "objective.options.off_policy=true"), True), (named("crd"), False),
+     (named("awm", "objective.options.old_kl_coef=1"), False)],
+    ids=["nft", "awm off policy", "crd", "awm"],
+)  # fmt: skip
+def test_who_samples(runs: TinyRuns, overrides: tuple[str, ...], still: bool, tmp_path: Path) -> None:
+    """With an old policy that never moves, methods which sample from it see the first policy's images for ever."""
+    frozen = ("slots.old_decay=constant", "slots.old_decay_value=1", "num_iterations=2")
+    moving, resting = (
+        metrics(runs.train(str(tmp_path / f"lr-{lr}"), *overrides, *frozen, f"optim.lr={lr}")) for lr in (0.1, 0)
+    )
+    assert moving[0]["reward"] == resting[0]["reward"]
+    assert (moving[1]["reward"] == resting[1]["reward"]) == still
+    assert moving[1]["old_kl"] > 0
+
+
+def test_the_proximal_term_is_part_of_the_loss(runs: TinyRuns) -> None:
+    settings = ("objective.options.old_kl_coef=2", "slots.old_decay=constant", "num_iterations=2", "optim.lr=0.1")
+    row = metrics(runs.train("proximal", *named("awm"), *settings))[1]
+    assert row["loss"] - row["policy_loss"] == pytest.approx(2 * row["old_kl"], rel=1e-4)
+
+
+# ---- sums, parts, failures, resume -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["nft", "dgpo", "rft"])
+def test_micro_batches_add_up_to_the_gradient_of_one(runs: TinyRuns, name: str, gradients: list[Tensor]) -> None:
+    for size in (8, 4):
+        runs.train(f"micro-{name}-{size}", *named(name), f"micro_batch_size={size}", "rollout_batch_size=8")
+    whole, part = gradients
+    assert float(whole.abs().max()) > 0
+    torch.testing.assert_close(part, whole, rtol=0, atol=2e-6 * float(whole.abs().max()) + 1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(FORWARD))
+def test_two_updates_and_a_failed_image(runs: TinyRuns, name: str, matched: list[Matched], tmp_path: Path) -> None:
+    run = runs.train(str(tmp_path / "run"), *named(name), runs.rewards(FAILED), "updates_per_rollout=2")
+    row = metrics(run)[0]
+    assert state(run)["counters"]["updates"] == 2
+    assert row["invalid_ratio"] == 0.125
+    assert row["live_rows"] == (4 if name == "rft" else 14)
+    assert row["grad_norm"] > 0
+    assert all(bool(given.reward.isfinite().all()) for given in matched)
+    groups = [set(given.group.tolist()) for given in matched]
+    assert groups == [{0}, {0}, {1}, {1}]
+
+
+def test_dgpo_with_clip_and_a_moved_policy(runs: TinyRuns) -> None:
+    row = metrics(runs.train("clip", *named("dgpo"), "objective.options.clip=0.0", "updates_per_rollout=2"))[0]
+    assert 0 < row["clip_fraction"] < 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("policy.ema_decay=0.9", "updates_per_rollout=2"), named("crd"), named("dgpo", "objective.options.clip=0.01")],
+    ids=["nft", "crd", "dgpo"],
+)
+def test_a_resumed_run_is_the_same_to_the_bit(runs: TinyRuns, overrides: tuple[str, ...], tmp_path: Path) -> None:
+    whole = runs.train(str(tmp_path / "whole"), *overrides, "num_iterations=3")
+    part = runs.train(str(tmp_path / "part"), *overrides, "num_iterations=1")
+    assert main(["train", f"resume={part}", "num_iterations=3"]) == 0
+    assert metrics(part) == metrics(whole)
+    assert lora(part) == lora(whole)
+    resumed, straight = state(part), state(whole)
+    for saved in (resumed, straight):
+        del saved["counters"]["seconds"]
+    assert differences(resumed, straight) == 0
+    assert any(float(tensor.abs().max()) > 0 for name, tensor in lora_tensors(part).items() if "lora_B" in name)
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (named("ntf"), "unknown objective of recipe forward 'ntf' (did you mean 'nft'?)"),
+        (("objective.options.betta=1",), "unknown option 'betta' (did you mean 'beta'?)"),
+        (("objective.options.guidance=1",), "did you mean 'guidance_scale'?"),
+        (("objective.options.adaptive=1",), "option adaptive must be true or false, got 1"),
+        (("objective.options.beta=-1",), "must be positive, got -1"),
+        (named("rwr", "objective.options.temperature=0"), "temperature positive"),
+        (("objective.options.old_kl_coef=-1",), "old_kl_coef must not be negative"),
+        (("objective.options.reference_guidance_scale=4",), "no reference is evaluated: set kl_coef above 0"),
+        (("sampler.kernel=cps",), "set sampler.kernel=ode"),
+        (("clip_range=1e-3",), "clip_range is set to 0.001, but objective nft of recipe forward does not read it"),
+        (("best_of=2",), "best_of is set to 2"),
+        (named("rft", "slots.old_decay=copy"), "slots.old_decay is set to 'copy', but objective rft"),
+        (named("rwr", "adv_std=global"), "adv_std is set to 'global', but objective rwr"),
+        (("times.fraction=0.5",), "times.fraction is set to 0.5"),
+        (("times.count=4",), "4 different steps cannot be taken of a schedule of 3"),
+        (("times.kind=discrete", "times.fraction=0"), "times.fraction is the share of the schedule"),
+        (("times.kind=discrete_wo_init", "times.fraction=0.4"), "raise times.fraction or the number of steps"),
+        (("reward_aggregation=each",), "needs two rewards of nonzero weight"),
+        (named("dgpo", "micro_batch_size=2"), "micro_batch_size (2) must be a multiple of group_size (4)"),
+        (named("crd", "prompts_per_step=1", "updates_per_rollout=2"), "make prompts_per_step a multiple of 2"),
+    ],
+    ids=lambda given: given[-1] if isinstance(given, tuple) else "",
+)
+def test_refused_before_a_model_loads(
+    runs: TinyRuns, overrides: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def load(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(DiffusionPipeline, "from_pretrained", load)
+    capsys.readouterr()
+    assert main(["train", str(runs.config), f"out={tmp_path / 'run'}", *overrides]) == 1
+    assert said in re.sub(r"\s+", " ", capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", sorted(FORWARD))
+def test_the_shipped_configuration_is_accepted(name: str) -> None:
+    config = load_config(CONFIGS / f"tiny_{name}.yaml")
+    check(config)
+    assert config.recipe == "forward"
+    assert config.objective.name == name

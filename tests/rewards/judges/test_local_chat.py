@@ -1,0 +1,328 @@
+"""Judges in this process, on a tiny random Qwen2-VL with a tokenizer and a chat template made here; and one served."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flowrl.rewards import RewardInputs, build_reward
+from flowrl.rewards.judges import local_chat
+from flowrl.rewards.judges.chat import Chat, Question, build_chat, check_chat
+from flowrl.rewards.judges.local_chat import GumbelNoise, LocalChat, single_token_ids
+
+CPU = torch.device("cpu")
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}{% if c['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_tiny_vlm(folder: Path, *, repetition_penalty: float = 1.0) -> Path:
+    """A complete folder of a random model whose vocabulary is all bytes and the words Yes and No."""
+    import transformers
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    merges = [("Y", "e"), ("Ye", "s"), ("N", "o"), ("\u0120", "Yes"), ("\u0120", "No"), ("y", "e"), ("ye", "s")]
+    pieces = [*sorted(ByteLevel.alphabet()), *(left + right for left, right in merges)]
+    vocab = {piece: i for i, piece in enumerate([*pieces, *SPECIALS, "<|video_pad|>"])}
+    tokenizer = transformers.Qwen2Tokenizer(
+        vocab=vocab, merges=merges, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token=None,
+        additional_special_tokens=[*SPECIALS, "<|video_pad|>"],
+    )  # fmt: skip
+    ends = {"eos_token_id": vocab["<|im_end|>"], "pad_token_id": vocab["<|endoftext|>"]}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14}
+    config = transformers.Qwen2VLConfig(
+        text_config={
+            **text, **ends, "vocab_size": len(vocab), "num_attention_heads": 2, "num_key_value_heads": 2,
+            "rope_parameters": rope,
+        },
+        vision_config=vision,
+        image_token_id=vocab["<|image_pad|>"],
+        video_token_id=vocab["<|video_pad|>"],
+        vision_start_token_id=vocab["<|vision_start|>"],
+        vision_end_token_id=vocab["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    network = transformers.Qwen2VLForConditionalGeneration(config)
+    with torch.no_grad():  # so that pictures and words change the answer enough for a mix-up to show
+        for parameter in network.parameters():
+            parameter.mul_(5.0) if parameter.ndim > 1 else None
+    network.generation_config = transformers.GenerationConfig(**ends, repetition_penalty=repetition_penalty)
+    network.save_pretrained(folder)
+    processor = transformers.Qwen2VLProcessor(
+        image_processor=transformers.Qwen2VLImageProcessor(size={"shortest_edge": 28 * 28, "longest_edge": 56 * 56}),
+        tokenizer=tokenizer,
+        video_processor=transformers.Qwen2VLVideoProcessor(),
+        chat_template=TEMPLATE,
+    )
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny_vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_vlm(tmp_path_factory.mktemp("vlm"), repetition_penalty=3.0)
+
+
+def chat_of(folder: Path, **options: Any) -> LocalChat:
+    chat = build_chat({"model": str(folder), **options}, device=CPU, owner="reward 'x'")
+    assert isinstance(chat, LocalChat)
+    return chat
+
+
+def pictures(number: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, (40 + 14 * i, 48, 3), dtype=np.uint8) for i in range(number)]
+
+
+def biased(chat: LocalChat, **logits: float) -> LocalChat:
+    """The judge with some tokens' logits raised."""
+    network = copy.deepcopy(chat.network)
+    head, vocab = network.lm_head, chat.processor.tokenizer.get_vocab()
+    bias = torch.zeros(head.out_features)
+    for token, value in logits.items():
+        bias[vocab[token]] = value
+    head.register_forward_hook(lambda *arguments: arguments[2] + bias)
+    return replace(chat, network=network)
+
+
+def by_hand(chat: LocalChat, prompt: str, images: list[np.ndarray], steps: int = 1) -> list[Tensor]:
+    """Log-probabilities of greedy answers by whole forward passes without cache, from a prompt written out."""
+    processor = chat.processor
+    batch = processor(text=[prompt], images=[Image.fromarray(i) for i in images] or None, return_tensors="pt")
+    found = []
+    for _ in range(steps):
+        with torch.no_grad():
+            logits = chat.network(**batch).logits[0, -1]
+        found.append(torch.log_softmax(logits, dim=-1))
+        batch["input_ids"] = torch.cat([batch["input_ids"], logits.argmax().reshape(1, 1)], dim=1)
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+        if "mm_token_type_ids" in batch:
+            kinds = batch["mm_token_type_ids"]
+            batch["mm_token_type_ids"] = torch.cat([kinds, torch.zeros_like(kinds[:, :1])], dim=1)
+    return found
+
+
+def test_logprobs_are_those_of_the_models_own_forward_pass(tiny_vlm: Path) -> None:
+    """Parts in their order, the whole vocabulary as candidates, and none of the checkpoint's repetition penalty."""
+    chat = chat_of(tiny_vlm)
+    first, second = pictures(2)
+    question = Question(parts=("a", first, "b", second, "Yes?"), system="Be just.", max_tokens=4, top_logprobs=999)
+    (answer,) = chat.ask([question])
+    slot = "<|vision_start|><|image_pad|><|vision_end|>"
+    prompt = (
+        f"<|im_start|>system\nBe just.<|im_end|>\n<|im_start|>user\na{slot}b{slot}Yes?<|im_end|>\n"
+        f"<|im_start|>assistant\n"
+    )
+    expected = by_hand(chat, prompt, [first, second], steps=4)
+    tokenizer = chat.processor.tokenizer
+    assert answer.text == tokenizer.decode([int(step.argmax()) for step in expected], skip_special_tokens=True)
+    assert len(answer.logprobs) == 4
+    for found, step in zip(answer.logprobs, expected, strict=True):
+        assert sum(math.exp(value) for value in found.values()) == pytest.approx(1.0, abs=1e-5)
+        for word in ("Yes", " No", "7"):
+            (token,) = tokenizer.encode(word, add_special_tokens=False)
+            assert found[word] == pytest.approx(float(step[token]), abs=1e-5)
+    few = chat.ask([replace(question, top_logprobs=5, max_tokens=1)])[0].logprobs[0]
+    values = expected[0].topk(5).values.exp().sum()
+    assert sum(math.exp(value) for value in few.values()) == pytest.approx(float(values), abs=1e-5)
+
+
+def test_answers_do_not_depend_on_the_batch(tiny_vlm: Path) -> None:
+    chat = chat_of(tiny_vlm)
+    images = pictures(3)
+    questions = [Question(parts=(image, "Is it a dog?" * (i + 1)), top_logprobs=999) for i, image in enumerate(images)]
+    questions += [Question(parts=("No picture?",), top_logprobs=999, max_tokens=2)]
+    questions += [Question(parts=(*images[:2], "Alike?"), top_logprobs=999)]
+    together = chat.ask(questions)
+    assert len({answer.logprobs[0]["Yes"] for answer in together}) == 5
+    order = [3, 1, 4, 2, 0]
+    for batch_size in (1, 2):
+        again = replace(chat, batch_size=batch_size).ask([questions[i] for i in order])
+        for place, answer in zip(order, again, strict=True):
+            assert answer.tokens == together[place].tokens
+            for found, wanted in zip(answer.logprobs, together[place].logprobs, strict=True):
+                assert found == pytest.approx(wanted, abs=1e-5)
+
+
+def test_sampled_answers_follow_the_softmax_at_the_temperature() -> None:
+    """Frequencies of 4000 draws from counters, within 4 standard errors; the scores themselves do not vary."""
+    draws, scores = 4000, torch.tensor([2.0, 0.0, 1.0, -30.0])
+    noise = GumbelNoise([Question(parts=(), temperature=2.0, seed=i) for i in range(draws)], 0, prompt_length=3)
+    chosen = noise(torch.zeros(draws, 3, dtype=torch.int64), scores.expand(draws, 4)).argmax(1)
+    frequency = torch.bincount(chosen, minlength=4) / draws
+    expected = np.exp(np.array([1.0, 0.0, 0.5, -15.0]))
+    expected /= expected.sum()
+    assert np.all(np.abs(frequency.numpy() - expected) <= 4 * np.sqrt(expected * (1 - expected) / draws) + 1e-12)
+    later = noise(torch.zeros(draws, 4, dtype=torch.int64), scores.expand(draws, 4)).argmax(1)
+    assert bool((later != chosen).any())
+
+
+def test_sampled_answers_go_by_their_seed(tiny_vlm: Path) -> None:
+    chat = chat_of(tiny_vlm)
+    image = pictures(1)[0]
+
+    def ask(*seeds: int) -> list[str]:
+        parts = (image, "Well?")
+        return [
+            answer.text
+            for answer in chat.ask([Question(parts=parts, max_tokens=5, temperature=1.0, seed=s) for s in seeds])
+        ]
+
+    state = torch.random.get_rng_state()
+    texts = ask(0, 1, 2, 3)
+    assert len(set(texts)) == 4
+    assert ask(3, 1) == [texts[3], texts[1]]
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_answers_end_at_an_end_token(tiny_vlm: Path) -> None:
+    chat = chat_of(tiny_vlm)
+    question = Question(parts=("Well?",), max_tokens=5)
+    (cut,) = chat.ask([question])
+    assert (cut.error, bool(cut.text)) == ("truncated", True)
+    ended = biased(chat, **{"<|im_end|>": 200.0}).ask([question, replace(question, top_logprobs=5)])
+    assert [(answer.text, answer.error) for answer in ended] == [("", None)] * 2
+    assert [len(answer.logprobs) for answer in ended] == [0, 1]
+    assert ended[0].tokens == cut.tokens - 4
+    assert chat.ask([replace(question, max_tokens=1)])[0].error is None
+    assert biased(chat, Yes=math.nan).ask([replace(question, top_logprobs=5)])[0].error == "not_finite"
+
+
+def test_yes_no_reward_of_a_local_judge(tiny_vlm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.rand(3, 3, 40, 48, generator=torch.Generator().manual_seed(0))
+    inputs = RewardInputs(
+        prompts=["a dog", "two cats on a mat", "red"], images=images, metadata=[{}, {}, {}],
+        group_ids=torch.zeros(3, dtype=torch.int64), sample_ids=torch.arange(3),
+    )  # fmt: skip
+    chats: dict[str, Chat] = {"free": biased(chat_of(tiny_vlm), Yes=8.0, No=8.0)}
+    chats["yes"] = biased(chat_of(tiny_vlm), Yes=300.0, No=100.0)
+    values = {}
+    for name, chat in chats.items():
+        monkeypatch.setattr("flowrl.rewards.judges.yes_no.build_chat", lambda *_, chat=chat, **__: chat)
+        reward = build_reward("yes_no", options={"judge": {"model": str(tiny_vlm)}})
+        assert reward.kind == "pointwise"
+        values[name] = reward(inputs).values
+        for i in range(3):
+            torch.testing.assert_close(reward(inputs[[i]]).values, values[name][i : i + 1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(values["yes"], torch.ones(3))
+    assert len({round(value, 4) for value in values["free"].tolist()}) == 3
+
+
+def test_words_are_resolved_by_the_tokenizer(tiny_vlm: Path) -> None:
+    chat = chat_of(tiny_vlm)
+    vocab = chat.processor.tokenizer.get_vocab()
+    found = chat.token_ids(["yes", "No", "5"])
+    assert set(found["yes"]) == {vocab["yes"], vocab["Yes"], vocab["\u0120Yes"]}
+    assert set(found["No"]) == {vocab["No"], vocab["\u0120No"]}
+    assert found["5"] == (vocab["5"],)
+    with pytest.raises(ValueError, match="no single token for 'excellent', 'poor'"):
+        single_token_ids(chat.processor.tokenizer, ["yes", "excellent", "poor"])
+
+
+def test_version_tells_weights_and_dtypes_apart(tiny_vlm: Path) -> None:
+    chat = chat_of(tiny_vlm)
+    half = chat_of(tiny_vlm, dtype="bfloat16")
+    assert next(half.network.parameters()).dtype == torch.bfloat16
+    assert half.ask([Question(parts=(pictures(1)[0], "Well?"), top_logprobs=5)])[0].error is None
+    other = replace(chat, network=copy.deepcopy(chat.network))
+    other.network.lm_head.weight.data[0, 0] += 1
+    assert len({chat.version, half.version, other.version}) == 3
+
+
+def test_local_judge_errors(tiny_vlm: Path, tmp_path: Path) -> None:
+    for options, message in (
+        ({"model": "./no-such-folder"}, "there is no folder"),
+        ({"model": str(tiny_vlm), "batch_size": 0}, "batch_size must be 1 or more"),
+        ({"model": str(tiny_vlm), "dtype": "int8"}, "dtype must be 'float32' or 'bfloat16' or 'float16'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_chat(options, owner="reward 'x'")
+    with pytest.raises(ValueError, match="could not load the vision-language model"):
+        chat_of(tmp_path)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in tiny_vlm.iterdir():
+        if file.name != "chat_template.jinja":
+            (bare / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ValueError, match="has no chat template"):
+        chat_of(bare)
+
+
+def test_check_takes_the_options_of_the_chat() -> None:
+    given = dict(inspect.signature(local_chat.local_chat).parameters)
+    given.pop("device")
+    assert given == dict(inspect.signature(local_chat.check).parameters)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """The tiny model behind `transformers serve`, on a free port of this machine."""
+    folder = write_tiny_vlm(tmp_path / "served")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", str(folder), "--device", "cpu"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=log, stderr=log, env=dict(os.environ)
+        )
+        try:
+            with requests.Session() as session:
+                session.trust_env = False
+                until = time.monotonic() + 240
+                while True:
+                    assert process.poll() is None, (tmp_path / "log").read_text()
+                    assert time.monotonic() < until, (tmp_path / "log").read_text()
+                    try:
+                        if session.get(f"http://127.0.0.1:{port}/health", timeout=5).ok:
+                            break
+                    except requests.ConnectionError:
+                        time.sleep(0.1)
+            yield folder, f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+@pytest.mark.slow
+def test_a_served_judge_answers_as_the_one_in_this_process(served: tuple[Path, str]) -> None:
+    """`transformers serve` gives texts, with pictures and system turns; unlike vLLM it leaves out log-probabilities."""
+    folder, address = served
+    remote = build_chat({"server": address, "model": str(folder)}, device=CPU, owner="reward 'x'")
+    first, second = pictures(2)
+    questions = [
+        Question(parts=(first, "Is it?"), max_tokens=6),
+        Question(parts=("before", second, first, "after"), system="Be just.", max_tokens=6),
+        Question(parts=("No picture?",)),
+    ]
+    here, there = chat_of(folder).ask(questions), remote.ask(questions)
+    assert [answer.text for answer in there] == [answer.text for answer in here]
+    assert [answer.tokens for answer in there] == [answer.tokens for answer in here]
+    assert [answer.error for answer in there] == [answer.error for answer in here]
+    assert len({answer.text for answer in there}) == 3
+    assert remote.ask([replace(questions[0], top_logprobs=20)])[0].error == "no_logprobs"
+    other = build_chat({"server": address, "model": "another"}, device=CPU, owner="reward 'x'")
+    assert other.ask(questions[:1])[0].error == "status_400"

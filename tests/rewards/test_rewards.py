@@ -1,0 +1,249 @@
+"""Rewards on pictures: rounding, batch invariance, exact JPEG arithmetic, and GenEval's credits on a fake judge."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flowrl.benchmarks.geneval.rules import Detection
+from flowrl.rewards import (
+    Reward,
+    RewardInputs,
+    build_reward,
+    to_uint8,
+)
+from flowrl.rewards.geneval import geneval_reward
+from flowrl.rewards.networks.detectors import JUDGES, FunctionJudge
+from flowrl.rewards.outputs import check_output
+
+
+def inputs_of(
+    images: Tensor, prompts: list[str] | None = None, metadata: list[dict[str, Any]] | None = None
+) -> RewardInputs:
+    batch = len(images)
+    return RewardInputs(
+        prompts=prompts or [f"picture {i}" for i in range(batch)],
+        images=images,
+        metadata=metadata or [{} for _ in range(batch)],
+        group_ids=torch.arange(batch) // 2,
+        sample_ids=torch.arange(batch),
+    )
+
+
+def random_images(batch: int = 4, size: int = 16) -> Tensor:
+    return torch.rand(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def select(inputs: RewardInputs, items: list[int]) -> RewardInputs:
+    return RewardInputs(
+        prompts=[inputs.prompts[i] for i in items],
+        images=inputs.images[items],
+        metadata=[inputs.metadata[i] for i in items],
+        group_ids=inputs.group_ids[items],
+        sample_ids=inputs.sample_ids[items],
+    )
+
+
+def assert_pointwise(reward: Reward, inputs: RewardInputs, *, atol: float = 0.0) -> None:
+    """The value of an item depends on that item alone: any order and any batch give the same."""
+    whole = check_output(reward(inputs), len(inputs), reward.name)
+    order = list(reversed(range(len(inputs))))
+    torch.testing.assert_close(reward(select(inputs, order)).values, whole.values[order], rtol=0, atol=atol)
+    for i in range(len(inputs)):
+        torch.testing.assert_close(reward(select(inputs, [i])).values, whole.values[i : i + 1], rtol=0, atol=atol)
+    assert len(set(whole.values.tolist())) > 1, "values that do not differ could not show a mix-up"
+
+
+def test_to_uint8_rounds_clips_and_puts_channels_last() -> None:
+    levels = torch.tensor([0.0, 0.49, 0.51, 1.49, 254.49, 254.51, 255.0, -9.0, 300.0]) / 255.0
+    pictures = to_uint8(levels.view(1, 1, 1, 9).expand(1, 3, 1, 9))
+    assert pictures.dtype == np.uint8
+    assert pictures.shape == (1, 1, 9, 3)
+    assert pictures[0, 0, :, 0].tolist() == [0, 0, 1, 1, 254, 255, 255, 0, 255]
+
+
+def test_to_uint8_returns_every_8_bit_picture_unchanged_and_needs_no_detached_tensor() -> None:
+    original = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8))
+    images = (original.permute(0, 3, 1, 2).float() / 255.0).requires_grad_()
+    assert np.array_equal(to_uint8(images), original.numpy())
+
+
+def test_to_uint8_refuses_broken_pixels() -> None:
+    images = random_images()
+    images[2, 0, 0, 0] = math.nan
+    with pytest.raises(ValueError, match=r"1 of 4 images hold NaN or infinity \(first: item 2\)"):
+        to_uint8(images)
+
+
+def test_inputs_check_their_fields() -> None:
+    with pytest.raises(ValueError, match=r"one entry for each of the 4 images, got \{'prompts': 1"):
+        inputs_of(random_images(), prompts=["one"])
+    with pytest.raises(ValueError, match=r"float32 \[B, 3, H, W\], got torch.float64"):
+        inputs_of(random_images().double())
+    with pytest.raises(ValueError, match=r"got torch.float32 \[4, 16, 16, 3\]"):
+        inputs_of(random_images().permute(0, 2, 3, 1))
+    good = inputs_of(random_images())
+    with pytest.raises(ValueError, match="sample_ids must be int64"):
+        RewardInputs(
+            prompts=good.prompts,
+            images=good.images,
+            metadata=good.metadata,
+            group_ids=good.group_ids,
+            sample_ids=good.sample_ids.float(),
+        )
+
+
+def jpeg_length(image: Tensor) -> int:
+    pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "JPEG", quality=95)
+    return len(stream.getvalue())
+
+
+def test_jpeg_values_are_exact_multiples_of_the_file_length() -> None:
+    flat = torch.full((1, 3, 128, 128), 128 / 255)
+    gradient = torch.linspace(0, 1, 128).expand(1, 3, 128, 128)
+    images = torch.cat([flat, gradient, random_images(1, 128)])
+    lengths = [jpeg_length(image) for image in images]
+    assert lengths[0] < lengths[1] < lengths[2]
+    inputs = inputs_of(images)
+    for name, options, factor in [
+        ("jpeg_incompressibility", {}, 1 / 1000),
+        ("jpeg_compressibility", {}, -1 / 500000),
+        ("jpeg_compressibility", {"scale": "flow_grpo"}, -1 / 500000),
+        ("jpeg_compressibility", {"scale": "ddpo"}, -1 / 1000),
+    ]:
+        output = build_reward(name, options=options)(inputs)
+        assert output.values.tolist() == pytest.approx([factor * length for length in lengths], rel=1e-6)
+        assert output.parts["kilobytes"].tolist() == pytest.approx([length / 1000 for length in lengths], rel=1e-6)
+
+
+def test_jpeg_is_pointwise_and_its_version_tells_scalings_apart() -> None:
+    reward = build_reward("jpeg_compressibility", options={"scale": "ddpo"})
+    assert_pointwise(reward, inputs_of(random_images()))
+    assert reward.version != build_reward("jpeg_compressibility").version
+    assert (reward.kind, reward.differentiable) == ("pointwise", False)
+
+
+PINK_CAR = {
+    "tag": "colors",
+    "prompt": "a photo of a pink car",
+    "include": [{"class": "car", "count": 1, "color": "pink"}],
+}
+TWO_CLOCKS = {
+    "tag": "counting",
+    "prompt": "a photo of two clocks",
+    "include": [{"class": "clock", "count": 2}],
+    "exclude": [{"class": "clock", "count": 3}],
+}
+BEAR_DOG = {
+    "tag": "position",
+    "prompt": "a photo of a dog right of a bear",
+    "include": [{"class": "bear", "count": 1}, {"class": "dog", "count": 1, "position": ["right of", 0]}],
+}
+
+
+def seen_in(image: np.ndarray) -> list[Detection]:
+    """A scene is written into the first pixel: (cars, clocks, dogs left of the bear)."""
+    cars, clocks, dogs = (int(level) for level in image[0, 0])
+    box = (0, 0, 40, 40)
+    found = [Detection("car", box=box, score=0.99 - 0.01 * i) for i in range(cars)]
+    found += [Detection("clock", box=box, score=0.99) for _ in range(clocks)]
+    bear = [Detection("bear", box=(100, 0, 140, 40), score=0.9)] if dogs else []
+    return found + bear + [Detection("dog", box=box, score=0.8) for _ in range(dogs)]
+
+
+def fake_judge(calls: list[Detection] | None = None) -> FunctionJudge:
+    """Every car is pink where the second pixel is bright, else red; `calls` records what was asked."""
+
+    def color(image: np.ndarray, detection: Detection) -> str:
+        if calls is not None:
+            calls.append(detection)
+        return "pink" if image[0, 1, 0] > 128 else "red"
+
+    return FunctionJudge(detect_one=seen_in, color=color, version="fake-1")
+
+
+def scenes(*cells: tuple[int, int, int, bool]) -> Tensor:
+    images = torch.zeros(len(cells), 3, 4, 4)
+    for image, (cars, clocks, dogs, pink) in zip(images, cells, strict=True):
+        image[:, 0, 0] = torch.tensor([cars, clocks, dogs]) / 255.0
+        image[:, 0, 1] = float(pink)
+    return images
+
+
+def geneval_inputs() -> RewardInputs:
+    """Expected (graded, strict, official): (1, 1, 1), (.5, 0, 0), (-1, 0, 1), (.5, 0, 0), (.75, 0, 0), (1, 1, 1)."""
+    cells = [(1, 0, 0, True), (1, 0, 0, False), (3, 0, 0, True), (0, 1, 0, True), (0, 0, 1, True), (0, 2, 0, True)]
+    metadata = [PINK_CAR, PINK_CAR, PINK_CAR, TWO_CLOCKS, BEAR_DOG, TWO_CLOCKS]
+    return inputs_of(scenes(*cells), [str(m["prompt"]) for m in metadata], metadata)
+
+
+GRADED = [1.0, 0.5, -0.5, 0.5, 0.75, 1.0]  # three cars for one: (1 - 2) and a 0 for the colour, so -1/2
+STRICT = [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+OFFICIAL = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(("credit", "values"), [("graded", GRADED), ("strict", STRICT), ("official", OFFICIAL)])
+def test_geneval_credits(credit: Any, values: list[float]) -> None:
+    output = geneval_reward(fake_judge(), credit=credit)(geneval_inputs())
+    assert output.values.tolist() == values
+    assert {key: part.tolist() for key, part in output.parts.items()} == {
+        "graded": GRADED,
+        "strict": STRICT,
+        "official": OFFICIAL,
+    }
+    assert bool(output.valid.all())
+
+
+def test_geneval_clip_and_quirk() -> None:
+    output = geneval_reward(fake_judge(), clip_min=0.0, reference_position_quirk=False)(geneval_inputs())
+    assert output.values.tolist() == pytest.approx([1.0, 0.5, 0.0, 0.5, 2 / 3, 1.0])
+    assert output.parts["graded"][2] == -0.5
+
+
+def test_geneval_is_pointwise_and_asks_for_each_color_once() -> None:
+    calls: list[Detection] = []
+    reward = geneval_reward(fake_judge(calls))
+    assert_pointwise(reward, geneval_inputs())
+    calls.clear()
+    reward(select(geneval_inputs(), [0, 1]))
+    assert len(calls) == 2
+
+
+def test_geneval_builds_its_judge_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("judges_for_this_test")
+    vars(module)["make"] = lambda *, device: fake_judge()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(JUDGES, "fake", f"{module.__name__}:make")
+    reward = build_reward("geneval", options={"judge": "fake", "credit": "strict", "clip_min": None})
+    assert reward(geneval_inputs()).values.tolist() == STRICT
+    assert "fake-1" in reward.version
+    assert "strict" in reward.version
+
+
+def test_geneval_items_without_a_readable_record_are_invalid_and_leave_the_others_alone() -> None:
+    """No record, a tag that does not exist, a count that is none: the judge is not asked about them."""
+    inputs = geneval_inputs()
+    records = list(inputs.metadata)
+    records[0] = {}
+    records[2] = {"tag": "cats", "include": PINK_CAR["include"]}
+    records[4] = {"tag": "counting", "include": [{"class": "dog", "count": "two"}]}
+    inputs = inputs_of(inputs.images, inputs.prompts, records)
+    output = check_output(geneval_reward(fake_judge(), clip_min=0.0)(inputs), 6, "geneval")
+    assert output.valid.tolist() == [False, True, False, True, False, True]
+    assert output.values[output.valid].tolist() == [0.5, 0.5, 1.0]
+    assert output.errors == {"missing_field": 3}
+    assert output.parts["official"].isnan().tolist() == (~output.valid).tolist()
+    nothing = geneval_reward(fake_judge())(inputs_of(random_images(2)))
+    assert bool(nothing.values.isnan().all())
+    assert nothing.errors == {"missing_field": 2}

@@ -1,0 +1,203 @@
+"""Two processes give what one gives, and take over from each other.
+
+Three prompts of four images, so that a group is spread over both processes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from tiny_runs import TinyRuns, differences, lora_tensors, metrics, start, state, tiny_runs
+
+from flowrl.cli import main
+from flowrl.pipelines import PIPELINES
+from flowrl.recipes import backprop
+from flowrl.rewards import REWARDS
+
+SIZES = (
+    "num_iterations=3", "prompts_per_step=3", "micro_batch_size=3", "rollout_batch_size=3", "keep_checkpoints=9",
+    "kl_coef=0.1", "budget.nfe=100000",
+)  # fmt: skip
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
+    return tiny_runs(tmp_path_factory.mktemp("processes"), tiny_sd3_folder)
+
+
+@pytest.fixture(scope="module")
+def one(runs: TinyRuns) -> Path:
+    return runs.train("one", *SIZES, *_evaluated(runs))
+
+
+@pytest.fixture(scope="module")
+def two(runs: TinyRuns) -> Path:
+    run = runs.folder / "two"
+    _launch(runs, str(runs.config), f"out={run}", *SIZES, *_evaluated(runs))
+    return run
+
+
+def _evaluated(runs: TinyRuns) -> tuple[str, ...]:
+    return ("eval_every=3", f"prompts.eval={runs.folder / 'prompts.txt'}", "eval.num_images=3", "eval.batch_size=2")
+
+
+def _launch(runs: TinyRuns, *arguments: str) -> None:
+    out = _on_two_processes(runs.folder, "-m", "flowrl", "train", *arguments)
+    assert out.count("Report") == 1  # the main process alone speaks
+
+
+def _on_two_processes(folder: Path, *arguments: str) -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    process = start([*launcher, *arguments], folder, GLOO_SOCKET_IFNAME="lo")
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    return out
+
+
+def _close(a: Path, b: Path) -> None:
+    for mine, theirs in zip(metrics(a), metrics(b), strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            scale = max(1.0, abs(mine[key]))  # rewards are hundreds
+            assert abs(mine[key] - theirs[key]) <= TOLERANCE * scale, key
+    assert differences(lora_tensors(a), lora_tensors(b)) <= TOLERANCE
+    assert differences(state(a)["optimizer"]["state"], state(b)["optimizer"]["state"]) <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_trains(one: Path, two: Path) -> None:
+    assert [row["ratio_first_deviation"] for row in metrics(two) if "reward" in row] == [0.0] * 3
+    _close(one, two)
+    assert (two / "samples" / "iteration_000003" / "0002.png").is_file()
+
+
+@pytest.mark.slow
+def test_one_process_continues_what_two_began(runs: TinyRuns, one: Path, two: Path) -> None:
+    run = runs.folder / "two-one"
+    shutil.copytree(two, run)
+    shutil.rmtree(run / "checkpoints" / "000003")
+    assert main(["train", f"resume={run}"]) == 0
+    _close(one, run)
+
+
+@pytest.mark.slow
+def test_two_processes_continue_what_one_began(runs: TinyRuns, one: Path) -> None:
+    run = runs.folder / "one-two"
+    shutil.copytree(one, run)
+    shutil.rmtree(run / "checkpoints" / "000003")
+    shutil.rmtree(run / "checkpoints" / "000002")
+    _launch(runs, f"resume={run}")
+    _close(one, run)
+
+
+# ---- methods, on a toy pipeline --------------------------------------------------------------------------------------
+
+SPLIT = ("prompts_per_step=3", "micro_batch_size=2", "rollout_batch_size=2")  # a group is spread over both processes
+WHOLE = ("micro_batch_size=1", "rollout_batch_size=1")  # a group lies on one process, as branches and trees need it
+PAIRS = ("prompts_per_step=4", "micro_batch_size=2", "rollout_batch_size=2", "recipe=preference")
+ODE = ("sampler.kernel=ode",)
+FORWARD = ("recipe=forward", *ODE)
+GRADIENT = ("recipe=backprop", *ODE, "rewards=[{name: smooth_brightness}]", "rollout_batch_size=null")
+METHODS: dict[str, tuple[str, ...]] = {
+    "outcome": SPLIT,
+    "dead-groups": (*SPLIT, "FUNCTION=half_fail", "adv_std=global"),
+    "rounds": (*SPLIT, "FUNCTION=half_fail", "curriculum.max_rounds=3", "sampler.trained_fraction=0.67",
+               "sampler.trained_steps=random"),
+    "invalid": (*SPLIT, "FUNCTION=broken_by_value", "adv_baseline=leave_one_out", "shaping.name=a_grae"),
+    "dense": (*SPLIT, "credit.method=dense_grpo", "kl_coef=0.1", "loss_aggregation=samples"),
+    "balanced": (*SPLIT, "credit.method=vgpo", "loss_aggregation=balanced", "objective.name=guard"),
+    "log-tame": (*SPLIT, "FUNCTION=brightness redness", "credit.method=stepwise", "reward_aggregation=log_tame"),
+    "gdpo": (*SPLIT, "FUNCTION=brightness redness", "reward_aggregation=gdpo"),
+    "dcpo": (*SPLIT, "shaping.name=dcpo", "policy.ema_decay=0.5"),
+    "gaussian": (*SPLIT, "curriculum.sampling=gaussian", "curriculum.accuracy_scaled_kl=true", "kl_coef=0.1"),
+    "replay": (*SPLIT, "curriculum.sampling=replay", "curriculum.options={cooldown: 1, band: [0.2, 0.8]}"),
+    "best": (*SPLIT, "best_of=2", "ratio=mixed", "loss_aggregation=samples"),
+    "g2rpo": (*WHOLE, "credit.method=g2rpo", "credit.strides=[1, 2]"),
+    "tempflow": (*WHOLE, "credit.method=tempflow", "credit.branches=2", "curriculum.max_rounds=2",
+                 "FUNCTION=half_fail"),
+    "tree": (*WHOLE, "credit.method=tree_grpo", "loss_aggregation=rows"),
+    "branch_grpo": (*WHOLE, "credit.method=branch_grpo", "credit.splits=[0, 1]"),
+    "tp_grpo": (*SPLIT, "credit.method=tp_grpo"),
+    "nft": (*SPLIT, *FORWARD, "objective.name=nft", "kl_coef=0.1"),
+    "awm": (*SPLIT, *FORWARD, "objective.name=awm"),
+    "rft": (*SPLIT, *FORWARD, "objective.name=rft", "FUNCTION=broken_by_value"),
+    "rwr": ("prompts_per_step=4", "micro_batch_size=4", *FORWARD, "objective.name=rwr"),
+    "dgpo": ("prompts_per_step=4", "micro_batch_size=4", *FORWARD, "objective.name=dgpo"),
+    "crd": ("prompts_per_step=4", "micro_batch_size=4", *FORWARD, "objective.name=crd"),
+    "dpo": (*PAIRS, *ODE, "objective.name=dpo"),
+    "d3po": (*PAIRS, "same_latent=true", "objective.name=d3po"),
+    "draft": (*SPLIT, *GRADIENT, "objective.name=draft"),
+    "alignprop": (*SPLIT, *GRADIENT, "objective.name=alignprop"),
+    "drtune": (*SPLIT, *GRADIENT, "objective.name=drtune"),
+    "refl": (*SPLIT, *GRADIENT, "objective.name=refl"),
+}  # fmt: skip
+TRAIN_ALL = """
+import json, sys
+
+sys.path.insert(0, sys.argv[1])
+from flowrl.cli import main
+from flowrl.pipelines import PIPELINES
+from flowrl.recipes import backprop
+from flowrl.rewards import REWARDS
+
+from flowrl.rewards import DIFFERENTIABLE, REWARDS
+
+PIPELINES["sd3"] = "toy_pipeline"
+REWARDS["smooth_brightness"] = "toy_pipeline:smooth_brightness"
+DIFFERENTIABLE.add("smooth_brightness")
+for arguments in json.loads(open(sys.argv[2]).read()):
+    assert main(arguments) == 0, arguments
+"""
+
+
+@pytest.fixture(scope="module")
+def methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of every method on one process and on two, and one that two began and one goes on with."""
+    from toy_pipeline import reward_list, write_toy
+
+    folder = tmp_path_factory.mktemp("methods")
+    config = write_toy(folder)
+    commands: dict[str, list[list[str]]] = {"one": [], "two": []}
+    for name, settings in METHODS.items():
+        overrides = [reward_list(folder, *text.removeprefix("FUNCTION=").split()) if "FUNCTION=" in text else text
+                     for text in settings]  # fmt: skip
+        for processes, runs in commands.items():
+            out = f"out={folder / processes / name}"
+            runs.append(["train", str(config), out, "num_iterations=3", "optim.lr=0.1", *overrides])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PIPELINES, "sd3", "toy_pipeline")
+        patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:smooth_brightness")
+        patch.setattr(backprop, "DIFFERENTIABLE", {"smooth_brightness"})
+        for arguments in commands["one"]:
+            assert main(arguments) == 0
+        (folder / "train_all.py").write_text(TRAIN_ALL)
+        (folder / "commands.json").write_text(json.dumps(commands["two"]))
+        here = str(Path(__file__).parents[1] / "helpers")
+        _on_two_processes(folder, "train_all.py", here, str(folder / "commands.json"))
+        for name in METHODS:
+            run = folder / "two-one" / name
+            shutil.copytree(folder / "two" / name, run)
+            shutil.rmtree(run / "checkpoints" / "000003")
+            shutil.rmtree(run / "checkpoints" / "000002")
+            assert main(["train", f"resume={run}"]) == 0
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_on_two_processes_what_it_trains_on_one(methods: Path, name: str) -> None:
+    rows = metrics(methods / "one" / name)
+    assert len(rows) == 3
+    assert all(row.get("ratio_first_deviation", 0.0) == 0.0 for row in metrics(methods / "two" / name))
+    assert any(row.get("grad_norm", 0.0) > 0 for row in rows)
+    _close(methods / "one" / name, methods / "two" / name)
+    _close(methods / "one" / name, methods / "two-one" / name)
+    assert differences(state(methods / "one" / name)["memory"], state(methods / "two" / name)["memory"]) <= TOLERANCE

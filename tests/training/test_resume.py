@@ -1,0 +1,217 @@
+"""A run that is stopped, however that happens, and continued is the run that was never stopped."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import TinyRuns, differences, lasting, lora, metrics, start, tiny_runs
+
+from flowrl.cli import main
+from flowrl.training import run as run_module
+from flowrl.training.run import checkpoints
+
+STOPPING = """
+import pathlib, signal
+
+calls = 0
+
+def reward(images, prompts, metadata):
+    global calls
+    calls += 1
+    if calls == CALL:
+        for _ in range(TIMES):
+            signal.raise_signal(signal.SIGINT)
+    return 100 * images.mean((1, 2, 3))
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
+    return tiny_runs(tmp_path_factory.mktemp("resume"), tiny_sd3_folder, policy={"lora_rank": 2, "ema_decay": 0.5})
+
+
+@pytest.fixture(scope="module")
+def whole(runs: TinyRuns) -> Path:
+    """Four iterations in one go."""
+    return runs.train("whole", "num_iterations=4")
+
+
+def _same(a: Path, b: Path) -> None:
+    assert metrics(a) == metrics(b)
+    assert lora(a) == lora(b)
+    assert differences(lasting(a), lasting(b)) == 0
+
+
+def _stopping(runs: TinyRuns, call: int, times: int) -> str:
+    return runs.rewards(STOPPING.replace("CALL", str(call)).replace("TIMES", str(times)))
+
+
+def _resume(run: Path, *overrides: str) -> int:
+    return main(["train", f"resume={run}", *overrides])
+
+
+def test_more_iterations_continue_the_same_run(runs: TinyRuns, whole: Path) -> None:
+    run = runs.train("longer", "num_iterations=2")
+    assert _resume(run, "num_iterations=4") == 0
+    _same(run, whole)
+    assert _resume(run) == 0  # the raised number was kept
+    assert metrics(run) == metrics(whole)
+
+
+def test_an_interrupt_finishes_the_iteration_and_saves(
+    runs: TinyRuns, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs.folder / "interrupted"
+    handler = signal.getsignal(signal.SIGINT)
+    arguments = ("num_iterations=4", "checkpoint_every=100", f"out={run}", _stopping(runs, 2, 1))
+    assert main(["train", str(runs.config), *arguments]) == 130
+    shown = capsys.readouterr().out
+    assert "Stopping after this iteration" in shown
+    assert f"flowrl train resume={run}" in shown
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert len(metrics(run)) == 2
+    assert "not finished" in (run / "report.html").read_text()
+    assert not (run / "summary.json").exists()
+    assert _resume(run) == 0
+    assert [row["loss"] for row in metrics(run)] == [row["loss"] for row in metrics(whole)]
+    assert lora(run) == lora(whole)
+    assert json.loads((run / "summary.json").read_text())["iterations"] == 4
+
+
+def test_a_second_interrupt_stops_at_once(runs: TinyRuns, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs.folder / "twice"
+    assert main(["train", str(runs.config), "num_iterations=4", f"out={run}", _stopping(runs, 3, 2)]) == 130
+    assert "resume=" in capsys.readouterr().err
+    assert len(metrics(run)) == 2
+    assert _resume(run) == 0
+    assert lora(run) == lora(whole)
+
+
+def test_a_finished_run_says_so(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    assert _resume(whole) == 0
+    assert "is finished (4 of 4 iterations)" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
+
+
+def test_without_a_complete_checkpoint_it_starts_again(runs: TinyRuns, whole: Path) -> None:
+    run = runs.folder / "begun"
+    assert main(["train", str(runs.config), "num_iterations=4", f"out={run}", _stopping(runs, 1, 2)]) == 130
+    assert checkpoints(run) == []
+    half = run / "checkpoints" / ".000002"
+    half.mkdir(parents=True)
+    (half / "state.pt").write_bytes(b"half")
+    (run / "metrics.jsonl").write_text('{"iteration": 0}\n{"iter')
+    assert _resume(run) == 0
+    assert lora(run) == lora(whole)
+    assert len(metrics(run)) == 4
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "seal", "metrics"])
+def test_a_damaged_checkpoint_is_said_and_nothing_is_touched(
+    runs: TinyRuns, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs.train(str(tmp_path / "run"))
+    folder = checkpoints(run)[-1]
+    data = bytearray((folder / "state.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    if damage == "seal":
+        (folder / "checkpoint.json").write_text("{")
+    elif damage == "metrics":
+        (run / "metrics.jsonl").write_text("")
+    else:
+        (folder / "state.pt").write_bytes(data if damage == "flip" else data[:100])
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert _resume(run, "num_iterations=3") == 1
+    shown = capsys.readouterr().err
+    assert len(shown.strip().splitlines()) == 1
+    assert (str(run / "metrics.jsonl") if damage == "metrics" else f"remove {folder} to continue from 000001") in shown
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+
+
+@pytest.mark.parametrize("where", ["state.pt", ".lora.writing", "metrics.jsonl"])
+def test_a_full_disk_leaves_the_last_good_checkpoint(
+    runs: TinyRuns, whole: Path, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = tmp_path / "run"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patch:
+        if where == "state.pt":
+            fsync = os.fsync
+
+            def failing(number: int) -> None:
+                if checkpoints(run):
+                    raise full
+                fsync(number)
+
+            patch.setattr(os, "fsync", failing)
+        elif where == "metrics.jsonl":
+            log = run_module.Run.log
+
+            def failing_log(self: Any, row: dict[str, Any]) -> None:
+                if row["iteration"] == 1:
+                    raise full
+                log(self, row)
+
+            patch.setattr(run_module.Run, "log", failing_log)
+        else:
+            from safetensors import SafetensorError
+
+            from flowrl.training import checkpoints as saving
+            from flowrl.training import loop
+
+            save_lora = saving.save_lora
+
+            def failing_lora(folder: Path, *arguments: Any) -> None:
+                if checkpoints(run):
+                    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+                save_lora(folder, *arguments)
+
+            patch.setattr(loop, "save_lora", failing_lora)
+        assert main(["train", str(runs.config), "num_iterations=4", f"out={run}"]) == 1
+    shown = capsys.readouterr().err
+    assert "could not be written" in shown
+    assert re.search(r"no space|No space", shown)
+    assert f"flowrl train resume={run}" in shown
+    assert [path.name for path in checkpoints(run)] == ["000001"]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["000001"]
+    assert _resume(run) == 0
+    _same(run, whole)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_the_same(runs: TinyRuns) -> None:
+    """kill -9 at three seeded moments, each after some progress, in the middle of whatever it is doing."""
+    iterations = ("num_iterations=12", "checkpoint_every=2")
+    whole, run = runs.train("unkilled", *iterations), runs.folder / "killed"
+    moments = random.Random(5)
+    arguments = ["-m", "flowrl", "train", str(runs.config), *iterations, f"out={run}"]
+    for _ in range(3):
+        done = len(metrics(run)) if (run / "metrics.jsonl").exists() else 0
+        process = start(arguments, runs.folder)
+        goal, deadline = done + moments.randrange(1, 4), time.monotonic() + 300
+        while _lines(run) < goal and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(moments.random() * 0.2)
+        process.kill()
+        assert process.communicate()[1] == ""
+        assert process.returncode == -signal.SIGKILL
+        arguments = ["-m", "flowrl", "train", f"resume={run}"]
+    assert _resume(run) == 0
+    _same(run, whole)
+
+
+def _lines(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0

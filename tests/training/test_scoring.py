@@ -1,0 +1,259 @@
+"""Rewards within a run: what is scored together, what waits, what fails, what is only measured, what learns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import metrics, state
+from toy_pipeline import PROMPTS, reward_list, toy_config, write_toy
+
+from flowrl.cli import main
+from flowrl.pipelines import PIPELINES
+from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
+from flowrl.rewards.compose import WeightedSum, weighted_sum
+from flowrl.training import parts
+from flowrl.training import scoring as scoring_module
+from flowrl.training.scoring import too_many_failures
+
+Change = Callable[[WeightedSum], WeightedSum]
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")
+    return write_toy(tmp_path)
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
+    """Puts something else in the place of a run's rewards."""
+    load = parts.load_rewards
+
+    def change(how: Change) -> None:
+        monkeypatch.setattr(parts, "load_rewards", lambda config, run: how(load(config, run)))
+
+    return change
+
+
+def train(toy: Path, name: str, *overrides: str) -> Path:
+    out = toy.parent / name
+    assert main(["train", str(toy), f"out={out}", *overrides]) == 0
+    return out
+
+
+def brightness(seen: list[RewardInputs], kind: str = "pointwise", *, waits: bool = False) -> FunctionReward:
+    def score(inputs: RewardInputs) -> RewardOutput:
+        seen.append(inputs)
+        values = inputs.images.mean((1, 2, 3))
+        return RewardOutput(values=values, valid=torch.ones(len(inputs), dtype=torch.bool))
+
+    return FunctionReward(name="brightness", score=score, needs=frozenset(), version="1", kind=kind, waits=waits)
+
+
+def test_a_reward_that_waits_gives_the_numbers_of_one_that_does_not(toy: Path, changed: Any) -> None:
+    settings = ("num_iterations=3", "rollout_batch_size=2", "micro_batch_size=2")
+    runs = []
+    for waits in (False, True):
+        seen: list[RewardInputs] = []
+        changed(lambda total, seen=seen, waits=waits: weighted_sum([brightness(seen, waits=waits)], [1.0]))
+        runs.append(metrics(train(toy, f"waits-{waits}", *settings)))
+        assert sorted(inputs.sample_ids.tolist() for inputs in seen[:4]) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        assert [inputs.iteration for inputs in seen] == [i for i in range(3) for _ in range(4)]
+    assert runs[0] == runs[1]
+
+
+def test_groups_stay_together_where_a_reward_looks_at_them(toy: Path, changed: Any) -> None:
+    seen: list[RewardInputs] = []
+    changed(lambda total: weighted_sum([brightness(seen, "groupwise")], [1.0]))
+    train(toy, "groups", "rollout_batch_size=2", "micro_batch_size=2")
+    assert [inputs.group_ids.tolist() for inputs in seen] == [[0] * 4, [1] * 4]
+    seen.clear()
+    train(toy, "two at once", "prompts_per_step=3", "rollout_batch_size=6", "micro_batch_size=6")
+    assert [inputs.group_ids.tolist() for inputs in seen] == [[0] * 4, [1] * 4 + [2] * 4]
+
+
+def test_groups_over_processes_are_refused_where_a_reward_looks_at_them(toy: Path) -> None:
+    config = toy_config(toy, "prompts_per_step=3")
+    total = weighted_sum([brightness([], "pairwise")], [1.0])
+    scoring_module.check_groups(config, config.resolve_batch(1), total)
+    with pytest.raises(ValueError, match="6 images a process are no whole groups of 4"):
+        scoring_module.check_groups(config, config.resolve_batch(2), total)
+    scoring_module.check_groups(config, config.resolve_batch(2), weighted_sum([brightness([])], [1.0]))
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_failures_are_counted_over_ten_iterations() -> None:
+    assert not too_many_failures([(10, 100)] * 10, 0.1)
+    assert too_many_failures([(10, 100)] * 9 + [(11, 100)], 0.1)
+    assert not too_many_failures([(90, 100)], 0.1)  # a bad moment, not a broken reward
+    assert too_many_failures([(60, 100)] * 2, 0.1)
+    assert not too_many_failures([(100, 100)] + [(0, 100)] * 10, 0.1)
+    assert not too_many_failures([(50, 100)] * 99, 1.0)
+
+
+def test_a_run_whose_reward_fails_too_often_is_stopped_with_the_reason_and_goes_on_later(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = toy.parent / "failing"
+    arguments = [str(toy), f"out={out}", "num_iterations=30", "checkpoint_every=30", reward_list(toy.parent, "broken")]
+    assert main(["train", *arguments, "max_invalid_ratio=0.1"]) == 1
+    message = " ".join(capsys.readouterr().err.split())
+    rows = metrics(out)
+    assert 0 < len(rows) < 10
+    assert "of 8 images got no valid reward" in message
+    assert "max_invalid_ratio is 0.1 of 10 iterations" in message
+    assert f"resume={out}" in message.replace(" ", "")
+    for row in rows:
+        assert row["invalid_ratio"] > 0
+        assert row["reward/broken/invalid_ratio"] == row["invalid_ratio"]
+    stopped_at = len(rows)
+    assert state(out)["iteration"] == stopped_at
+    config = (out / "config.yaml").read_text()
+    (out / "config.yaml").write_text(config.replace("max_invalid_ratio: 0.1", "max_invalid_ratio: 1.0"))
+    assert main(["train", f"resume={out}", "num_iterations=30"]) in (0, 1)
+    assert metrics(out)[:stopped_at] == rows
+
+
+def test_a_run_without_any_valid_reward_stops_with_the_words_of_the_rewards(
+    toy: Path, changed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def dead(inputs: RewardInputs) -> RewardOutput:
+        nothing = torch.full((len(inputs),), torch.nan)
+        return RewardOutput(values=nothing, valid=torch.isfinite(nothing), errors={"timeout": len(inputs)})
+
+    reward = FunctionReward(name="far", score=dead, needs=frozenset(), version="1", waits=True)
+    changed(lambda total: weighted_sum([reward], [1.0]))
+    assert main(["train", str(toy), f"out={toy.parent / 'dead'}"]) == 1
+    message = " ".join(capsys.readouterr().err.split())
+    assert "8 of 8 images got no valid reward" in message
+    assert "far/timeout 8" in message
+
+
+def test_sub_scores_that_some_pieces_lack_are_those_of_the_others(toy: Path, changed: Any) -> None:
+    def named(inputs: RewardInputs) -> RewardOutput:
+        values = inputs.images.mean((1, 2, 3))
+        told = {"detail": torch.full_like(values, 3.0)} if int(inputs.sample_ids[0]) else {}
+        return RewardOutput(values=values, valid=torch.ones(len(inputs), dtype=torch.bool), parts=told)
+
+    reward = FunctionReward(name="far", score=named, needs=frozenset(), version="1")
+    changed(lambda total: weighted_sum([reward], [1.0]))
+    evaluated = (f"prompts.eval={toy.parent / 'prompts.txt'}", "eval_every=1", "eval.batch_size=1")
+    rows = metrics(train(toy, "named", "rollout_batch_size=2", "micro_batch_size=2", *evaluated))
+    assert [row["reward/far/detail"] for row in rows if "reward" in row] == [3.0]
+
+
+def test_reasons_of_failed_images_are_logged(toy: Path, changed: Any) -> None:
+    def half(inputs: RewardInputs) -> RewardOutput:
+        valid = inputs.sample_ids % 2 == 0
+        values = torch.where(valid, inputs.images.mean((1, 2, 3)), torch.nan)
+        return RewardOutput(values=values, valid=valid, errors={"status_500": int((~valid).sum())})
+
+    reward = FunctionReward(name="far", score=half, needs=frozenset(), version="1")
+    changed(lambda total: weighted_sum([reward], [1.0]))
+    (row,) = metrics(train(toy, "half"))
+    assert row["reward_errors/far/status_500"] == 4
+    assert row["reward/far/invalid_ratio"] == row["invalid_ratio"] == 0.5
+
+
+# ---- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def test_rewards_that_are_only_measured_never_train(toy: Path) -> None:
+    measured = reward_list(toy.parent, "redness").replace("rewards=", "eval.rewards=")
+    evaluated = (f"prompts.eval={toy.parent / 'prompts.txt'}", "eval_every=1")
+    plain, more = train(toy, "plain", *evaluated), train(toy, "more", *evaluated, measured)
+    trained = [[row for row in metrics(run) if "reward" in row] for run in (plain, more)]
+    assert trained[0] == trained[1]
+    assert "reward/redness" not in trained[1][0]
+    (before, _) = (row for row in metrics(more) if "eval/kl" in row)
+    assert {"eval/reward/brightness", "eval/reward/redness", "eval/reward/redness_low"} < set(before)
+
+
+def test_what_an_evaluation_would_ignore_is_refused(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluated = (f"prompts.eval={toy.parent / 'prompts.txt'}", "eval_every=1")
+    for key, value in (("weight", "2"), ("clip", "[0, 1]"), ("gate", "0.1"), ("schedule", "[[0, 1]]")):
+        rewards = reward_list(toy.parent, "redness").replace("rewards=", "eval.rewards=")
+        rewards = rewards.replace("}]", f", {key}: {value}" + "}]")
+        assert main(["train", str(toy), f"out={toy.parent / 'refused'}", *evaluated, rewards]) != 0
+        assert f"{key} is set for eval.rewards redness" in " ".join(capsys.readouterr().err.split())
+
+
+def test_rewards_that_compare_images_are_not_evaluated(toy: Path, changed: Any) -> None:
+    judged: list[RewardInputs] = []
+    changed(lambda total: weighted_sum([*total.rewards, brightness(judged, "pairwise")], [1.0, 1.0]))
+    out = train(toy, "pairs", f"prompts.eval={toy.parent / 'prompts.txt'}", "eval_every=1")
+    rows = [row for row in metrics(out) if "eval/kl" in row]
+    assert all(key != "eval/reward/brightness_2" for row in rows for key in row)
+    assert "eval/reward/brightness" in rows[0]
+    assert sum(len(inputs) for inputs in judged) == 8
+
+
+def test_images_that_fail_in_an_evaluation_are_null_and_counted(toy: Path) -> None:
+    evaluated = (f"prompts.eval={toy.parent / 'prompts.txt'}", "eval_every=1", "eval.samples_per_prompt=4")
+    out = train(toy, "nulls", *evaluated, reward_list(toy.parent, "broken"))
+    rows = [json.loads(line) for line in (out / "eval" / "iteration_000000.jsonl").read_text().splitlines()]
+    values = [row["rewards"]["broken"] for row in rows]
+    known = [value for value in values if value is not None]
+    assert len(values) == 4 * len(PROMPTS)
+    assert 0 < len(known) < len(values)
+    first = next(row for row in metrics(out) if "eval/kl" in row)
+    assert first["eval/reward/broken_invalid_ratio"] == pytest.approx(1 - len(known) / len(values))
+    assert first["eval/reward/broken"] == pytest.approx(sum(known) / len(known))
+
+
+# ---- rewards that learn ----------------------------------------------------------------------------------------------
+
+
+class Learning:
+    """Brightness times a factor that learns: it grows by the mean of the images that it is shown."""
+
+    name, kind, version, waits, differentiable = "learning", "adversarial", "1", False, False
+    needs = frozenset({"images"})
+
+    def __init__(self) -> None:
+        self.factor, self.shown = 1.0, list[list[int]]()
+
+    def __call__(self, inputs: RewardInputs) -> RewardOutput:
+        return brightness([])(replace(inputs, images=inputs.images * self.factor))
+
+    def trains_policy(self, iteration: int) -> bool:
+        return iteration % 2 == 1
+
+    def learn(self, inputs: RewardInputs) -> dict[str, float]:
+        self.shown.append(inputs.sample_ids.tolist())
+        self.factor += float(inputs.images.mean())
+        return {"factor": self.factor}
+
+    def state(self) -> dict[str, Any]:
+        return {"factor": self.factor}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.factor = state["factor"]
+
+
+def test_a_reward_that_learns_is_shown_every_image_once_and_is_saved(toy: Path, changed: Any) -> None:
+    made: list[Learning] = []
+
+    def learning(total: WeightedSum) -> WeightedSum:
+        made.append(Learning())
+        return weighted_sum([made[-1]], [1.0])
+
+    changed(learning)
+    whole = train(toy, "whole", "num_iterations=4", "rollout_batch_size=2", "micro_batch_size=2")
+    assert made[0].shown == [list(range(8))] * 4
+    rows = metrics(whole)
+    factors = [row["reward/learning/factor"] for row in rows]
+    assert factors == sorted(set(factors))
+    assert [row["live_rows"] > 0 for row in rows] == [False, True, False, True]
+    half = train(toy, "half", "num_iterations=2", "rollout_batch_size=2", "micro_batch_size=2")
+    assert state(half)["rewards"] == {"learning": {"factor": factors[1]}}
+    assert main(["train", f"resume={half}", "num_iterations=4"]) == 0
+    assert metrics(half) == rows
