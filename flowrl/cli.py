@@ -182,7 +182,7 @@ def _plan(parsed: argparse.Namespace) -> int:
 
 
 def _compare(parsed: argparse.Namespace) -> int:
-    from flowrl.commands.compare.question import compare
+    from flowrl.commands.compare.run import compare
 
     return compare(parsed)
 

@@ -1,93 +1,64 @@
-"""Who may import whom, and how big a file may be: read from the syntax trees, nothing is executed."""
+"""The house: who may import whom, what lies where, what is used. Read from the syntax trees, nothing is executed."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MAX_LINES = 400
-MAX_TEST_LINES = 500  # tables of cases are long but easy to read
+MAX_LINES = 500
+MAX_TEST_LINES = 600  # tables of cases are long but easy to read
+MAX_FILES = 30  # in a folder
 
-# Module (or package, with all it holds) -> layer. A file may import its own layer's siblings and the layers below.
+# Folder (or loose module of flowrl/) -> layer. A file imports from its own folder and from folders of its own layer or
+# of lower ones; circles are excluded below, so that folders of one layer have an order too.
 LAYERS: dict[str, int] = {
-    "flowrl": 0,
-    "flowrl.config.train": 0,
-    "flowrl.config.base": 0,
-    "flowrl.config.methods": 0,
-    "flowrl.config.sections": 0,
-    "flowrl.config.rewards": 0,
-    "flowrl.config.strict_yaml": 0,
-    "flowrl.config.vocabulary": 0,
-    "flowrl.config.options": 0,
-    "flowrl.files": 0,
-    "flowrl.trajectory": 0,
-    "flowrl.randomness": 0,
-    "flowrl.progress": 0,
-    "flowrl.capabilities": 0,
-    "flowrl.samplers": 1,
-    "flowrl.objectives.terms": 1,
-    "flowrl.advantages.normalise": 1,
-    "flowrl.advantages.reward_maps": 1,
-    "flowrl.credit": 1,
-    "flowrl.advantages.shaping": 1,
-    "flowrl.prompts.curriculum": 1,
-    "flowrl.objectives.policy_gradient": 1,
-    "flowrl.objectives.forward_losses": 1,
-    "flowrl.objectives.preference_losses": 1,
-    "flowrl.objectives.gradient_paths": 1,
-    "flowrl.prompts.pairs": 1,
-    "flowrl.statistics.bootstrap": 1,
-    "flowrl.media.images": 1,
-    "flowrl.prompts.loading": 1,
-    "flowrl.prompts.prompt_files": 1,
-    "flowrl.prompts.datasets": 1,
-    "flowrl.prompts.source_images": 1,
-    "flowrl.media.videos": 1,
-    "flowrl.media.kept": 1,
-    "flowrl.prompts.grids": 1,
-    "flowrl.training.prompting": 4,
-    "flowrl.commands.plan": 6,
-    "flowrl.rewards.comparing.tournaments": 1,
-    "flowrl.statistics.kernel_distance": 1,
-    "flowrl.statistics.reliability": 1,
-    "flowrl.objectives.group_contrast": 1,
-    "flowrl.world": 1,
-    "flowrl.benchmarks": 1,
-    "flowrl.pipelines": 2,
-    "flowrl.rewards": 2,
-    "flowrl.training.run": 4,
-    "flowrl.training.learner": 4,
-    "flowrl.training.parts": 4,
-    "flowrl.recipes": 5,
-    "flowrl.training.heldout": 5,
-    "flowrl.training.drift": 4,
-    "flowrl.commands.compare": 6,
-    "flowrl.statistics.crossed": 1,
-    "flowrl.commands.compare.measure": 5,
-    "flowrl.commands.report.run": 5,
-    "flowrl.commands.train.result": 5,
-    "flowrl.commands.train.run": 6,
-    "flowrl.commands.serve": 6,
-    "flowrl.commands.eval": 6,
-    "flowrl.generation.best_of": 5,
-    "flowrl.commands.sweep": 6,
-    "flowrl.commands.reward": 6,
-    "flowrl.media.perturbations": 1,
-    "flowrl.generation.rlg": 4,
-    "flowrl.commands.sample": 6,
-    "flowrl.cli": 6,
-    "flowrl.__main__": 6,
+    "cli": 7,
+    "commands": 6,
+    "recipes": 5,
+    "pretrain": 5,
+    "generation": 5,
+    "training": 4,
+    "rewards": 3,
+    "pipelines": 3,
+    "samplers": 2,
+    "credit": 2,
+    "advantages": 2,
+    "objectives": 2,
+    "benchmarks": 2,
+    "world": 2,
+    "prompts": 2,
+    "media": 2,
+    "html": 2,
+    "statistics": 1,
+    "config": 1,
+    "trajectory": 0,
+    "randomness": 0,
+    "files": 0,
+    "progress": 0,
+    "capabilities": 0,
+    "__init__": 0,
+    "__main__": 7,
 }
+LOOSE = {"__init__", "__main__", "cli", "trajectory", "randomness", "files", "progress", "capabilities"}
+"""What may lie in flowrl/ itself."""
+COMMAND_FILES = {"__init__", "arguments", "run", "result", "page"}
+"""The names that may occur more than once: every command's folder has the same ones."""
 HEAVY = {"diffusers", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "torchvision", "tensorboard"}
-CONFIG = (
-    "flowrl.config.train", "flowrl.config.base", "flowrl.config.methods", "flowrl.config.rewards",
-    "flowrl.config.sections", "flowrl.config.strict_yaml",
-    "flowrl.config.vocabulary",
-)  # fmt: skip
+PUBLIC: tuple[str, ...] = (
+    # Promised to other programs.
+    "group_advantages",
+    "parse_reply",
+    "rlg_pipeline",
+)
+"""Definitions that no product code uses, because they are for the users of the package."""
+_NAME = re.compile(r"[:.]([A-Za-z_]\w*)$|^([A-Za-z_]\w*)$")  # the end of "module:name", or a name alone
 
 
 def files() -> dict[str, Path]:
@@ -104,16 +75,18 @@ def files() -> dict[str, Path]:
 MODULES = files()
 
 
+def room(module: str) -> str:
+    """The folder of flowrl/ that a module lies in, or its own name where it lies loose."""
+    return [*module.split("."), "__init__"][1]
+
+
 def layer(module: str) -> int:
-    """The layer of a module: its own entry, else that of the package it is in."""
-    name = module
-    while name not in LAYERS or (name == "flowrl" and module != "flowrl"):
-        name, dot, _ = name.rpartition(".")
-        if not dot:
-            raise AssertionError(
-                f"{module} has no layer: add it to LAYERS in {Path(__file__).name} (design: who imports whom)"
-            )
-    return LAYERS[name]
+    """The layer of a module's room."""
+    if room(module) not in LAYERS:
+        raise AssertionError(
+            f"{room(module)} has no layer: add it to LAYERS in {Path(__file__).name} (design: who imports whom)"
+        )
+    return LAYERS[room(module)]
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -123,8 +96,14 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            submodules = [f"{module}.{alias.name}" for alias in node.names if f"{module}.{alias.name}" in MODULES]
-            yield from ((name, node.level) for name in submodules or [module])
+            for alias in node.names:
+                whole = f"{module}.{alias.name}"
+                yield (whole if whole in MODULES else module), node.level
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
 
 
 def violations(module: str, source: str) -> list[str]:
@@ -139,15 +118,15 @@ def violations(module: str, source: str) -> list[str]:
         elif top == "flowrl" and name != "flowrl":
             if layer(name) > own:
                 wrong.append(f"imports {name} of a higher layer ({own} -> {layer(name)})")
-            if {module.split(".")[1], name.split(".")[1]} == {"rewards", "pipelines"}:
+            if {room(module), room(name)} == {"rewards", "pipelines"}:
                 wrong.append(f"imports {name}: pipelines and rewards never import each other")
-            if name in CONFIG and own in (1, 2):
-                wrong.append(f"imports {name}: layers 1 and 2 take plain arguments")
-            if name.startswith("flowrl.recipes") and own == 5 and not module.startswith("flowrl.recipes"):
-                wrong.append(f"imports {name}: nobody beside the command line imports a recipe")
-        elif top in HEAVY and own < 2:
-            wrong.append(f"imports {name}: layers 0 and 1 know torch and numpy only")
-        elif module in CONFIG and top in ("torch", "numpy"):
+            if room(name) == "recipes" and room(module) not in ("recipes", "commands"):
+                wrong.append(f"imports {name}: nobody beside the commands imports a recipe")
+            if own == 2 and room(name) == "config" and name != "flowrl.config.options":
+                wrong.append(f"imports {name}: the pure layers take plain arguments")
+        elif top in HEAVY and own < 3:
+            wrong.append(f"imports {name}: layers 0 to 2 know torch and numpy only")
+        elif room(module) == "config" and top in ("torch", "numpy"):
             wrong.append(f"imports {name}: the configuration needs the standard library and yaml only")
     return wrong
 
@@ -161,7 +140,7 @@ def test_imports_respect_the_layers(module: str) -> None:
     ("module", "source"),
     [
         ("flowrl.samplers.kernels", "from flowrl.pipelines import sd3"),
-        ("flowrl.samplers.kernels", "from flowrl import run"),
+        ("flowrl.samplers.kernels", "from flowrl.training import run"),
         ("flowrl.samplers.kernels", "def f():\n    import diffusers"),
         ("flowrl.samplers.kernels", "from flowrl.config.train import load_config"),
         ("flowrl.samplers.kernels", "import rewards"),
@@ -170,9 +149,9 @@ def test_imports_respect_the_layers(module: str) -> None:
         ("flowrl.rewards.compose", "from flowrl.pipelines.sd3 import x"),
         ("flowrl.pipelines.sd3", "import flowrl.rewards"),
         ("flowrl.training.run", "from flowrl.recipes.grpo import main"),
-        ("flowrl.training.heldout", "from flowrl.recipes import grpo"),
+        ("flowrl.generation.models", "from flowrl.recipes import grpo"),
         ("flowrl.config.train", "import torch"),
-        ("flowrl.objectives.policy_gradient", "from flowrl.config.methods import ObjectiveConfig"),
+        ("flowrl.objectives.terms", "from flowrl.config.methods import ObjectiveConfig"),
         ("flowrl.trajectory", "from flowrl.samplers import KERNELS"),
     ],
 )
@@ -183,11 +162,131 @@ def test_the_rule_catches_what_it_is_for(module: str, source: str) -> None:
 def test_the_rule_lets_the_intended_imports_pass() -> None:
     source = "import torch\nfrom flowrl.trajectory import Schedule\nfrom flowrl.samplers.kernels import ode"
     assert violations("flowrl.samplers.rollout", source) == []
-    assert (
-        violations("flowrl.recipes.grpo", "from flowrl.training.heldout import x\nfrom flowrl.config.train import y")
-        == []
+    source = "from flowrl.training.heldout import x\nfrom flowrl.config.train import y"
+    assert violations("flowrl.recipes.grpo", source) == []
+    assert violations("flowrl.commands.train.run", "from flowrl.recipes import grpo") == []
+
+
+# ---- circles ---------------------------------------------------------------------------------------------------------
+
+
+def file_graph() -> dict[str, set[str]]:
+    """Module -> modules it imports, lazily and for type checking too."""
+    return {
+        module: {name for name, _ in imports(tree_of(module)) if name in MODULES and name != module}
+        for module in MODULES
+    }
+
+
+def folder_graph() -> dict[str, set[str]]:
+    """Folder of the tree -> folders it imports from; the root's loose modules count by themselves."""
+
+    def folder(module: str) -> str:
+        path = MODULES[module].relative_to(ROOT)
+        return str(path.with_suffix("") if str(path.parent) == "flowrl" else path.parent)
+
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module, names in file_graph().items():
+        graph[folder(module)] |= {folder(name) for name in names} - {folder(module)}
+    return dict(graph)
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """What is left after taking away, again and again, nodes without a way in or a way on: nodes on circles."""
+    left = {node: set(names) for node, names in graph.items()}
+    while True:
+        ends = {node for node, names in left.items() if not names & left.keys()}
+        starts = set(left) - {name for names in left.values() for name in names}
+        if not ends | starts:
+            break
+        left = {node: names for node, names in left.items() if node not in ends | starts}
+    return [sorted(left)] if left else []
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    assert circles(file_graph()) == []
+
+
+def test_no_folder_imports_itself_through_others() -> None:
+    graph = folder_graph()
+    assert circles(graph) == []
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"], "e": []}) == [["a", "b", "c"]]
+    assert circles({"a": ["b", "c"], "b": ["c"], "c": []}) == []
+
+
+# ---- what lies where -------------------------------------------------------------------------------------------------
+
+
+def test_the_root_holds_what_is_listed() -> None:
+    assert {path.stem for path in (ROOT / "flowrl").glob("*.py")} == LOOSE
+    assert {path.name for path in (ROOT / "flowrl").iterdir() if path.is_dir()} - {"__pycache__"} <= (
+        LAYERS.keys() | {"configs", "assets"}
     )
-    assert violations("flowrl.cli", "from flowrl.recipes import grpo") == []
+
+
+def test_no_folder_is_crowded() -> None:
+    count = Counter(path.parent.relative_to(ROOT) for path in MODULES.values())
+    assert {str(folder): number for folder, number in count.items() if number > MAX_FILES} == {}
+    tests = Counter(path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
+    assert {str(folder): number for folder, number in tests.items() if number > MAX_FILES} == {}
+
+
+def test_a_file_name_occurs_once() -> None:
+    count = Counter(path.stem for path in MODULES.values() if path.stem not in COMMAND_FILES)
+    assert [name for name, number in count.items() if number > 1] == []
+
+
+def test_tests_mirror_the_rooms() -> None:
+    rooms = {str(path.parent.relative_to(ROOT)).removeprefix("flowrl/") for path in MODULES.values()} | {"flowrl"}
+    folders = {str(path.parent.relative_to(ROOT / "tests")) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert folders - rooms - {"."} == set()
+
+
+# ---- what is used ----------------------------------------------------------------------------------------------------
+
+
+def names_used(tree: ast.AST) -> Counter[str]:
+    """How often names are read, as variables, attributes, or at the end of "module:name" texts."""
+    used: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            used[node.id] += 1
+        elif isinstance(node, ast.Attribute):
+            used[node.attr] += 1
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            used.update(name for pair in _NAME.findall(node.value) for name in pair if name)
+    return used
+
+
+def definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
+    """Functions, classes and constants at the top of a module."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, node
+        elif isinstance(node, ast.Assign):
+            yield from ((target.id, node) for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, node
+
+
+def test_everything_is_used_or_public() -> None:
+    used: Counter[str] = Counter()
+    for module in MODULES:
+        used.update(names_used(tree_of(module)))
+    unused = {
+        f"{module}.{name}"
+        for module in MODULES
+        for name, node in definitions(tree_of(module))
+        if not name.startswith("__") and name not in PUBLIC and used[name] <= names_used(node)[name]
+    }
+    assert unused == set(), "use it, delete it, or list it in PUBLIC with its reader"
+    assert [name for name in PUBLIC if used[name]] == [], "these are used: take them off the list"
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def python_files() -> list[str]:
@@ -200,10 +299,11 @@ def test_files_stay_readable(name: str) -> None:
     source = (ROOT / name).read_text()
     lines, limit = source.count("\n"), MAX_TEST_LINES if name.startswith("tests/") else MAX_LINES
     assert lines <= limit, f"{name} has {lines} lines: split it by topic ({limit} at most)"
-    if len(ast.parse(source).body) > 1:  # more than a docstring
+    body = [node for node in ast.parse(source).body if not isinstance(node, ast.Import | ast.ImportFrom)]
+    if len(body) > 1 and not name.endswith("__init__.py"):  # more than a docstring
         assert "from __future__ import annotations" in source, name
 
 
 def test_root_stays_off_the_path() -> None:
     assert not (ROOT / "conftest.py").exists(), "a conftest.py at the root would make 'import rewards' work by accident"
-    assert not (ROOT / "tests" / "__init__.py").exists()
+    assert not list((ROOT / "tests").rglob("__init__.py"))

@@ -7,12 +7,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flowrl.commands.train.run import find_config
-from flowrl.config.base import read_with_base
-from flowrl.config.options import unknown_name
+from flowrl.generation.named_rewards import reward_list
 
 if TYPE_CHECKING:
     from flowrl.rewards import Reward
@@ -85,35 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-mib", type=int, default=64, help="MiB of one request (64)")
     parser.add_argument("--max-mpixels", type=int, default=64, help="million pixels of one request, all pictures (64)")
     parser.add_argument("--grace", type=float, default=30.0, help="seconds to finish what was taken, at the end (30)")
-
-
-def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
-    """The rewards that a command line names, as specs; what a file says of weights is for training and left out.
-
-    Raises:
-        ValueError: neither names of rewards nor a file with rewards.
-    """
-    from flowrl.rewards import REWARDS
-
-    if all(name in REWARDS for name in given):
-        return [{"name": name} for name in given]
-    if len(given) > 1:
-        wrong = next(name for name in given if name not in REWARDS)
-        raise ValueError(unknown_name("reward", wrong, REWARDS) + " A configuration must stand alone.")
-    try:
-        path = find_config(given[0])
-    except ValueError as error:
-        looks_like_file = given[0].endswith((".yaml", ".yml")) or "/" in given[0]
-        raise (
-            error
-            if looks_like_file
-            else ValueError(unknown_name("reward", given[0], REWARDS) + " Or give a YAML file with a list rewards:.")
-        ) from None
-    rewards = read_with_base(path).get("rewards")
-    if not isinstance(rewards, list) or not rewards or not all(isinstance(spec, Mapping) for spec in rewards):
-        raise ValueError(f"{path}: rewards must be a list with entries such as {{name: hps}}, got {rewards!r}.")
-    training = ("weight", "schedule", "clip", "gate")
-    return [{key: value for key, value in spec.items() if key not in training} for spec in rewards]
 
 
 def _label(spec: Mapping[str, Any]) -> str:

@@ -295,6 +295,21 @@ def _check_sampler(config: TrainConfig) -> None:
         )
 
 
+def find_config(name: str) -> Path:
+    """A YAML file by path, or one that ships with flowrl by name.
+
+    Raises:
+        ValueError: neither exists.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    shipped = Path(str(resources.files("flowrl") / "configs"))
+    if (shipped / f"{name}.yaml").is_file():
+        return shipped / f"{name}.yaml"
+    names = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
+    raise ValueError(f"there is no configuration {name!r}: give a YAML file, or one of those that ship: {names}")
+
+
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a YAML file and its base, apply ``a.b=value`` overrides (later ones win) and check everything.
 

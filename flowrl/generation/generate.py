@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.eval import Settings, Subject
 from flowrl.files import write_atomically
 from flowrl.generation.folders import DRAWN, Picture, read_drawn, read_folder
 from flowrl.generation.models import Source, fingerprint, load_source, schedule_of, with_negative
+from flowrl.generation.subject import Settings, Subject
 from flowrl.media.images import save_png
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress

@@ -25,9 +25,9 @@ from jaxtyping import Float64
 from PIL import Image
 from torch import Tensor
 
-from flowrl.commands.serve import reward_list
 from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import Override, apply_override
+from flowrl.generation.named_rewards import reward_list
 from flowrl.progress import progress
 from flowrl.prompts.loading import read_prompts
 from flowrl.rewards import Reward, RewardInputs

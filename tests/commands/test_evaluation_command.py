@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import toy_pipeline
 from evaluation_folders import RECORDS, empty, flowrl_eval, parse, read_rows, write_folder
+from evaluation_runs import make_run
 from test_evaluation_geneval import mixed
-from test_evaluation_models import make_run
 
-from flowrl.commands.eval import Result, Table
+from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.eval.eval_text import aligned, as_text
 from flowrl.commands.eval.result import over_models, plain
 from flowrl.commands.eval.run import settings_of

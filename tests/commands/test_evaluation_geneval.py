@@ -17,12 +17,12 @@ from PIL import Image
 
 from flowrl.benchmarks.geneval.published import published_records
 from flowrl.benchmarks.geneval.rules import Detection
-from flowrl.commands.eval import Settings, Subject
 from flowrl.commands.eval.geneval_result import kinds, score_rows
 from flowrl.commands.eval.geneval_runner import benchmark_prompts, check, judge_name, judge_pictures, run
 from flowrl.generation.folders import read_folder
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import EMBEDDED, Source
+from flowrl.generation.subject import Settings, Subject
 from flowrl.rewards import RewardInputs
 from flowrl.rewards.geneval import geneval_reward
 from flowrl.rewards.networks.detectors import build_judge

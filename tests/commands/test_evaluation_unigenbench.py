@@ -15,12 +15,14 @@ from scripted_judges import ScriptedJudge
 from unigenbench_files import record, write
 
 from flowrl.benchmarks.unigenbench.replies import MEANINGS, Item
-from flowrl.commands.eval import Result, Settings, unigenbench_judge
+from flowrl.commands.eval import unigenbench_judge
 from flowrl.commands.eval import unigenbench_runner as unigenbench
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.eval_text import as_text
 from flowrl.commands.eval.named_judges import judge_identity, read_judge
 from flowrl.commands.eval.unigenbench_judge import RETRY_TEMPERATURE, read_wording
 from flowrl.generation.layouts import read_numbered
+from flowrl.generation.subject import Settings
 from flowrl.rewards.judges.chat import Answer, Question, check_chat
 
 JUDGE = "{server: http://127.0.0.1:1/v1, model: scripted}"

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 import toy_pipeline
-import yaml
+from evaluation_runs import make_run
 from safetensors.torch import save_file
-from toy_pipeline import write_toy
 
 from flowrl.generation.models import (
     EMBEDDED,
@@ -29,16 +28,6 @@ from flowrl.generation.models import (
 from flowrl.pipelines import PIPELINES
 from flowrl.prompts.loading import Prompt
 from flowrl.samplers import build_schedule
-
-
-def make_run(folder: Path, **settings: Any) -> Path:
-    """A run folder as far as evaluations look at it."""
-    folder.mkdir()
-    written = yaml.safe_load(write_toy(folder, **settings).read_text())
-    (folder / "config.yaml").write_text(yaml.safe_dump(written))
-    (folder / "lora").mkdir()
-    save_file({"x": torch.zeros(2)}, folder / "lora" / "pytorch_lora_weights.safetensors")
-    return folder
 
 
 def test_the_embedded_model_and_others_have_their_defaults() -> None:

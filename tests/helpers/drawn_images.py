@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from flowrl.commands.eval import Settings, Subject
 from flowrl.generation.folders import Picture, read_folder
+from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt
 
 SIZE = 8

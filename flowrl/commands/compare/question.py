@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shlex
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flowrl import __version__
-from flowrl.commands.train.run import find_config
 from flowrl.config.base import read_with_base
 from flowrl.config.strict_yaml import closest
-from flowrl.config.train import TrainConfig, load_config
+from flowrl.config.train import TrainConfig, find_config, load_config
 
 JOURNAL = "compare.json"
 BUDGETS = ("nfe", "seconds", "images")
@@ -55,38 +50,6 @@ class Question:
     def runs(self) -> list[tuple[str, int]]:
         """(method, seed) of every run, seed by seed, so that an early look sees all methods."""
         return [(method, seed) for seed in range(self.seeds) for method in self.methods]
-
-
-def compare(parsed: argparse.Namespace) -> int:
-    """Runs what is missing, then writes table and page; returns 0, 1 where a run failed, 130 when interrupted.
-
-    Raises:
-        ValueError: a configuration, option or override is wrong, or the folder holds another comparison.
-    """
-    folder: Path = parsed.out
-    if parsed.jobs < 1:
-        raise ValueError(f"--jobs must be at least 1, got {parsed.jobs}")
-    known = read_journal(folder)
-    question = ask(parsed, known)
-    given = {"baseline": parsed.baseline, "metric": parsed.metric, "targets": parsed.targets}
-    view = {**known.get("view", {}), **{key: value for key, value in given.items() if value is not None}}
-    if view.get("baseline") not in (None, *question.methods):
-        raise ValueError(f"--baseline {view['baseline']} is none of the methods: {', '.join(question.methods)}")
-    code = 0
-    if not parsed.report_only:
-        from flowrl.commands.compare.trainings import Comparison
-
-        journal = known or _new_journal()
-        journal["jobs"] = parsed.jobs
-        journal |= {"question": asdict(question), "view": view, "command": command(question, folder, parsed.jobs)}
-        code = Comparison(folder, question, journal).run(parsed.jobs)
-    elif not known:
-        raise ValueError(f"{folder} holds no comparison ({JOURNAL}): leave --report-only out to start one")
-    if code != 130:
-        from flowrl.commands.compare.report import write
-
-        write(folder, question, **view)
-    return code
 
 
 def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
@@ -207,13 +170,6 @@ def command(question: Question, folder: Path, jobs: int = 1) -> str:
     words = ["flowrl", "compare", *question.methods.values(), "--seeds", str(question.seeds), "--budget", limit]
     words += ["--evals", str(question.evals), "--jobs", str(jobs), "--out", str(folder), *question.overrides]
     return shlex.join(words)
-
-
-def _new_journal() -> dict[str, Any]:
-    return {
-        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "flowrl": __version__, "python": platform.python_version(),
-        "platform": platform.platform(), "cpu_count": os.cpu_count(), "runs": {},
-    }  # fmt: skip
 
 
 def _joined(asked: Question, given: Question) -> Question:

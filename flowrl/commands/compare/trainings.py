@@ -21,7 +21,7 @@ from typing import IO, Any, Protocol
 
 from flowrl.commands.compare.question import JOURNAL, Question, base_key, overrides_of, run_name, settings_of
 from flowrl.commands.compare.standing import Display, spent_share
-from flowrl.commands.train.run import find_config
+from flowrl.config.train import find_config
 from flowrl.files import write_atomically
 
 _LOOK_EVERY = 0.2  # seconds between looks at the trainings

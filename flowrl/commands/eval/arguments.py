@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flowrl.commands.eval import BENCHMARKS
+from flowrl.commands.eval.benchmark import BENCHMARKS
 
 
 def add_eval(parser: argparse.ArgumentParser) -> None:

@@ -22,13 +22,14 @@ import torch
 from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
-from flowrl.commands.eval import Result, Settings, Subject, Table
+from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.eval.named_judges import judge_identity, read_judge
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.generation.folders import Picture
 from flowrl.generation.generate import pictures_of
 from flowrl.generation.journal import Journal
+from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import bounds, number, plural, signed
 from flowrl.media.images import save_png
 from flowrl.progress import progress

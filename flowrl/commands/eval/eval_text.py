@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from flowrl.commands.eval import Result, Table
+from flowrl.commands.eval.benchmark import Result, Table
 
 COLUMNS = 80
 

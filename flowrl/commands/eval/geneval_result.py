@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowrl.benchmarks.geneval.rules import TASKS
-from flowrl.commands.eval import Result, Settings, Subject, Table
+from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.report.shown_samples import embed
 from flowrl.generation.folders import Picture, read_drawn
+from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import bounds, esc, number, plural, section, signed
 from flowrl.prompts.loading import read_prompts
 from flowrl.statistics.bootstrap import Interval, ScoreRow, paired_rows

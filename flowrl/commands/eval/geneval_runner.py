@@ -21,7 +21,7 @@ import torch
 
 from flowrl.benchmarks.geneval.published import CLASSES, published_records
 from flowrl.benchmarks.geneval.rules import Detection, graded, keep_detections, parse_record, strict, verdict
-from flowrl.commands.eval import Result, Settings, Subject
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.geneval_result import result_of
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
@@ -30,6 +30,7 @@ from flowrl.generation.folders import Picture
 from flowrl.generation.generate import choose, given_pictures, pictures_of
 from flowrl.generation.journal import Journal, Row
 from flowrl.generation.models import WORLD_MODELS
+from flowrl.generation.subject import Settings, Subject
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards.networks.detectors import Judge, build_judge, check_judge

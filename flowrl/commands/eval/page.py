@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from flowrl.commands.eval import Result, Table
+from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.html.bars import dot_chart
 from flowrl.html.charts import legend, nice_ticks, responsive, svg, tick_text
 from flowrl.html.document import document

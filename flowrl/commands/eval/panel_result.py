@@ -11,8 +11,9 @@ from jaxtyping import Float64
 
 from flowrl.benchmarks.diversity import Diversity
 from flowrl.benchmarks.panels import PANELS, Panel, ScorerMean, panel_differences, panel_means
-from flowrl.commands.eval import Result, Settings, Table
+from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.generation.folders import Picture
+from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, plural, signed
 from flowrl.statistics.bootstrap import Interval, bootstrap_mean
 

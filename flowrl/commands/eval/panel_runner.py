@@ -18,7 +18,7 @@ from typing import Any
 
 from flowrl.benchmarks.diversity import Diversity, diversity
 from flowrl.benchmarks.panels import PANELS, Panel
-from flowrl.commands.eval import Result, Settings, Subject
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.panel_result import DIVERSITY, Scored, result_of
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
@@ -29,6 +29,7 @@ from flowrl.generation.image_folder import read_items
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import WORLD_MODELS
 from flowrl.generation.scorers import load_scorers, score_pictures, scorer_names, scorer_specs, values_of
+from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward
 

@@ -9,9 +9,10 @@ from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.eval import Result, Settings, Table
+from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.eval.page import render
 from flowrl.files import write_atomically
+from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, signed
 from flowrl.statistics.paired import over_runs
 

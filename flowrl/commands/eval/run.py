@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flowrl.commands.eval import BENCHMARKS, Settings, Subject
+from flowrl.commands.eval.benchmark import BENCHMARKS
 from flowrl.commands.eval.eval_text import as_text
 from flowrl.commands.eval.result import over_models, with_notes, write, write_result
 from flowrl.config.options import unknown_name
@@ -29,6 +29,7 @@ from flowrl.generation.models import (
     find_source,
     label_of,
 )
+from flowrl.generation.subject import Settings, Subject
 from flowrl.rewards import load_target
 
 BASE = "base"

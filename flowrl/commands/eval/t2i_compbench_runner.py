@@ -25,7 +25,7 @@ from flowrl.benchmarks.t2i_compbench import (
     read_results,
     results_text,
 )
-from flowrl.commands.eval import Result, Settings, Subject, Table
+from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
@@ -34,6 +34,7 @@ from flowrl.generation.generate import pictures_of
 from flowrl.generation.journal import Journal
 from flowrl.generation.layouts import put
 from flowrl.generation.scorers import load_scorers, score_pictures, scorer_specs, values_of
+from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import bounds, number, plural, signed
 from flowrl.prompts.loading import Prompt, read_prompts, spread
 from flowrl.statistics.bootstrap import Interval, bootstrap_mean

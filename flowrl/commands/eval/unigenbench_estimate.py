@@ -15,9 +15,10 @@ import numpy as np
 from PIL import Image
 
 from flowrl.benchmarks.unigenbench.replies import Item, PromptFile
-from flowrl.commands.eval import Result, Settings, Table
+from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.eval.unigenbench_judge import Asking, Wording
 from flowrl.generation.journal import Journal, Row
+from flowrl.generation.subject import Settings
 from flowrl.html.markup import duration, plural
 
 PIXELS_PER_TOKEN = 28 * 28  # of the vision towers of Qwen2.5-VL; others are near

@@ -20,9 +20,10 @@ from flowrl.benchmarks.unigenbench.replies import (
     score_intervals,
 )
 from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
-from flowrl.commands.eval import Result, Settings, Table
+from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.generation.folders import Picture
 from flowrl.generation.journal import Row
+from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, plural, signed
 from flowrl.prompts.loading import read_prompts
 from flowrl.statistics.bootstrap import Interval

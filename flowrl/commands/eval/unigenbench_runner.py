@@ -22,7 +22,7 @@ import torch
 
 from flowrl.benchmarks.unigenbench.replies import EnVariant, Item, PromptFile, aggregate, read_prompt_file
 from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, score_rows, summary_text
-from flowrl.commands.eval import Result, Settings, Subject
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.named_judges import judge_identity, read_judge
 from flowrl.commands.eval.unigenbench_estimate import estimate_of
 from flowrl.commands.eval.unigenbench_judge import Asking, Wording, ask_pictures, read_wording, reply_of
@@ -34,6 +34,7 @@ from flowrl.generation.folders import Picture, is_folder_of_pictures, read_folde
 from flowrl.generation.generate import pictures_of
 from flowrl.generation.journal import Journal, Row
 from flowrl.generation.layouts import numbered_name, put, read_numbered
+from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.rewards.judges.chat import Chat, build_chat
 

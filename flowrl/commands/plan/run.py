@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from flowrl.commands.train.run import find_config
-from flowrl.config.train import load_config
+from flowrl.config.train import find_config, load_config
 
 
 def plan(parsed: argparse.Namespace) -> int:

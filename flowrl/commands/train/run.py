@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.train import TrainConfig, load_config, resolve_path, to_yaml
+from flowrl.config.train import TrainConfig, find_config, load_config, resolve_path, to_yaml
 
 DEFAULT_CONFIG = "tiny_g2rpo"
 _RESUME_OVERRIDES = ("resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints")
@@ -104,23 +104,6 @@ def recipe_of(config: TrainConfig) -> Any:
     import importlib
 
     return importlib.import_module(f"flowrl.recipes.{config.recipe}")
-
-
-def find_config(name: str) -> Path:
-    """A YAML file by path, or one that ships with flowrl by name.
-
-    Raises:
-        ValueError: neither exists.
-    """
-    from importlib import resources
-
-    if Path(name).is_file():
-        return Path(name)
-    shipped = Path(str(resources.files("flowrl") / "configs"))
-    if (shipped / f"{name}.yaml").is_file():
-        return shipped / f"{name}.yaml"
-    names = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
-    raise ValueError(f"there is no configuration {name!r}: give a YAML file, or one of those that ship: {names}")
 
 
 def refuse_taken_folder(folder: Path) -> None:

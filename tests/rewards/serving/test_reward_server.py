@@ -20,8 +20,9 @@ import requests
 import torch
 from reward_servers import Gate, Running, level_of, noise, reward_of, running, samples, until
 
-from flowrl.commands.serve import add_arguments, reward_list
+from flowrl.commands.serve import add_arguments
 from flowrl.commands.serve import serve as serve_command
+from flowrl.generation.named_rewards import reward_list
 from flowrl.rewards import RewardInputs, RewardOutput, output_of
 from flowrl.rewards.remote import items_of
 from flowrl.rewards.serving.server import make_app, open_socket, serve

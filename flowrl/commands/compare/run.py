@@ -1,0 +1,51 @@
+"""`flowrl compare`: runs what is missing of a comparison, then writes its table and page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flowrl import __version__
+from flowrl.commands.compare.question import JOURNAL, ask, command, read_journal
+from flowrl.commands.compare.report import write
+from flowrl.commands.compare.trainings import Comparison
+
+
+def compare(parsed: argparse.Namespace) -> int:
+    """Runs what is missing, then writes table and page; returns 0, 1 where a run failed, 130 when interrupted.
+
+    Raises:
+        ValueError: a configuration, option or override is wrong, or the folder holds another comparison.
+    """
+    folder: Path = parsed.out
+    if parsed.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, got {parsed.jobs}")
+    known = read_journal(folder)
+    question = ask(parsed, known)
+    given = {"baseline": parsed.baseline, "metric": parsed.metric, "targets": parsed.targets}
+    view = {**known.get("view", {}), **{key: value for key, value in given.items() if value is not None}}
+    if view.get("baseline") not in (None, *question.methods):
+        raise ValueError(f"--baseline {view['baseline']} is none of the methods: {', '.join(question.methods)}")
+    code = 0
+    if not parsed.report_only:
+        journal = known or _new_journal()
+        journal["jobs"] = parsed.jobs
+        journal |= {"question": asdict(question), "view": view, "command": command(question, folder, parsed.jobs)}
+        code = Comparison(folder, question, journal).run(parsed.jobs)
+    elif not known:
+        raise ValueError(f"{folder} holds no comparison ({JOURNAL}): leave --report-only out to start one")
+    if code != 130:
+        write(folder, question, **view)
+    return code
+
+
+def _new_journal() -> dict[str, Any]:
+    return {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "flowrl": __version__, "python": platform.python_version(),
+        "platform": platform.platform(), "cpu_count": os.cpu_count(), "runs": {},
+    }  # fmt: skip

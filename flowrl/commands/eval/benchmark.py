@@ -1,0 +1,74 @@
+"""Benchmarks of models and of folders of images: `flowrl eval MODEL --benchmark NAME`.
+
+A benchmark is a module with two functions, entered in `BENCHMARKS`:
+
+    check(settings)            refuses what can be known to be wrong before weights load (raises ValueError)
+    run(settings) -> Result    draws or reads the pictures of the subject, and of the base if there is one, judges them
+
+`run` takes pictures from `flowrl.generation.generate`: `pictures_of(settings, subject, prompts)` draws what is missing
+(nothing where the subject is a folder of images) and returns them in order. It keeps a journal of verdicts in
+`subject.folder`, so that the same command goes on where it was stopped; `flowrl.generation.journal` has one. It writes
+no page and prints no table: the command does, from the `Result`.
+
+    out/result.json  out/page.html            written by the command
+    out/model/, out/base/                     `subject.folder`: images/, the journal, a benchmark's own result files
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # names of commands and options are asked for before anything heavy is loaded
+    from flowrl.statistics.bootstrap import Interval
+
+BENCHMARKS: dict[str, str] = {
+    "diversity": "flowrl.commands.eval.panel_runner",
+    "dpg_bench": "flowrl.commands.eval.dpg_bench_runner",
+    "drawbench": "flowrl.commands.eval.panel_runner",
+    "geneval": "flowrl.commands.eval.geneval_runner",
+    "hpdv2": "flowrl.commands.eval.panel_runner",
+    "ocr": "flowrl.commands.eval.panel_runner",
+    "panel": "flowrl.commands.eval.panel_runner",
+    "pick_score_test": "flowrl.commands.eval.panel_runner",
+    "t2i_compbench": "flowrl.commands.eval.t2i_compbench_runner",
+    "unigenbench": "flowrl.commands.eval.unigenbench_runner",
+}
+"""Name -> module with `check` and `run`; a module may serve several names, `settings.benchmark` says which is meant."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A table of text: `head` and every row have as many cells; the first names the row. At most 80 columns wide."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What a benchmark found; the command prints it, writes result.json and the page."""
+
+    headline: str
+    """The result in one or two sentences of plain text; it opens the output and the page."""
+    rows: tuple[Mapping[str, Any], ...]
+    """One mapping a picture of the subject, of plain JSON values (NaN is written as null)."""
+    base_rows: tuple[Mapping[str, Any], ...] = ()
+    metrics: Mapping[str, float]
+    """`eval/<benchmark>/<metric>` -> number of the subject. Means over several MODELs are taken of these."""
+    base_metrics: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    """Scores with intervals, in the order in which the page draws them."""
+    base_intervals: Mapping[str, Interval] = field(default_factory=dict)
+    differences: Mapping[str, Interval] = field(default_factory=dict)
+    """Paired differences, subject minus base, likewise."""
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...] = ()
+    """Warnings and facts without which the numbers mislead; printed, and on top of the page."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Judge, versions, settings: plain JSON values for result.json and the page's last section."""
+    sections: tuple[str, ...] = ()
+    """Further parts of the page as HTML, made by `flowrl.html.markup.section`; they stand after the tables."""
