@@ -86,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--prompt", action="append", default=[], help="a prompt; may be given several times")
     sample.add_argument("--prompts", type=Path, help="a .txt, .jsonl or .csv file of prompts")
     sample.add_argument(
-        "--source", dest="source_picture", type=Path, action="append",
-        help="a picture that --prompt edits or animates; may be given several times",
+        "--source", dest="source_image", type=Path, action="append",
+        help="an image that --prompt edits or animates; may be given several times",
     )  # fmt: skip
     sample.add_argument("--seeds", default="0", help="seeds of the start noise: 0,3,7 or 0-3")
     sample.add_argument("--base", action="store_true", help="of a run: the model before training")
@@ -136,22 +136,22 @@ def _parser() -> argparse.ArgumentParser:
     serving_arguments(serve)
     serve.set_defaults(run=_serve)
 
-    reward = commands.add_parser("reward", help="score pictures, examine a reward, or train one of your own")
+    reward = commands.add_parser("reward", help="score images, examine a reward, or train one of your own")
     actions = reward.add_subparsers(required=True, metavar="score | card | train | rubric | realism")
-    score = actions.add_parser("score", help="score a folder of pictures")
+    score = actions.add_parser("score", help="score a folder of images")
     reward_arguments.add_score(score)
     score.set_defaults(run=_reward_score)
     card = actions.add_parser("card", help="how reliable a reward is: retest, JPEG, resize, order, cost")
     reward_arguments.add_card(card)
     card.set_defaults(run=_reward_card)
-    train = actions.add_parser("train", help="train a preference head on pairs of pictures")
+    train = actions.add_parser("train", help="train a preference head on pairs of images")
     reward_arguments.add_train(train)
     train.set_defaults(run=_reward_train)
-    rubric = actions.add_parser("rubric", help="let a judge find rules that explain pairs of pictures")
+    rubric = actions.add_parser("rubric", help="let a judge find rules that explain pairs of images")
     reward_arguments.add_rubric(rubric)
     rubric.set_defaults(run=_reward_rubric)
-    realism = actions.add_parser("realism", help="distance of a run's pictures to drawn scenes (embedded world)")
-    realism.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="runs that kept all evaluation pictures")
+    realism = actions.add_parser("realism", help="distance of a run's images to drawn scenes (embedded world)")
+    realism.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="runs that kept all evaluation images")
     realism.set_defaults(run=_reward_realism)
     return parser
 

@@ -47,22 +47,22 @@ class Pipeline(Protocol):
     lora_targets: tuple[str, ...]
     """The family's published LoRA targets."""
     latent_shape: tuple[int, ...]
-    """Shape of one latent, without batch and unpacked: [C, h, w] of a picture, [C, F, h, w] of a video."""
+    """Shape of one latent, without batch and unpacked: [C, h, w] of an image, [C, F, h, w] of a video."""
     image_shape: tuple[int, ...]
     """Shape of what `decode` makes of one latent: [3, H, W], or [F, 3, H, W]."""
 
     @property
     def num_sources(self) -> tuple[int, int]:
-        """Least and most source pictures of a prompt; (0, 0) where pictures come from text alone."""
+        """Least and most source images of a prompt; (0, 0) where images come from text alone."""
         ...
 
     @property
     def fps(self) -> float | None:
-        """Frames a second of videos; None for pictures."""
+        """Frames a second of videos; None for images."""
         ...
 
     def encode(self, prompts: Sequence[str], sources: Sequence[Sequence[Tensor]] | None = None) -> Conditioning:
-        """Embeds prompts with their source pictures (float32 [3, h, w] in [0, 1]), each once, on the own device."""
+        """Embeds prompts with their source images (float32 [3, h, w] in [0, 1]), each once, on the own device."""
         ...
 
     def free_text_encoders(self) -> None:
@@ -90,7 +90,7 @@ class Pipeline(Protocol):
         ...
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
-        """Pictures float32 `[b, 3, H, W]` or videos `[b, F, 3, H, W]` in [0, 1] of finished latents.
+        """Images float32 `[b, 3, H, W]` or videos `[b, F, 3, H, W]` in [0, 1] of finished latents.
 
         With `gradient` they carry that of `latents`.
         """

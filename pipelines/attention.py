@@ -21,10 +21,10 @@ from torch.nn import functional as F
 
 
 class JointAttention:
-    """Processor of one joint attention: pictures' tokens and the prompt's attend to all of both.
+    """Processor of one joint attention: images' tokens and the prompt's attend to all of both.
 
     Query, key and value of both streams `[b, n, heads * d]` are split into heads, normalised where the model does, and
-    joined along the tokens, pictures first.
+    joined along the tokens, images first.
     """
 
     _attention_backend: Any = None
@@ -33,7 +33,7 @@ class JointAttention:
     def __call__(
         self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attended pictures' tokens, and the prompt's where there are any."""
+        """Attended images' tokens, and the prompt's where there are any."""
 
         def heads(projected: Tensor, norm: Any) -> Tensor:
             split = projected.unflatten(-1, (attn.heads, -1))
@@ -51,12 +51,12 @@ class JointAttention:
             query, key, value, backend=self._attention_backend, parallel_config=self._parallel_config
         )
         attended = attended.flatten(2).to(query.dtype)
-        pictures = attended[:, : hidden_states.shape[1]]
-        pictures = attn.to_out[1](attn.to_out[0](pictures))
+        images = attended[:, : hidden_states.shape[1]]
+        images = attn.to_out[1](attn.to_out[0](images))
         if encoder_hidden_states is None:
-            return pictures
+            return images
         prompt = attended[:, hidden_states.shape[1] :]
-        return pictures, prompt if attn.context_pre_only else attn.to_add_out(prompt)
+        return images, prompt if attn.context_pre_only else attn.to_add_out(prompt)
 
 
 def dispatched(transformer: nn.Module) -> None:

@@ -20,7 +20,7 @@ from flowrl.samplers.guidance_rules import Rule, linear_cfg
 from flowrl.trajectory import Conditioning
 
 Sources = Sequence[Sequence[Tensor]]
-"""The source pictures of each prompt, float32 [3, h, w] in [0, 1]."""
+"""The source images of each prompt, float32 [3, h, w] in [0, 1]."""
 
 EMBEDDING_CACHE = 2048
 """Prompts whose embeddings are kept on the host while the text encoders are at hand."""
@@ -101,12 +101,12 @@ def load_stock(
 def freeze(pipe: Any, device: torch.device | str, *, denoisers: Sequence[str], gradient_checkpointing: bool) -> None:
     """Freezes every network of a stock pipeline on a device, with the autoencoder in float32.
 
-    Pictures' autoencoders also get channels-last weights, a quarter faster to decode on CPU and GPU.
+    Images' autoencoders also get channels-last weights, a quarter faster to decode on CPU and GPU.
     """
     vae = getattr(pipe, "vae", None)
     if vae is not None:
-        pictures = not any(isinstance(module, nn.Conv3d) for module in vae.modules())
-        vae.to(torch.float32, memory_format=torch.channels_last if pictures else torch.preserve_format)
+        images = not any(isinstance(module, nn.Conv3d) for module in vae.modules())
+        vae.to(torch.float32, memory_format=torch.channels_last if images else torch.preserve_format)
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
             part.requires_grad_(False).eval().to(device)
@@ -143,18 +143,18 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 
 
 def check_sources(sources: Sources | None, prompts: Sequence[str], allowed: tuple[int, int], family: str) -> Sources:
-    """The source pictures of each prompt, or none for each.
+    """The source images of each prompt, or none for each.
 
     Raises:
-        ValueError: a prompt has more or fewer pictures than the family takes.
+        ValueError: a prompt has more or fewer images than the family takes.
     """
     given = [()] * len(prompts) if sources is None else sources
     least, most = allowed
-    for prompt, pictures in zip(prompts, given, strict=True):
-        if not least <= len(pictures) <= most:
-            wanted = "no source picture" if not most else f"{least}" if least == most else f"{least} to {most}"
+    for prompt, images in zip(prompts, given, strict=True):
+        if not least <= len(images) <= most:
+            wanted = "no source image" if not most else f"{least}" if least == most else f"{least} to {most}"
             raise ValueError(
-                f"prompt {prompt!r} has {len(pictures)} source pictures, and {family} takes {wanted}: give them with "
+                f"prompt {prompt!r} has {len(images)} source images, and {family} takes {wanted}: give them with "
                 "--source FILE, in a prompt file under 'source' or 'sources', or choose another pipeline.name"
             )
     return given
@@ -181,15 +181,15 @@ class Embedded:
         Raises:
             ValueError: a prompt is new and the text encoders are gone.
         """
-        keys = [(prompt, *map(_digest, pictures)) for prompt, pictures in zip(prompts, sources, strict=True)]
-        for key, pictures in zip(keys, sources, strict=True):
+        keys = [(prompt, *map(_digest, images)) for prompt, images in zip(prompts, sources, strict=True)]
+        for key, images in zip(keys, sources, strict=True):
             if key not in self.rows:
                 if self.freed:
                     raise ValueError(
                         f"prompt {key[0]!r} was not encoded before the text encoders were freed: set "
                         "pipeline.free_text_encoders=false"
                     )
-                self.rows[key] = self.encode_one(key[0], pictures).to("cpu")
+                self.rows[key] = self.encode_one(key[0], images).to("cpu")
         cond = Conditioning.cat([self.rows[key] for key in keys]).to(device)
         while not self.freed and Embedded.limit is not None and len(self.rows) > Embedded.limit:
             del self.rows[next(iter(self.rows))]  # the oldest; it can be computed again
@@ -213,9 +213,9 @@ def keeping_all() -> Iterator[None]:
         Embedded.limit = usual
 
 
-def _digest(picture: Tensor) -> str:
-    """A picture's fingerprint."""
-    data = picture.detach().cpu().contiguous()
+def _digest(image: Tensor) -> str:
+    """An image's fingerprint."""
+    data = image.detach().cpu().contiguous()
     return f"{tuple(data.shape)} {hashlib.sha256(data.numpy().tobytes()).hexdigest()}"
 
 
@@ -254,9 +254,9 @@ def unpack(tokens: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor], *, gradient: bool) -> Tensor:
-    """Pictures in [0, 1] of latents, `size` at a time in float32; without gradient memory does not grow with the batch.
+    """Images in [0, 1] of latents, `size` at a time in float32; without gradient memory does not grow with the batch.
 
-    `decode` gives pictures in [-1, 1].
+    `decode` gives images in [-1, 1].
     """
     with torch.set_grad_enabled(gradient):
         return torch.cat([(decode(part.float()) / 2 + 0.5).clamp(0, 1) for part in latents.split(size)])
@@ -266,10 +266,10 @@ def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor]
 def encode_slices(
     images: Tensor, wanted: tuple[int, ...], size: int, encode: Callable[[Tensor], Tensor], device: torch.device
 ) -> Tensor:
-    """Latents of pictures in [0, 1], `size` at a time in float32; `encode` takes pictures in [-1, 1].
+    """Latents of images in [0, 1], `size` at a time in float32; `encode` takes images in [-1, 1].
 
     Raises:
-        ValueError: pictures have another shape than `wanted`, that which is drawn.
+        ValueError: images have another shape than `wanted`, that which is drawn.
     """
     if tuple(images.shape[1:]) != wanted:
         raise ValueError(
@@ -281,12 +281,12 @@ def encode_slices(
 
 def decoded(vae: Any, z: Tensor) -> Tensor:
     """What an autoencoder with a scale, and perhaps a shift, makes of latents as networks see them, in [-1, 1]."""
-    pictures: Tensor = vae.decode(z / vae.config.scaling_factor + _shift(vae), return_dict=False)[0]
-    return pictures
+    images: Tensor = vae.decode(z / vae.config.scaling_factor + _shift(vae), return_dict=False)[0]
+    return images
 
 
 def encoded(vae: Any, x: Tensor) -> Tensor:
-    """Latents of pictures or clips in [-1, 1]: the posterior's mode, shifted and scaled as `decoded` undoes it."""
+    """Latents of images or clips in [-1, 1]: the posterior's mode, shifted and scaled as `decoded` undoes it."""
     latents: Tensor = (vae.encode(x).latent_dist.mode() - _shift(vae)) * vae.config.scaling_factor
     return latents
 

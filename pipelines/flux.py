@@ -150,10 +150,10 @@ class Flux:
 # ---- what FLUX.1 models share ----------------------------------------------------------------------------------------
 
 
-def token_ids(shape: Sequence[int], picture: int = 0) -> Tensor:
-    """Position of every token `[n, 3]`: (picture, row, column); picture 0 is the one that is drawn."""
+def token_ids(shape: Sequence[int], image: int = 0) -> Tensor:
+    """Position of every token `[n, 3]`: (image, row, column); image 0 is the one that is drawn."""
     rows, columns = shape[1] // 2, shape[2] // 2
-    return torch.cartesian_prod(torch.tensor([picture]), torch.arange(rows), torch.arange(columns)).float()
+    return torch.cartesian_prod(torch.tensor([image]), torch.arange(rows), torch.arange(columns)).float()
 
 
 def latent_shape(pipe: Any, model: str, size: tuple[int, int]) -> tuple[int, ...]:
@@ -225,17 +225,17 @@ def prompt_length(model: str, guidance_embeds: bool, asked: int | None) -> int:
     return own if asked is None else asked
 
 
-def covering(picture: Tensor, height: int, width: int) -> Tensor:
-    """A picture `[3, h, w]` at a size: scaled (antialiased) until it covers it, cut off evenly where it sticks out.
+def covering(image: Tensor, height: int, width: int) -> Tensor:
+    """An image `[3, h, w]` at a size: scaled (antialiased) until it covers it, cut off evenly where it sticks out.
 
-    Nothing is stretched, and a picture of that size already stays what it is: prompts' pictures are read so.
+    Nothing is stretched, and an image of that size already stays what it is: prompts' images are read so.
     """
-    h, w = picture.shape[1:]
+    h, w = image.shape[1:]
     if (h, w) == (height, width):
-        return picture
+        return image
     ratio = max(height / h, width / w)
     size = (max(height, round(h * ratio)), max(width, round(w * ratio)))
-    scaled = nn.functional.interpolate(picture[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
+    scaled = nn.functional.interpolate(image[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
     top, left = (size[0] - height) // 2, (size[1] - width) // 2
     return scaled[:, top : top + height, left : left + width]
 
@@ -317,16 +317,16 @@ def text_tokens(model: str, max_sequence_length: int) -> int:
 
 
 def meta_call(
-    network: nn.Module, height: int, width: int, num_frames: int | None, text_tokens: int, *, num_pictures: int = 1
+    network: nn.Module, height: int, width: int, num_frames: int | None, text_tokens: int, *, num_images: int = 1
 ) -> dict[str, Any]:
-    """Arguments of one evaluation of one sample, without numbers in them; Kontext reads two pictures.
+    """Arguments of one evaluation of one sample, without numbers in them; Kontext reads two images.
 
     Raises:
         ValueError: the model cannot draw this size.
     """
     config: Any = network.config
     common.check_size("this model", (height, width), PATCH)
-    tokens = num_pictures * (height // PATCH) * (width // PATCH)
+    tokens = num_images * (height // PATCH) * (width // PATCH)
     shapes: dict[str, tuple[int, ...]] = {
         "hidden_states": (1, tokens, config.in_channels),
         "timestep": (1,),

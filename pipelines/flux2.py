@@ -4,7 +4,7 @@ Velocity network `Flux2Transformer2DModel`, fed sigma and one token a latent pix
 into channels and whitened by the statistics that the VAE carries. One language model embeds prompts (Mistral for dev,
 Qwen3 for klein). Guidance is an input of the network (dev), two passes (klein base), or there is none (klein).
 
-A prompt may have reference pictures, which the network reads as further tokens; they are brought to the size that is
+A prompt may have reference images, which the network reads as further tokens; they are brought to the size that is
 drawn (stock keeps each one's own size up to a megapixel).
 """
 
@@ -103,9 +103,9 @@ class Flux2:
         self.latent_shape: tuple[int, ...] = (
             self.pipe.transformer.config.in_channels, height // factor, width // factor,
         )  # fmt: skip
-        pictures = range(1 + self.num_sources[1])
-        self._ids = torch.cat([token_ids(self.latent_shape, picture) for picture in pictures]).to(self.device)
-        self._pictures = Embedded(self._encode_pictures)  # another size has other latents
+        images = range(1 + self.num_sources[1])
+        self._ids = torch.cat([token_ids(self.latent_shape, image) for image in images]).to(self.device)
+        self._images = Embedded(self._encode_references)  # another size has other latents
 
     def resized(self, height: int, width: int) -> Flux2:
         """The same networks drawing another size.
@@ -123,14 +123,14 @@ class Flux2:
         text = self._embedded(prompts, [()] * len(prompts), self.device)
         if not self.num_sources[1]:
             return text
-        pictures = self._pictures([""] * len(prompts), given, self.device)
-        return Conditioning({**text.tensors, **pictures.tensors})
+        images = self._images([""] * len(prompts), given, self.device)
+        return Conditioning({**text.tensors, **images.tensors})
 
     def _check_sources(self, prompts: Sequence[str], sources: Sources | None) -> Sources:
         most = max(map(len, sources or [()]), default=0)
         if most > self.num_sources[1]:
             raise ValueError(
-                f"a prompt has {most} source pictures, and {self.model} was loaded for at most {self.num_sources[1]}: "
+                f"a prompt has {most} source images, and {self.model} was loaded for at most {self.num_sources[1]}: "
                 f"set pipeline.options.max_references={most}"
             )
         return common.check_sources(sources, prompts, self.num_sources, "flux2")
@@ -139,7 +139,7 @@ class Flux2:
         embeds, _ = self.pipe.encode_prompt([prompt], device=self.device, max_sequence_length=self.max_sequence_length)
         return Conditioning({"embeds": embeds.to(self.dtype)})
 
-    def _encode_pictures(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
+    def _encode_references(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         latents = torch.zeros(1, self.num_sources[1], *self.latent_shape, dtype=self.dtype, device=self.device)
         for place, source in enumerate(sources):
             latents[0, place] = self.encode_images(flux.covering(source.float(), *self.image_shape[1:])[None])[0]
@@ -172,7 +172,7 @@ class Flux2:
         tokens = pack(x.to(self.dtype))
         if count:
             references = cond.tensors["references"][:, :count]
-            tokens = torch.cat([tokens, *(pack(picture) for picture in references.unbind(1))], dim=1)
+            tokens = torch.cat([tokens, *(pack(image) for image in references.unbind(1))], dim=1)
         text_ids = torch.zeros(embeds.shape[1], 4, device=embeds.device)
         text_ids[:, 3] = torch.arange(embeds.shape[1], device=embeds.device)
         with common.autocast(self.device, self.dtype):
@@ -258,14 +258,14 @@ def statistics(vae: Any) -> tuple[Tensor, Tensor]:
     return mean, (variance + vae.config.batch_norm_eps).sqrt()
 
 
-def token_ids(shape: Sequence[int], picture: int = 0) -> Tensor:
-    """Position of every token `[n, 4]`: (10 * picture, row, column, 0); picture 0 is the one that is drawn."""
-    time, zero = torch.tensor([10 * picture]), torch.zeros(1, dtype=torch.long)
+def token_ids(shape: Sequence[int], image: int = 0) -> Tensor:
+    """Position of every token `[n, 4]`: (10 * image, row, column, 0); image 0 is the one that is drawn."""
+    time, zero = torch.tensor([10 * image]), torch.zeros(1, dtype=torch.long)
     return torch.cartesian_prod(time, torch.arange(shape[1]), torch.arange(shape[2]), zero).float()
 
 
 def empirical_mu(num_tokens: int, num_steps: int) -> float:
-    """FLUX.2's logarithm of the shift, fitted by its authors to picture size and number of steps.
+    """FLUX.2's logarithm of the shift, fitted by its authors to image size and number of steps.
 
     With n tokens it is `1.6927e-4 n + 0.45666666` at 200 steps and `8.73809524e-5 n + 1.89833333` at 10, linear in the
     steps between and beyond; above 4300 tokens the first holds for any number of steps.
@@ -328,7 +328,7 @@ def load(
         max_sequence_length: tokens of a prompt, its chat template included.
         vae_slice: images decoded at once.
         gradient_checkpointing: recompute blocks in the backward pass (same numbers, less memory, +40 % time).
-        max_references: most source pictures of a prompt; room is kept for so many beside every prompt.
+        max_references: most source images of a prompt; room is kept for so many beside every prompt.
 
     Raises:
         ValueError: nothing loadable there, or a negative number of references.

@@ -1,4 +1,4 @@
-"""FLUX.1 Kontext: edits of one source picture, any checkpoint that stock `FluxKontextPipeline` loads.
+"""FLUX.1 Kontext: edits of one source image, any checkpoint that stock `FluxKontextPipeline` loads.
 
 The network is FLUX.1's; it reads the source's latents as further tokens, whose positions differ in the first
 coordinate. Sources are brought to the size that is drawn.
@@ -61,9 +61,9 @@ class Kontext:
     def _set_size(self, height: int, width: int) -> None:
         self.latent_shape: tuple[int, ...] = flux.latent_shape(self.pipe, self.model, (height, width))
         self.image_shape: tuple[int, ...] = (3, height, width)
-        drawn, source = (flux.token_ids(self.latent_shape, picture) for picture in (0, 1))
+        drawn, source = (flux.token_ids(self.latent_shape, image) for image in (0, 1))
         self._ids, self._num_tokens = torch.cat([drawn, source]).to(self.device), len(drawn)
-        self._pictures = Embedded(self._encode_picture)  # another size has other latents
+        self._images = Embedded(self._encode_source)  # another size has other latents
 
     def resized(self, height: int, width: int) -> Kontext:
         """The same networks drawing another size.
@@ -79,13 +79,13 @@ class Kontext:
         """Embeds prompts and encodes their sources, each distinct one once."""
         given = common.check_sources(sources, prompts, self.num_sources, "kontext")
         text = self._embedded(prompts, [()] * len(prompts), self.device)
-        pictures = self._pictures([""] * len(prompts), given, self.device)
-        return Conditioning({**text.tensors, **pictures.tensors})
+        images = self._images([""] * len(prompts), given, self.device)
+        return Conditioning({**text.tensors, **images.tensors})
 
     def _encode_text(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         return flux.encode_text(self.pipe, prompt, self.max_sequence_length, self.device, self.dtype)
 
-    def _encode_picture(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
+    def _encode_source(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         (source,) = sources
         latents = self.encode_images(flux.covering(source.float(), *self.image_shape[1:])[None])
         return Conditioning({"image_latents": latents.to(self.dtype)})
@@ -199,4 +199,4 @@ def meta_call(network: nn.Module, height: int, width: int, num_frames: int | Non
     Raises:
         ValueError: the model cannot draw this size.
     """
-    return flux.meta_call(network, height, width, num_frames, text_tokens, num_pictures=2)
+    return flux.meta_call(network, height, width, num_frames, text_tokens, num_images=2)

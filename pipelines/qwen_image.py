@@ -5,7 +5,7 @@ prompts have different lengths: they are padded to `max_sequence_length` with a 
 that are padding in the whole batch, and a mask without padding, where stock does. Positions of a prompt's tokens count
 from its start, so padding moves nothing. Guidance is two-pass, each token brought back to the norm of the positive
 output; stock guides at scales above 1 only and ignores the others, here 1 alone is none and scales below it mix.
-Noise levels are shifted by the picture's size and stretched to end at the checkpoint's terminal value.
+Noise levels are shifted by the image's size and stretched to end at the checkpoint's terminal value.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class QwenImage:
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
-        return common.decode_slices(latents, self.vae_slice, lambda z: pictures_of(self.pipe.vae, z), gradient=gradient)
+        return common.decode_slices(latents, self.vae_slice, lambda z: images_of(self.pipe.vae, z), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Mode of the VAE's posterior, normalised as `decode` undoes it."""
@@ -150,7 +150,7 @@ class QwenImage:
 
 
 def latent_shape(pipe: Any, height: int, width: int) -> tuple[int, int, int]:
-    """Shape of one latent of a picture."""
+    """Shape of one latent of an image."""
     return pipe.transformer.config.in_channels // 4, height // pipe.vae_scale_factor, width // pipe.vae_scale_factor
 
 
@@ -178,14 +178,14 @@ def rescaled_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tenso
     return unpack(qwen_norm_rescale(pack(negative), pack(positive), scale), positive.shape[1:])
 
 
-def pictures_of(vae: Any, latents: Tensor) -> Tensor:
-    """Pictures in [-1, 1] of normalised latents `[b, C, h, w]`, decoded as videos of one frame."""
+def images_of(vae: Any, latents: Tensor) -> Tensor:
+    """Images in [-1, 1] of normalised latents `[b, C, h, w]`, decoded as videos of one frame."""
     mean, std = _statistics(vae, latents)
     return vae.decode((latents * std + mean).unsqueeze(2), return_dict=False)[0][:, :, 0]  # type: ignore[no-any-return]
 
 
 def latents_of(vae: Any, images: Tensor) -> Tensor:
-    """Normalised latents of pictures `[b, 3, H, W]` in [-1, 1]: the mode of the posterior."""
+    """Normalised latents of images `[b, 3, H, W]` in [-1, 1]: the mode of the posterior."""
     latents = vae.encode(images.unsqueeze(2)).latent_dist.mode()[:, :, 0]
     mean, std = _statistics(vae, latents)
     return (latents - mean) / std  # type: ignore[no-any-return]
@@ -269,9 +269,9 @@ def default_size(network: Any) -> tuple[int, int, int | None]:
 
 
 def meta_call(
-    network: Any, height: int, width: int, num_frames: int | None, text_tokens: int, *, num_pictures: int = 1
+    network: Any, height: int, width: int, num_frames: int | None, text_tokens: int, *, num_images: int = 1
 ) -> dict[str, Any]:
-    """Arguments of one evaluation of one sample, without numbers in them; editing reads two pictures.
+    """Arguments of one evaluation of one sample, without numbers in them; editing reads two images.
 
     Raises:
         ValueError: the model cannot draw this size.
@@ -280,8 +280,8 @@ def meta_call(
     common.check_size("this model", (height, width), _PATCH)
     grid = (1, height // _PATCH, width // _PATCH)
     arguments = common.meta_arguments({
-        "hidden_states": (1, num_pictures * math.prod(grid), config.in_channels),
+        "hidden_states": (1, num_images * math.prod(grid), config.in_channels),
         "timestep": (1,),
         "encoder_hidden_states": (1, text_tokens, config.joint_attention_dim),
     })  # fmt: skip
-    return arguments | {"encoder_hidden_states_mask": None, "img_shapes": [[grid] * num_pictures]}
+    return arguments | {"encoder_hidden_states_mask": None, "img_shapes": [[grid] * num_images]}

@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit: pictures from an instruction and source pictures, by two stock pipelines.
+"""Qwen-Image-Edit: images from an instruction and source images, by two stock pipelines.
 
 `QwenImageEditPipeline` (Qwen-Image-Edit) reads one source, `QwenImageEditPlusPipeline` (-2509, -2511) one to three; the
 checkpoint says which it is. A source enters twice: its latents stand beside the noisy ones as further tokens, and the
@@ -7,9 +7,9 @@ Qwen2.5-VL text encoder sees it in the prompt. Positive and negative prompt are 
 Rows of one batch need equal shapes. So all prompts of a run have the same number of sources, `num_sources`, and each
 source is resized to one size (whatever its aspect ratio) before it is encoded: the size that is drawn, as published RL
 recipes do, unless `source_height` and `source_width` say otherwise. Stock takes about 1024 x 1024 pixels at the
-source's own aspect ratio. What the text encoder sees follows stock: that resized picture in the first pipeline, about
+source's own aspect ratio. What the text encoder sees follows stock: that resized image in the first pipeline, about
 384 x 384 pixels at the source's own aspect ratio in the second. Embeddings are padded to `max_sequence_length`, which
-counts the pictures' tokens too, and has room for them unless told otherwise; what is longer is refused, because stock
+counts the images' tokens too, and has room for them unless told otherwise; what is longer is refused, because stock
 never cuts them.
 
 Everything else is as in `flowrl.pipelines.qwen_image`.
@@ -38,10 +38,10 @@ from flowrl.pipelines.qwen_image import LORA_TARGETS as QWEN_TARGETS
 from flowrl.pipelines.qwen_image import (
     QWEN_IMAGE,
     grid_of,
+    images_of,
     latent_shape,
     latents_of,
     padded,
-    pictures_of,
     rescaled_by_token,
     unpadded,
 )
@@ -62,10 +62,10 @@ LICENCES = {name: ("Apache-2.0", False) for name in KNOWN}
 """Hub id -> (licence of the weights, whether the hub asks to accept it)."""
 
 MOST_SOURCES = 3
-"""Source pictures that the second pipeline is made for."""
+"""Source images that the second pipeline is made for."""
 
 TEXT_TOKENS = 512
-"""Tokens beside the source pictures' that a prompt may have unless told otherwise."""
+"""Tokens beside the source images' that a prompt may have unless told otherwise."""
 
 _FIRST, _SECOND = QwenImageEditPipeline.__name__, QwenImageEditPlusPipeline.__name__
 _OWN_SIDE = 128  # latents of a drawn side, in both stock pipelines
@@ -110,7 +110,7 @@ class QwenImageEdit:
         return other
 
     def encode(self, prompts: Sequence[str], sources: Sources | None = None) -> Conditioning:
-        """Embeds prompts with their source pictures, each distinct one once.
+        """Embeds prompts with their source images, each distinct one once.
 
         Raises:
             ValueError: a prompt has not `num_sources` sources, or is too long with them.
@@ -121,22 +121,22 @@ class QwenImageEdit:
 
     def _encode_one(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         processor, (height, width) = self.pipe.image_processor, self.source_size
-        pictures = [Image.fromarray(to_pixels(source)) for source in sources]
+        images = [Image.fromarray(to_pixels(source)) for source in sources]
         if isinstance(self.pipe, QwenImageEditPlusPipeline):
             seen: Any = []
-            for picture in pictures:
-                columns, rows = calculate_dimensions(CONDITION_IMAGE_SIZE, picture.width / picture.height)
-                seen.append(processor.resize(picture, rows, columns))
+            for image in images:
+                columns, rows = calculate_dimensions(CONDITION_IMAGE_SIZE, image.width / image.height)
+                seen.append(processor.resize(image, rows, columns))
         else:
-            seen = processor.resize(pictures[0], height, width)
+            seen = processor.resize(images[0], height, width)
         embeds, _ = self.pipe.encode_prompt(prompt=[prompt], image=seen, device=self.device)
         if embeds.shape[1] > self.max_sequence_length:
             raise ValueError(
-                f"prompt {prompt!r} and its source pictures take {embeds.shape[1]} tokens: raise "
-                f"pipeline.max_sequence_length ({self.max_sequence_length}) to at least that, or give smaller pictures"
+                f"prompt {prompt!r} and its source images take {embeds.shape[1]} tokens: raise "
+                f"pipeline.max_sequence_length ({self.max_sequence_length}) to at least that, or give smaller images"
             )
-        ready = [processor.preprocess(picture, height, width).to(self.device) for picture in pictures]
-        latents = torch.stack([latents_of(self.pipe.vae, picture) for picture in ready], dim=1)
+        ready = [processor.preprocess(image, height, width).to(self.device) for image in images]
+        latents = torch.stack([latents_of(self.pipe.vae, image) for image in ready], dim=1)
         text = padded(embeds.to(self.dtype), self.max_sequence_length)
         return Conditioning({**text, "sources": latents.to(self.dtype)})
 
@@ -175,7 +175,7 @@ class QwenImageEdit:
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Decodes slice by slice in float32."""
-        return common.decode_slices(latents, self.vae_slice, lambda z: pictures_of(self.pipe.vae, z), gradient=gradient)
+        return common.decode_slices(latents, self.vae_slice, lambda z: images_of(self.pipe.vae, z), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Mode of the VAE's posterior, normalised as `decode` undoes it."""
@@ -215,15 +215,15 @@ def _kind(model: str) -> str | None:
 
 
 def _reader(model: str) -> Any:
-    """What brings pictures to the size that the text encoder sees: of a folder, else as it is published."""
+    """What brings images to the size that the text encoder sees: of a folder, else as it is published."""
     folder = Path(model) / "processor"
     if folder.is_dir():
         return Qwen2VLImageProcessor.from_pretrained(folder)
     return Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": 12_845_056})
 
 
-def picture_tokens(reader: Any, height: int, width: int) -> int:
-    """Tokens of a picture in the text encoder: squares of 28 x 28 pixels, once its sides are multiples of that."""
+def image_tokens(reader: Any, height: int, width: int) -> int:
+    """Tokens of an image in the text encoder: squares of 28 x 28 pixels, once its sides are multiples of that."""
     return int(reader.get_number_of_image_patches(height, width)) // reader.merge_size**2
 
 
@@ -246,22 +246,22 @@ def _sizes(
 def _length(
     model: str, kind: str, reader: Any, source_size: tuple[int, int], num_sources: int, given: int | None
 ) -> int:
-    """Tokens that prompts are padded to: what is given, else `TEXT_TOKENS` and those of the source pictures."""
+    """Tokens that prompts are padded to: what is given, else `TEXT_TOKENS` and those of the source images."""
     most = MOST_SOURCES if kind == _SECOND else 1
     if not 1 <= num_sources <= most:
         raise ValueError(
             f"pipeline.options num_sources ({num_sources}) must lie in 1 .. {most} for {model}, a {kind}: "
-            "Qwen-Image-Edit-2509 and -2511 read up to 3 source pictures"
+            "Qwen-Image-Edit-2509 and -2511 read up to 3 source images"
         )
-    # The second pipeline keeps a picture's aspect ratio, which only the prompts tell: a square stands for all.
+    # The second pipeline keeps an image's aspect ratio, which only the prompts tell: a square stands for all.
     seen = calculate_dimensions(CONDITION_IMAGE_SIZE, 1)[:2] if kind == _SECOND else source_size
-    pictures = num_sources * picture_tokens(reader, *seen)
+    images = num_sources * image_tokens(reader, *seen)
     if given is None:
-        return TEXT_TOKENS + pictures
-    if given <= pictures:
+        return TEXT_TOKENS + images
+    if given <= images:
         raise ValueError(
-            f"pipeline.max_sequence_length ({given}) leaves no room for words: the source pictures ({num_sources}, "
-            f"seen at {seen[0]} x {seen[1]}) take {pictures} tokens; leave it out for {TEXT_TOKENS + pictures}"
+            f"pipeline.max_sequence_length ({given}) leaves no room for words: the source images ({num_sources}, "
+            f"seen at {seen[0]} x {seen[1]}) take {images} tokens; leave it out for {TEXT_TOKENS + images}"
             + (", or set a smaller pipeline.options source_height and source_width" if kind == _FIRST else "")
         )
     return given
@@ -289,18 +289,18 @@ def load(
         device: where everything lives.
         height: pixels; None takes 1024.
         width: pixels; None takes 1024.
-        max_sequence_length: tokens of a prompt with its source pictures; None takes the pictures' and 512 more. A
-            picture of 512 x 512 takes 324, one of 1024 x 1024 1369, and one of about 384 x 384, which 2509 and 2511
+        max_sequence_length: tokens of a prompt with its source images; None takes the images' and 512 more. An
+            image of 512 x 512 takes 324, one of 1024 x 1024 1369, and one of about 384 x 384, which 2509 and 2511
             read, 196.
         vae_slice: images decoded at once.
         gradient_checkpointing: recompute blocks in the backward pass (same numbers, less memory, +40 % time).
-        num_sources: source pictures of every prompt; more than 1, and at most 3, with 2509 and 2511 only.
-        source_height: pixels of a source picture's latents; None takes the height that is drawn.
+        num_sources: source images of every prompt; more than 1, and at most 3, with 2509 and 2511 only.
+        source_height: pixels of a source image's latents; None takes the height that is drawn.
         source_width: the same for the width.
 
     Raises:
         ValueError: nothing loadable there, a size or number of sources that the model cannot take, or no room for words
-            beside the source pictures.
+            beside the source images.
     """
     drawn, source, kind = (height, width), (source_height, source_width), _kind(model)
     vae = common.part_config(model, "vae", {name: {} for name in KNOWN})
@@ -350,4 +350,4 @@ def meta_call(network: Any, height: int, width: int, num_frames: int | None, tex
     Raises:
         ValueError: the model cannot draw this size.
     """
-    return qwen_image.meta_call(network, height, width, num_frames, text_tokens, num_pictures=2)
+    return qwen_image.meta_call(network, height, width, num_frames, text_tokens, num_images=2)

@@ -174,7 +174,7 @@ class _Guided:
         rest = self.calls[0][1]
         if len(self.calls) == 1 or not rest:
             return model_output
-        tokens = model_output.shape[1]  # editing appends the picture's tokens to what the network returns
+        tokens = model_output.shape[1]  # editing appends the image's tokens to what the network returns
         positive, negative = ([_first(out)[:, :tokens].float() for out in outputs] for outputs, _ in self.calls)
         guided = [qwen_norm_rescale(n, p, self.true_cfg_scale) for n, p in zip(negative, positive, strict=True)]
         mixed = [mix_outputs(outputs[0], outputs[1:], rest) for outputs in (negative, positive)]

@@ -2,7 +2,7 @@
 
 Flow network `SanaTransformer2DModel` with linear attention, whose sums are float32 in every dtype; an autoencoder of
 factor 32 (`AutoencoderDC`), and Gemma 2 as text encoder. As in stock's own call, a prompt is read behind an instruction
-to describe the picture in more detail, and of all embeddings the first and the last ones are kept. The empty prompt,
+to describe the image in more detail, and of all embeddings the first and the last ones are kept. The empty prompt,
 which guidance leads away from, is read alone; a negative prompt with words is read behind the instruction too, where
 stock reads it alone (`instruction=False` leaves it out everywhere). Guidance is two-pass classifier-free guidance. Left
 out: cleaning of captions, and stock's rounding of sizes to its list of aspect ratios.
@@ -158,7 +158,7 @@ class Sana:
         return common.decode_slices(latents, self.vae_slice, partial(common.decoded, self.pipe.vae), gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
-        """What the autoencoder, which has no posterior, makes of pictures, scaled as `decode` undoes it."""
+        """What the autoencoder, which has no posterior, makes of images, scaled as `decode` undoes it."""
         vae = self.pipe.vae
         scale = vae.config.scaling_factor
         return common.encode_slices(

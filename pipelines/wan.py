@@ -2,9 +2,9 @@
 
 Velocity network `WanTransformer3DModel`, fed 1000 * sigma, and a UMT5 encoder; guidance is two-pass classifier-free
 guidance. Wan 2.2 A14B has two experts: `transformer` from a boundary time on upwards, `transformer_2` below it, each
-with a guidance scale. Image to video conditions on one source picture, the first frame: its latents, those of grey
-frames and a mask stand beside the noisy channels (2.1 and A14B; 2.1 also reads CLIP's tokens of the picture), or the
-first latent frame is held at the picture's and fed at time 0 (2.2 TI2V-5B).
+with a guidance scale. Image to video conditions on one source image, the first frame: its latents, those of grey
+frames and a mask stand beside the noisy channels (2.1 and A14B; 2.1 also reads CLIP's tokens of the image), or the
+first latent frame is held at the image's and fed at time 0 (2.2 TI2V-5B).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ WAN_1_3B = {**WAN_14B, "num_attention_heads": 12, "ffn_dim": 8960, "num_layers":
 WAN_5B = {
     **WAN_14B, "num_attention_heads": 24, "ffn_dim": 14336, "num_layers": 30, "in_channels": 48, "out_channels": 48,
 }  # fmt: skip
-WAN_14B_PICTURE = {**WAN_14B, "in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120}
+WAN_14B_IMAGE = {**WAN_14B, "in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120}
 
 KNOWN = {
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": WAN_1_3B,
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": WAN_14B,
-    "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": WAN_14B_PICTURE,
-    "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": WAN_14B_PICTURE,
+    "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": WAN_14B_IMAGE,
+    "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": WAN_14B_IMAGE,
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": WAN_14B,
     "Wan-AI/Wan2.2-I2V-A14B-Diffusers": {**WAN_14B, "in_channels": 36},
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers": WAN_5B,
@@ -65,7 +65,7 @@ LICENCES = {name: ("Apache-2.0", False) for name in KNOWN}
 """Hub id -> (licence of the weights, whether the hub asks to accept it)."""
 
 _EXPERTS = ("transformer", "transformer_2")
-_PICTURE_TEXT = 512
+_IMAGE_TEXT = 512
 """Text tokens that the image attention of Wan 2.1 counts off from the end."""
 
 
@@ -83,8 +83,8 @@ class Wan:
         self.pipe, self.model, self.dtype, self.device, self.fps = pipe, model, dtype, device, fps
         self.max_sequence_length, self.vae_slice = max_sequence_length, vae_slice
         self.guidance_scale_2 = guidance_scale_2
-        self.from_picture = isinstance(pipe, WanImageToVideoPipeline)
-        self.num_sources = (1, 1) if self.from_picture else (0, 0)
+        self.from_image = isinstance(pipe, WanImageToVideoPipeline)
+        self.num_sources = (1, 1) if self.from_image else (0, 0)
         self.experts = {name: getattr(pipe, name) for name in _EXPERTS if getattr(pipe, name) is not None}
         self.denoiser: nn.Module = nn.ModuleDict(self.experts) if len(self.experts) > 1 else pipe.transformer
         self.boundary = (pipe.config.boundary_ratio or 0.0) * pipe.scheduler.config.num_train_timesteps
@@ -101,7 +101,7 @@ class Wan:
         common.check_size(self.model, (height, width), multiple, multiple * config.rope_max_seq_len)
         self.image_shape: tuple[int, ...] = (num_frames, 3, height, width)
         self.latent_shape: tuple[int, ...] = (vae.z_dim, frames, height // factor, width // factor)
-        self._pictures = Embedded(self._encode_picture)  # their latents are of this size
+        self._images = Embedded(self._encode_source)  # their latents are of this size
 
     def resized(self, height: int, width: int) -> Wan:
         """The same networks drawing another size."""
@@ -118,10 +118,10 @@ class Wan:
         """
         given = common.check_sources(sources, prompts, self.num_sources, "wan")
         text = self._texts(prompts, [()] * len(prompts), self.device)
-        if not self.from_picture:
+        if not self.from_image:
             return text
-        pictures = self._pictures([""] * len(prompts), given, self.device)
-        return Conditioning({**text.tensors, **pictures.tensors})
+        images = self._images([""] * len(prompts), given, self.device)
+        return Conditioning({**text.tensors, **images.tensors})
 
     def _encode_text(self, prompt: str, _: Sequence[Tensor]) -> Conditioning:
         embeds, _none = self.pipe.encode_prompt(
@@ -129,13 +129,13 @@ class Wan:
             device=self.device,
         )  # fmt: skip
         if self.pipe.transformer.config.added_kv_proj_dim is not None:
-            embeds = nn.functional.pad(embeds, (0, 0, 0, _PICTURE_TEXT - embeds.shape[1]))
+            embeds = nn.functional.pad(embeds, (0, 0, 0, _IMAGE_TEXT - embeds.shape[1]))
         return Conditioning({"embeds": embeds.to(self.dtype)})
 
-    def _encode_picture(self, _: str, sources: Sequence[Tensor]) -> Conditioning:
-        picture = Image.fromarray(to_pixels(sources[0]))
+    def _encode_source(self, _: str, sources: Sequence[Tensor]) -> Conditioning:
+        image = Image.fromarray(to_pixels(sources[0]))
         num_frames, _rgb, height, width = self.image_shape
-        first = self.pipe.video_processor.preprocess(picture, height=height, width=width).to(self.device).unsqueeze(2)
+        first = self.pipe.video_processor.preprocess(image, height=height, width=width).to(self.device).unsqueeze(2)
         if self.pipe.config.expand_timesteps:
             return Conditioning({"first_frame": self._latents(first)})
         grey = first.new_zeros(1, 3, num_frames - 1, height, width)
@@ -144,11 +144,11 @@ class Wan:
         given[:, :, 0] = 1
         tensors = {"beside": torch.cat([given, latents], dim=1).to(self.dtype)}
         if self.pipe.transformer.config.image_dim is not None:
-            tensors["image"] = self.pipe.encode_image(picture, self.device).to(self.dtype)
+            tensors["image"] = self.pipe.encode_image(image, self.device).to(self.dtype)
         return Conditioning(tensors)
 
     def free_text_encoders(self) -> None:
-        """Drops the text encoder from memory; pictures can still be encoded."""
+        """Drops the text encoder from memory; images can still be encoded."""
         self._texts.free(self.pipe, ("text_encoder",))
 
     # ---- the network -------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Wan:
         tensors = cond.tensors
         if "beside" in tensors:
             x = torch.cat([x, tensors["beside"].to(x)], dim=1)
-        if "first_frame" in tensors:  # fed as it is, at time 0; without a picture one time for all tokens is the same
+        if "first_frame" in tensors:  # fed as it is, at time 0; without an image one time for all tokens is the same
             x = torch.cat([tensors["first_frame"].to(x), x[:, :, 1:]], dim=2)
             per_frame, patch = x[0, 0, 0].numel(), self.pipe.transformer.config.patch_size
             tokens = per_frame // (patch[1] * patch[2])
@@ -191,7 +191,7 @@ class Wan:
         return output[0]  # type: ignore[no-any-return]
 
     def _held(self, velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tensor:
-        """The velocity that leads the first latent frame straight to the picture's, where it is held there."""
+        """The velocity that leads the first latent frame straight to the image's, where it is held there."""
         if "first_frame" not in cond.tensors:
             return velocity
         first, x = cond.tensors["first_frame"], x.to(velocity)
@@ -318,7 +318,7 @@ def load(
         vae_tiling: decode in overlapping tiles of 256 pixels, for less memory. Their seams are visible to rewards, and
             the policy can learn to exploit or to hide them: leave it off where memory allows.
         guidance_scale_2: guidance of the second expert; None takes the first's scale.
-        image_to_video: whether a source picture is the first frame; None as the folder's own class says. TI2V-5B is
+        image_to_video: whether a source image is the first frame; None as the folder's own class says. TI2V-5B is
             published as text to video and does both.
 
     Raises:
@@ -350,9 +350,9 @@ def _check_options(pipe: Any, model: str, max_sequence_length: int, guidance_sca
     config = pipe.transformer.config
     if guidance_scale_2 is not None and pipe.transformer_2 is None:
         raise ValueError(f"pipeline.options.guidance_scale_2 ({guidance_scale_2}) is for two experts, {model} has one")
-    if config.added_kv_proj_dim is not None and max_sequence_length > _PICTURE_TEXT:
+    if config.added_kv_proj_dim is not None and max_sequence_length > _IMAGE_TEXT:
         raise ValueError(
-            f"pipeline.max_sequence_length ({max_sequence_length}) must be at most {_PICTURE_TEXT} for {model}"
+            f"pipeline.max_sequence_length ({max_sequence_length}) must be at most {_IMAGE_TEXT} for {model}"
         )
     wanted = config.out_channels
     if isinstance(pipe, WanImageToVideoPipeline) and not pipe.config.expand_timesteps:
@@ -375,7 +375,7 @@ def default_size(network: Any) -> tuple[int, int, int | None]:
 def text_tokens(model: str, max_sequence_length: int) -> int:
     """Tokens of a prompt; Wan 2.1 image to video fills it up."""
     config = common.part_config(model, "transformer", KNOWN) or {}
-    return max_sequence_length if config.get("added_kv_proj_dim") is None else _PICTURE_TEXT
+    return max_sequence_length if config.get("added_kv_proj_dim") is None else _IMAGE_TEXT
 
 
 def meta_call(network: Any, height: int, width: int, num_frames: int | None, text_tokens: int) -> dict[str, Any]:
@@ -396,5 +396,5 @@ def meta_call(network: Any, height: int, width: int, num_frames: int | None, tex
         "encoder_hidden_states": (1, text_tokens, config.text_dim),
     }  # fmt: skip
     if config.image_dim is not None:
-        shapes["encoder_hidden_states_image"] = (1, 257, config.image_dim)  # tokens of CLIP's picture of 224 x 224
+        shapes["encoder_hidden_states_image"] = (1, 257, config.image_dim)  # tokens of CLIP's image of 224 x 224
     return common.meta_arguments(shapes)

@@ -216,7 +216,7 @@ def load(
     if norm_cap is not None and not norm_cap > 0:
         raise ValueError(f"norm_cap must be positive, got {norm_cap}: null means no cap")
     pipe = common.load_stock(ZImagePipeline, model, family="Z-Image", dtype=dtype)
-    # A prompt is filled up to a multiple of 32 tokens, and the picture's position comes after it.
+    # A prompt is filled up to a multiple of 32 tokens, and the image's position comes after it.
     longest = (pipe.transformer.config.axes_lens[0] - 2) // 32 * 32
     if not 1 <= max_sequence_length <= longest:
         raise ValueError(f"pipeline.max_sequence_length ({max_sequence_length}) must lie in 1 .. {longest} for {model}")

@@ -1,4 +1,4 @@
-"""Rewards: what a picture is worth, higher is better.
+"""Rewards: what an image is worth, higher is better.
 
 A reward is a function object `reward(inputs: RewardInputs) -> RewardOutput` with the attributes of `Reward`. `REWARDS`
 names the built-in ones, `build_reward` makes one, `flowrl.rewards.compose` reads a run's list of rewards and sums them,
@@ -84,10 +84,10 @@ class RewardInputs:
         metadata: [B] the prompt's record, `{}` for plain prompts.
         group_ids: int64 [B]; samples of one prompt share an id, and groups need not be contiguous.
         sample_ids: int64 [B].
-        videos: float32 [B, F, 3, H, W] in [0, 1], F frames, or None where pictures are made.
+        videos: float32 [B, F, 3, H, W] in [0, 1], F frames, or None where images are made.
         fps: frames a second of the videos.
-        source_images: [B] for editing: the pictures that the prompt's instruction is about, float32 [3, h, w] each.
-        reference_images: [B] pictures that a sample is to resemble, float32 [3, h, w] each.
+        source_images: [B] for editing: the images that the prompt's instruction is about, float32 [3, h, w] each.
+        reference_images: [B] images that a sample is to resemble, float32 [3, h, w] each.
         iteration: of the run, from 0; schedules and seeded choices go by it.
     """
 
@@ -248,7 +248,7 @@ def output_of(
 
 
 def to_uint8(images: Float[Tensor, " b 3 h w"]) -> UInt8[np.ndarray, " b h w 3"]:
-    """8-bit pictures `clip(round(255 x), 0, 255)`, channels last, on the host.
+    """8-bit images `clip(round(255 x), 0, 255)`, channels last, on the host.
 
     Rounded, not cut off: truncation darkens by half a level and shifts JPEG sizes and text recognition.
 

@@ -1,6 +1,6 @@
-"""The adversarial reward: a discriminator that learns, along with the policy, to tell its pictures from references.
+"""The adversarial reward: a discriminator that learns, along with the policy, to tell its images from references.
 
-Adv-GRPO (arXiv 2511.20256). An iteration: pictures, rewards with the discriminator as it is, the policy's update, then
+Adv-GRPO (arXiv 2511.20256). An iteration: images, rewards with the discriminator as it is, the policy's update, then
 the discriminator's. Deviations from the published code, which `published: true` takes back for DINOv2:
 
     features are normalised neither in the reward nor in learning       published: in the reward only
@@ -8,7 +8,7 @@ the discriminator's. Deviations from the published code, which `published: true`
 
 and for good: float32 rather than bfloat16, patches and batches named by counters, all patches unless told otherwise.
 
-The published PickScore variant updates the scorer while references score below the policy's pictures on average.
+The published PickScore variant updates the scorer while references score below the policy's images on average.
 `backbone: clip` with `max_accuracy: 0.5` comes near that: the scorer learns while fewer than half of the pairs are in
 order; the policy's turns are those of `policy_every`.
 """
@@ -66,31 +66,31 @@ def adversarial(
     published: bool = False,
     seed: int = 0,
 ) -> TrainedReward:
-    """What the discriminator makes of a picture: `class_weight D(class token) + patch_weight mean D(patches)`.
+    """What the discriminator makes of an image: `class_weight D(class token) + patch_weight mean D(patches)`.
 
     Unbounded; trained by the hinge loss it stays within about [-2, 2]. With `backbone: clip` the value is
-    exp(logit_scale) cos / 26, PickScore's, with weights that drift. Pictures are read as 8 bits, so no gradient flows.
+    exp(logit_scale) cos / 26, PickScore's, with weights that drift. Images are read as 8 bits, so no gradient flows.
 
     Args:
         device: where it runs, in float32.
-        references: a folder of pictures (they serve every prompt), a .json file {prompt: file or files}, or `world`,
+        references: a folder of images (they serve every prompt), a .json file {prompt: file or files}, or `world`,
             scenes of the embedded world drawn for each prompt.
         backbone: `dinov2` or `attributes`, frozen with a head of their own, or `clip`, its last vision block trained.
         model: folder or hub id of the backbone; null takes DINOv2-base, or PickScore for `clip`.
         processor: of `clip`: folder or hub id of its processor; null takes the model's, and for PickScore the one
             it was trained with.
         revision: branch, tag or commit of the model on the hub.
-        image_size: side that DINOv2 reads pictures at, a multiple of its patches; null takes 518.
+        image_size: side that DINOv2 reads images at, a multiple of its patches; null takes 518.
         loss: `hinge` (null, for heads), `logistic`, or `pairwise` (always for `clip`).
         lr: of Adam; null takes 1e-4, for `clip` 5e-6.
         betas: of Adam.
         steps_per_iteration: updates an iteration, each on a batch of its own.
-        batch_size: generated pictures a batch, each with a reference.
+        batch_size: generated images a batch, each with a reference.
         patches: how many are read, drawn anew with replacement (64 in the published code), or `all`.
         class_weight: of the class token in the reward, null 0.7.
         patch_weight: of the patches in the reward, and in the loss beside 1 for the class token; null 0.3.
         held_out: share of reference files that it never learns from, for `reward_references`.
-        pretrain_steps: updates on the first iteration's pictures before any reward counts.
+        pretrain_steps: updates on the first iteration's images before any reward counts.
         update: false: what pre-training made stays. A policy finds such a discriminator's blind spots in time.
         max_accuracy: a batch that it judges better than this ends the learning of an iteration. Pre-training goes on.
         warmup_iterations: at the start, in which the policy is not updated.
@@ -216,14 +216,14 @@ def check(
         )
     if backbone != "clip" and warmup_iterations == 0 and policy_every == 1:
         raise ValueError(
-            f"{OWNER}: warmup_iterations 0 and policy_every 1 reward the first pictures by a discriminator that has "
+            f"{OWNER}: warmup_iterations 0 and policy_every 1 reward the first images by a discriminator that has "
             f"learned nothing: set warmup_iterations to 1 or more."
         )
     opened = open_references(references, held_out=held_out, seed=seed)
     if backbone == "clip" and not opened.by_prompt:
         raise ValueError(
-            f"{OWNER}: backbone clip compares pictures of one prompt, but the folder {references} does not say what "
-            f"its pictures show: give a .json file that maps prompts to files."
+            f"{OWNER}: backbone clip compares images of one prompt, but the folder {references} does not say what "
+            f"its images show: give a .json file that maps prompts to files."
         )
 
 

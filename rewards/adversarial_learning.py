@@ -1,6 +1,6 @@
-"""The learning of an adversarial reward: batches of references and generated pictures, updates, what is watched.
+"""The learning of an adversarial reward: batches of references and generated images, updates, what is watched.
 
-An iteration of a run: pictures, rewards with the discriminator as it is, the policy's update, then the discriminator's.
+An iteration of a run: images, rewards with the discriminator as it is, the policy's update, then the discriminator's.
 `flowrl.rewards.adversarial` makes the reward and describes its options.
 """
 
@@ -22,14 +22,14 @@ from flowrl.rewards.networks.discriminators import (
     Discriminator,
     Logits,
     Loss,
-    Picture,
+    Pixels,
     discriminator_loss,
     patch_places,
 )
 from flowrl.rewards.references import References
 
-_AT_ONCE = 16  # pictures that are judged in one piece
-_SNAPSHOT = 64  # pictures of the first iteration that are kept to be scored again and again
+_AT_ONCE = 16  # images that are judged in one piece
+_SNAPSHOT = 64  # images of the first iteration that are kept to be scored again and again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class _Step(NamedTuple):
 
 
 class AdversarialReward:
-    """A `TrainedReward`; made by `adversarial`. Before it has learned anything, a head gives 0 to every picture."""
+    """A `TrainedReward`; made by `adversarial`. Before it has learned anything, a head gives 0 to every image."""
 
     name = "adversarial"
     kind = "adversarial"
@@ -81,8 +81,8 @@ class AdversarialReward:
         self.optimizer = optimizer
         self.policy_every = policy_every
         self.version = version
-        self._snapshot: dict[str, Any] | None = None  # pictures of the first iteration, their prompts and records
-        self._held_out: tuple[list[str], list[Picture]] | None = None
+        self._snapshot: dict[str, Any] | None = None  # images of the first iteration, their prompts and records
+        self._held_out: tuple[list[str], list[Pixels]] | None = None
         self._warned = False
 
     def trains_policy(self, iteration: int) -> bool:
@@ -105,13 +105,13 @@ class AdversarialReward:
         )
 
     def learn(self, inputs: RewardInputs) -> dict[str, float]:
-        """Learns from the pictures of an iteration; the first time it also pre-trains, and keeps a snapshot of them.
+        """Learns from the images of an iteration; the first time it also pre-trains, and keeps a snapshot of them.
 
         Loss, accuracy and margin are those of batches before they were learned from, without those of pre-training.
 
         Returns:
             `loss`; `accuracy`, the share of correct signs of the class logit (pairs in order where the loss is
-            pairwise; ties count half); `margin`, mean reward of references less that of generated pictures;
+            pairwise; ties count half); `margin`, mean reward of references less that of generated images;
             `reward_references`, of held-out ones, where there are any; `reward_frozen`, of the snapshot; `saturated`,
             1 where `max_accuracy` ended the learning; `steps`, updates made.
 
@@ -119,17 +119,17 @@ class AdversarialReward:
             ValueError: a prompt has no reference, or the loss is not finite.
         """
         options = self.settings
-        pictures = list(to_uint8(inputs.images))
+        images = list(to_uint8(inputs.images))
         pretrained = 0
         if self._snapshot is None:
-            self._snapshot = _snapshot(pictures, inputs, options.seed)
+            self._snapshot = _snapshot(images, inputs, options.seed)
             pretrained = options.pretrain_steps
             for step in range(pretrained):
-                self._learn_batch(pictures, inputs, ("pretrain", step), update=True)
+                self._learn_batch(images, inputs, ("pretrain", step), update=True)
         steps: list[_Step] = []
         for step in range(options.steps if options.update else 1):
             key = ("learn", inputs.iteration, step)
-            steps.append(self._learn_batch(pictures, inputs, key, update=options.update, limit=options.max_accuracy))
+            steps.append(self._learn_batch(images, inputs, key, update=options.update, limit=options.max_accuracy))
             if not steps[-1].learned:
                 break
         saturated = options.update and not steps[-1].learned
@@ -138,7 +138,7 @@ class AdversarialReward:
             warnings.warn(
                 f"{OWNER}: at iteration {inputs.iteration} the discriminator was right on "
                 f"{steps[-1].accuracy:.0%} of a batch, above max_accuracy ({options.max_accuracy:g}): it learned no "
-                f"further in this iteration, nor will it in others like it (metric: saturated). Pictures that are told "
+                f"further in this iteration, nor will it in others like it (metric: saturated). Images that are told "
                 f"apart that surely may all earn the same; lower lr or steps_per_iteration if it lasts.",
                 stacklevel=2,
             )
@@ -187,11 +187,11 @@ class AdversarialReward:
         return reward
 
     @torch.no_grad()
-    def _judge(self, pictures: Sequence[Picture], prompts: Sequence[str], iteration: int) -> Logits:
-        """Logits as they enter the reward. In one iteration all pictures are read at the same patches."""
+    def _judge(self, images: Sequence[Pixels], prompts: Sequence[str], iteration: int) -> Logits:
+        """Logits as they enter the reward. In one iteration all images are read at the same patches."""
         pieces = []
-        for first in range(0, len(pictures), _AT_ONCE):
-            piece = pictures[first : first + _AT_ONCE]
+        for first in range(0, len(images), _AT_ONCE):
+            piece = images[first : first + _AT_ONCE]
             places = self._places(1, "reward patches", iteration)
             pieces.append(self._logits(piece, prompts[first : first + _AT_ONCE], places, as_reward=True))
         return Logits(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
@@ -203,31 +203,31 @@ class AdversarialReward:
         return patch_places(self.discriminator.num_patches, options.patches, batch, counter_seed(options.seed, *key))
 
     def _logits(
-        self, pictures: Sequence[Picture], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
+        self, images: Sequence[Pixels], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
     ) -> Logits:
         if places is not None:
-            places = places.expand(len(pictures), -1)
+            places = places.expand(len(images), -1)
         device = next(iter(self.discriminator.trained.values())).device
         with torch.autocast(device.type, enabled=False):
-            return self.discriminator.judge(pictures, prompts, places, as_reward=as_reward)
+            return self.discriminator.judge(images, prompts, places, as_reward=as_reward)
 
     @torch.enable_grad()
     def _learn_batch(
         self,
-        pictures: Sequence[Picture],
+        images: Sequence[Pixels],
         inputs: RewardInputs,
         key: tuple[Part, ...],
         *,
         update: bool,
         limit: float = 1.0,
     ) -> _Step:
-        """One batch of generated pictures, each beside a reference, and an update unless it is known too well."""
+        """One batch of generated images, each beside a reference, and an update unless it is known too well."""
         options = self.settings
-        count = min(options.batch_size, len(pictures))
-        items = counter_choice(len(pictures), count, options.seed, "batch", *key)
+        count = min(options.batch_size, len(images))
+        items = counter_choice(len(images), count, options.seed, "batch", *key)
         prompts = [inputs.prompts[i] for i in items]
         real = self.references.pick(prompts, [_record(inputs, i) for i in items], *key)
-        both = [*real, *(pictures[i] for i in items)]
+        both = [*real, *(images[i] for i in items)]
         logits = self._logits(both, prompts * 2, self._places(2 * count, "patches", *key), as_reward=False)
         loss = discriminator_loss(options.loss, logits.whole[:count], logits.whole[count:])
         if logits.patches.shape[1]:
@@ -254,14 +254,14 @@ class AdversarialReward:
             self._held_out = self.references.held_out(prompts, records)
         sets = {"reward_references": self._held_out, "reward_frozen": (prompts, list(images.numpy()))}
         return {
-            name: float(self._reward(self._judge(pictures, texts, 0)).double().mean())
-            for name, (texts, pictures) in sets.items()
-            if pictures
+            name: float(self._reward(self._judge(images, texts, 0)).double().mean())
+            for name, (texts, images) in sets.items()
+            if images
         }
 
 
 def _accuracy(whole: Tensor, loss: Loss) -> float:
-    """Share of correct verdicts among logits of references, then of as many generated pictures; ties count half."""
+    """Share of correct verdicts among logits of references, then of as many generated images; ties count half."""
     real, fake = whole.chunk(2)
     signs = torch.sign(real - fake) if loss == "pairwise" else torch.cat([torch.sign(real), -torch.sign(fake)])
     return float((signs.double() + 1.0).mean() / 2.0)
@@ -271,11 +271,11 @@ def _record(inputs: RewardInputs, item: int) -> dict[str, Any]:
     return {"prompt": inputs.prompts[item], **inputs.metadata[item]}
 
 
-def _snapshot(pictures: Sequence[Picture], inputs: RewardInputs, seed: int) -> dict[str, Any]:
-    """Up to 64 of the pictures as uint8 [n, H, W, 3], with their prompts and records."""
-    items = sorted(counter_choice(len(pictures), min(_SNAPSHOT, len(pictures)), seed, "snapshot"))
+def _snapshot(images: Sequence[Pixels], inputs: RewardInputs, seed: int) -> dict[str, Any]:
+    """Up to 64 of the images as uint8 [n, H, W, 3], with their prompts and records."""
+    items = sorted(counter_choice(len(images), min(_SNAPSHOT, len(images)), seed, "snapshot"))
     return {
-        "images": torch.from_numpy(np.stack([pictures[i] for i in items])),
+        "images": torch.from_numpy(np.stack([images[i] for i in items])),
         "prompts": [inputs.prompts[i] for i in items],
         "records": [_record(inputs, i) for i in items],
     }

@@ -1,4 +1,4 @@
-"""LAION's aesthetic predictor, version 2: how much people like a picture, about 1 to 10, whatever its prompt says.
+"""LAION's aesthetic predictor, version 2: how much people like an image, about 1 to 10, whatever its prompt says.
 
 A head of five linear layers, 768 -> 1024 -> 128 -> 64 -> 16 -> 1, on the unit embedding of CLIP ViT-L/14. It has no
 activations, and dropout does nothing outside training, so the score is an affine function of the embedding.
@@ -49,14 +49,14 @@ def aesthetic(
     head: str = DEFAULT_HEAD,
     preprocess: Preprocess = "processor",
 ) -> Reward:
-    """The head's value of the picture's unit embedding, in float32; differentiable with bilinear or bicubic.
+    """The head's value of the image's unit embedding, in float32; differentiable with bilinear or bicubic.
 
     Args:
         device: where the model runs.
         model: the CLIP that the head was trained on, a local folder or an id on the hub.
         revision: branch, tag or commit of `model` on the hub.
         head: a file of weights (.pth or .safetensors), or a folder or hub repository with model.safetensors.
-        preprocess: `processor`, the checkpoint's own on 8-bit pictures; `bilinear` or `bicubic`, on float pictures.
+        preprocess: `processor`, the checkpoint's own on 8-bit images; `bilinear` or `bicubic`, on float images.
 
     Raises:
         ValueError: if a model cannot be had, or the head does not fit the embeddings.

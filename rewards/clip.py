@@ -1,4 +1,4 @@
-"""CLIPScore: how well a picture matches its prompt, by the cosine of CLIP's embeddings (Hessel et al. 2021).
+"""CLIPScore: how well an image matches its prompt, by the cosine of CLIP's embeddings (Hessel et al. 2021).
 
 arXiv 2104.08718. Published uses differ in the model, its preprocessing and the scaling; with s = exp(logit_scale),
 which is 100 in OpenAI's checkpoints:
@@ -75,8 +75,8 @@ def clip_score(
         model: of transformers a local folder or an id on the hub; of open_clip `architecture/weights` such as
             ViT-H-14/laion2b_s32b_b79k, `hf-hub:owner/name` or `local-dir:folder`.
         revision: branch, tag or commit on the hub.
-        library: what loads the model and prepares the pictures.
-        preprocess: `processor`, the checkpoint's own on 8-bit pictures; `bilinear` or `bicubic`, on float pictures.
+        library: what loads the model and prepares the images.
+        preprocess: `processor`, the checkpoint's own on 8-bit images; `bilinear` or `bicubic`, on float images.
             DiffusionNFT, Edit-R1, Adv-GRPO and PaCo-RL use `bilinear`.
         scale: see the module.
         threshold: makes the reward `1[score > threshold]`; DanceGRPO's binary reward takes 0.39 of the cosine.

@@ -119,13 +119,13 @@ class WeightedSum:
     def start(self, inputs: RewardInputs, executor: Executor) -> Callable[[], RewardOutput]:
         """Starts the rewards that wait for another program, runs the others, and returns how to get the result.
 
-        What waits is given a copy of the pictures on the host, so that it holds no memory of the device.
+        What waits is given a copy of the images on the host, so that it holds no memory of the device.
         """
         videos = None if inputs.videos is None else inputs.videos.detach().cpu()
         away = replace(inputs, images=inputs.images.detach().cpu(), videos=videos)
         jobs = [executor.submit(term.reward, away) if term.reward.waits else None for term in self.terms]
         here = [None if job else term.reward(inputs) for job, term in zip(jobs, self.terms, strict=True)]
-        group_ids, iteration, device = inputs.group_ids, inputs.iteration, inputs.images.device  # not the pictures
+        group_ids, iteration, device = inputs.group_ids, inputs.iteration, inputs.images.device  # not the images
 
         def result() -> RewardOutput:
             pairs = zip(jobs, here, strict=True)

@@ -1,4 +1,4 @@
-"""Videos for rewards that judge pictures: which frames are looked at, and how their values become one.
+"""Videos for rewards that judge images: which frames are looked at, and how their values become one.
 
     {name: pick_score, frames: {policy: uniform, count: 8, reducer: mean}}
 
@@ -55,7 +55,7 @@ def framewise(
     fraction: float | None = None,
     frames_per_call: int = 64,
 ) -> FunctionReward:
-    """A reward of pictures that scores videos: it is given frames, and each video gets one value from theirs.
+    """A reward of images that scores videos: it is given frames, and each video gets one value from theirs.
 
     Sub-scores are averaged over the frames that made the value, with the same weights: with `min` they are those of
     the worst frame. A video any of whose frames failed has failed: a value from the others would come from a different
@@ -186,7 +186,7 @@ def _score(
     frames_per_call: int,
 ) -> RewardOutput:
     if inputs.videos is None:
-        raise ValueError(f"reward {reward.name!r} has frames: set, but pictures are made, not videos: leave it out.")
+        raise ValueError(f"reward {reward.name!r} has frames: set, but images are made, not videos: leave it out.")
     places = frame_places(inputs.videos.shape[1], policy=policy, count=count)
     videos_per_call = max(1, frames_per_call // len(places))
     stills = replace(inputs, videos=None)

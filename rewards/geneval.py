@@ -43,7 +43,7 @@ def geneval(
     clip_model: str | None = None,
     reference_position_quirk: bool = True,
 ) -> Reward:
-    """Does the picture show what its prompt asks for? Prompts must come with their GenEval records.
+    """Does the image show what its prompt asks for? Prompts must come with their GenEval records.
 
     An item whose record is missing or cannot be read is invalid, counted as "missing_field".
 
@@ -93,7 +93,7 @@ def _score(inputs: RewardInputs, *, judge: Judge, credit: Credit, clip_min: floa
     images = to_uint8(inputs.images)[places]
     found = judge.detect(images) if places else []
     if len(found) != len(images):
-        raise ValueError(f"the judge returned detections of {len(found)} pictures for {len(images)}.")
+        raise ValueError(f"the judge returned detections of {len(found)} images for {len(images)}.")
     parts = {name: [math.nan] * len(inputs) for name in ("graded", "strict", "official")}
     for i, image, detections in zip(places, images, found, strict=True):
         metadata, color_of = inputs.metadata[i], _remembered(judge, image)
@@ -115,7 +115,7 @@ def _has_record(prompt: str, metadata: dict[str, Any]) -> bool:
 
 
 def _remembered(judge: Judge, image: UInt8[np.ndarray, " h w 3"]) -> Callable[[Detection], str]:
-    """The judge's colour function for one picture, asked once for each detection: three rules look at the same ones."""
+    """The judge's colour function for one image, asked once for each detection: three rules look at the same ones."""
     colors: dict[int, str] = {}
 
     def color_of(detection: Detection) -> str:

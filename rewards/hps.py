@@ -1,9 +1,9 @@
-"""HPSv2 and v2.1: CLIP ViT-H/14 trained on people's rankings of pictures (Wu et al. 2023, arXiv 2306.09341).
+"""HPSv2 and v2.1: CLIP ViT-H/14 trained on people's rankings of images (Wu et al. 2023, arXiv 2306.09341).
 
-The score is the plain cosine of picture and prompt, about 0.2 to 0.4. The published weights, of open_clip, run here in
+The score is the plain cosine of image and prompt, about 0.2 to 0.4. The published weights, of open_clip, run here in
 transformers' CLIPModel (`flowrl.rewards.networks.clip_keys`).
 
-Preprocessing is the published one and not CLIP's: the whole picture, its long side at 224, in the middle of a square
+Preprocessing is the published one and not CLIP's: the whole image, its long side at 224, in the middle of a square
 whose rest is zero before normalisation, that is, black. Ports that cut out CLIP's middle square, or that multiply by
 exp(logit_scale), give other numbers; thresholds do not carry over.
 """
@@ -72,7 +72,7 @@ def hps(
     revision: str | None = None,
     threshold: float | None = None,
 ) -> Reward:
-    """The cosine of picture and prompt, in float32; differentiable, rounding to 8 bits being passed straight through.
+    """The cosine of image and prompt, in float32; differentiable, rounding to 8 bits being passed straight through.
 
     Args:
         device: where the model runs.
@@ -112,11 +112,11 @@ def fitted_size(height: int, width: int, size: int = 224) -> tuple[int, int]:
 
 
 def padded_pixels(images: Float[Tensor, " b 3 h w"], *, size: int = 224) -> Float[Tensor, " b 3 size size"]:
-    """HPSv2's input: 8-bit pictures, long side to `size` (bicubic, antialiased), black around, then normalised.
+    """HPSv2's input: 8-bit images, long side to `size` (bicubic, antialiased), black around, then normalised.
 
     Of an odd number of black rows or columns the last side gets one more. Bicubic overshoot is kept, as published.
     """
-    # The value is that of the 8-bit picture, the gradient that of the float one.
+    # The value is that of the 8-bit image, the gradient that of the float one.
     images = images + (images.detach().mul(255.0).round().clamp(0, 255) / 255.0 - images.detach())
     height, width = fitted_size(images.shape[-2], images.shape[-1], size)
     images = vision.resize(images, [height, width], vision.InterpolationMode.BICUBIC, antialias=True)

@@ -1,6 +1,6 @@
 """HPSv3: human preference by a fine-tuned Qwen2-VL 7B with a regression head (Ma et al. 2025, arXiv 2508.03789).
 
-The picture, resized to about 200,704 pixels (256 merged tokens), comes first in one user turn; the text asks for a
+The image, resized to about 200,704 pixels (256 merged tokens), comes first in one user turn; the text asks for a
 rating of quality and agreement with the prompt and ends in the token `<|Reward|>`. The head
 
     Linear(3584, 1024), ReLU, Dropout 0.05, Linear(1024, 16), ReLU, Linear(16, 2)        3,687,474 parameters
@@ -64,7 +64,7 @@ def hpsv3(
     dtype: Dtype = "bfloat16",
     batch_size: int = 1,
 ) -> Reward:
-    """The score of picture and prompt, times 0.1 with `scale: verl_omni`.
+    """The score of image and prompt, times 0.1 with `scale: verl_omni`.
 
     The checkpoint was trained on one template. The one of this package asks for the same things in other words, so its
     scores differ from published ones; for those copy the instruction and its ending from the repository
@@ -81,7 +81,7 @@ def hpsv3(
         template: a text file instead of this package's.
         position_mode: `sequential` as trained, or `mrope` as some ports run it; see `flowrl.rewards.networks.qwen_vl`.
         dtype: of the backbone; the head runs in float32.
-        batch_size: pictures that the model sees at once. One, of some 700 tokens, keeps a GPU busy, and then no score
+        batch_size: images that the model sees at once. One, of some 700 tokens, keeps a GPU busy, and then no score
             depends on the others; in bfloat16 larger batches change the last digits.
 
     Raises:
@@ -141,11 +141,11 @@ def _score(
 ) -> RewardOutput:
     qwen_vl.check_prompts(inputs.prompts, processor.tokenizer, owner=OWNER)
     texts = [template.replace(qwen_vl.PROMPT, prompt) for prompt in inputs.prompts]
-    pictures = [qwen_vl.resized_picture(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in to_uint8(inputs.images)]
+    images = [qwen_vl.resized_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in to_uint8(inputs.images)]
     values: list[float] = []
     for start in range(0, len(inputs), batch_size):
         part = slice(start, start + batch_size)
-        batch = qwen_vl.encode(processor, texts[part], images=pictures[part])
+        batch = qwen_vl.encode(processor, texts[part], images=images[part])
         with torch.autocast(device.type, enabled=False):
             outputs = network({k: v.to(device) for k, v in batch.items()}, token_ids, position_mode=position_mode)
         values.extend((factor * outputs[:, 0, 0].double()).tolist())

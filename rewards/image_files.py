@@ -1,4 +1,4 @@
-"""Picture files that options name: a folder, or a JSON file of pictures by prompt; and how a file is read."""
+"""Image files that options name: a folder, or a JSON file of images by prompt; and how a file is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
-def picture_files(source: str, *, owner: str, other: str = "") -> dict[str | None, list[Path]]:
+def image_files(source: str, *, owner: str, other: str = "") -> dict[str | None, list[Path]]:
     """Files of a folder and the folders in it, under None, or of a JSON file {prompt: file or files}.
 
     Paths in the JSON file are relative to itself.
@@ -24,17 +24,17 @@ def picture_files(source: str, *, owner: str, other: str = "") -> dict[str | Non
         other: what the option takes besides, for messages.
 
     Raises:
-        ValueError: nothing there, no pictures, a JSON file of another form, or a listed file that is missing.
+        ValueError: nothing there, no images, a JSON file of another form, or a listed file that is missing.
     """
     path = Path(source).expanduser()
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
         if not files:
-            raise ValueError(f"{owner}: the folder {source} holds no pictures ({', '.join(SUFFIXES)}): fill it.")
+            raise ValueError(f"{owner}: the folder {source} holds no images ({', '.join(SUFFIXES)}): fill it.")
         return {None: files}
     if path.suffix != ".json" or not path.is_file():
         raise ValueError(
-            f"{owner}: references must be a folder of pictures, or a .json file that maps prompts to files{other}, got "
+            f"{owner}: references must be a folder of images, or a .json file that maps prompts to files{other}, got "
             f"{source!r}, which is none of them."
         )
     try:
@@ -57,16 +57,16 @@ def picture_files(source: str, *, owner: str, other: str = "") -> dict[str | Non
     return found
 
 
-def read_picture(path: Path, *, owner: str) -> UInt8[np.ndarray, " h w 3"]:
+def read_image(path: Path, *, owner: str) -> UInt8[np.ndarray, " h w 3"]:
     """A file as uint8 [H, W, 3], turned as its EXIF orientation says, on white where it is transparent.
 
     Raises:
-        ValueError: it is no picture.
+        ValueError: it is no image.
     """
     try:
         with Image.open(path) as opened:
             image = ImageOps.exif_transpose(opened).convert("RGBA")
     except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{owner}: the picture {path} cannot be read as a picture: remove or replace it.") from error
+        raise ValueError(f"{owner}: the image {path} cannot be read as an image: remove or replace it.") from error
     white = Image.new("RGBA", image.size, (255, 255, 255, 255))
     return np.asarray(Image.alpha_composite(white, image).convert("RGB"))

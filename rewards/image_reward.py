@@ -1,7 +1,7 @@
-"""ImageReward v1.0: human preference by a BLIP that reads prompt and picture together (Xu et al. 2023).
+"""ImageReward v1.0: human preference by a BLIP that reads prompt and image together (Xu et al. 2023).
 
 arXiv 2304.05977. BLIP's text encoder (BERT-base with cross attention, run as an encoder, without causal mask) reads
-the prompt, at most 35 tokens, and attends to the picture's tokens of a ViT-L/16 at 224; five linear layers without
+the prompt, at most 35 tokens, and attends to the image's tokens of a ViT-L/16 at 224; five linear layers without
 activations turn its first hidden state into a number that is standardised by two constants:
 
     value = (MLP(h_text[0]) - 0.16717362830052426) / 1.0333394966054072,     about -2 to 2
@@ -84,7 +84,7 @@ def image_reward(
     tokenizer: str = DEFAULT_TOKENIZER,
     tokenizer_revision: str | None = None,
 ) -> Reward:
-    """ImageReward of picture and prompt, on its own scale. Runs in float32.
+    """ImageReward of image and prompt, on its own scale. Runs in float32.
 
     Args:
         device: where the model runs.
@@ -135,11 +135,11 @@ class ImageReward(nn.Module):
     def forward(
         self, pixels: Float[Tensor, " b 3 s s"], input_ids: Int64[Tensor, " b l"], mask: Int64[Tensor, " b l"]
     ) -> Float[Tensor, " b"]:
-        """The head's output for pictures and tokens, before standardisation."""
-        picture = self.vision(pixel_values=pixels).last_hidden_state
+        """The head's output for images and tokens, before standardisation."""
+        image = self.vision(pixel_values=pixels).last_hidden_state
         # Left at its default, the argument is_decoder keeps the mask two-sided, although the configuration says
         # decoder; transformers makes cross attention only under that configuration.
-        hidden = self.text(input_ids=input_ids, attention_mask=mask, encoder_hidden_states=picture).last_hidden_state
+        hidden = self.text(input_ids=input_ids, attention_mask=mask, encoder_hidden_states=image).last_hidden_state
         output: Tensor = self.head(hidden[:, 0])[:, 0]
         return output
 
@@ -153,12 +153,12 @@ def linear_head(width: int) -> nn.Sequential:
 
 
 def to_transformers(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """The checkpoint's weights of picture tower, text tower and head, under the names of the modules here.
+    """The checkpoint's weights of image tower, text tower and head, under the names of the modules here.
 
     Raises:
         ValueError: for a name that the checkpoint does not have.
     """
-    picture, text, head = {}, {}, {}
+    image, text, head = {}, {}, {}
     for name, weight in weights.items():
         rest = name.removeprefix("blip.visual_encoder.")
         block = _BLOCK.fullmatch(rest)
@@ -168,12 +168,12 @@ def to_transformers(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
         elif name.startswith("mlp.layers."):
             head[name.removeprefix("mlp.layers.")] = weight
         elif rest != name and rest in _WHOLE:
-            picture[_WHOLE[rest]] = weight
+            image[_WHOLE[rest]] = weight
         elif rest != name and block and block[2] in _IN_BLOCK:
-            picture[f"encoder.layers.{block[1]}.{_IN_BLOCK[block[2]]}.{block[3]}"] = weight
+            image[f"encoder.layers.{block[1]}.{_IN_BLOCK[block[2]]}.{block[3]}"] = weight
         elif not name.startswith(("blip.vision_proj.", "blip.text_proj.")):
             raise ValueError(f"{OWNER}: the checkpoint holds {name!r}, so it is no ImageReward v1.0: give {FILE}.")
-    return picture, text, head
+    return image, text, head
 
 
 def build(weights: Mapping[str, Tensor]) -> ImageReward:
@@ -184,15 +184,15 @@ def build(weights: Mapping[str, Tensor]) -> ImageReward:
     """
     from transformers import BlipTextModel, BlipVisionModel
 
-    picture, text, head = to_transformers(weights)
+    image, text, head = to_transformers(weights)
     try:
-        vision_config, text_config = configs(picture, text)
+        vision_config, text_config = configs(image, text)
         network = ImageReward(
             BlipVisionModel(vision_config),
             BlipTextModel(text_config, add_pooling_layer=False),
             linear_head(text_config.hidden_size),
         )
-        for module, state in ((network.vision, picture), (network.text, text), (network.head, head)):
+        for module, state in ((network.vision, image), (network.text, text), (network.head, head)):
             module.load_state_dict({name: weight.float() for name, weight in state.items()})
     except KeyError as error:
         raise ValueError(f"{OWNER}: the checkpoint lacks {error}: give a complete {FILE}.") from error
@@ -201,17 +201,17 @@ def build(weights: Mapping[str, Tensor]) -> ImageReward:
     return network
 
 
-def configs(picture: Mapping[str, Tensor], text: Mapping[str, Tensor]) -> tuple[Any, Any]:
+def configs(image: Mapping[str, Tensor], text: Mapping[str, Tensor]) -> tuple[Any, Any]:
     """Configurations of the two towers, sizes from the weights' shapes, the rest as BLIP was trained."""
     from transformers import BlipTextConfig, BlipVisionConfig
 
-    width, _, patch, _ = picture["embeddings.patch_embedding.weight"].shape
-    side = round((picture["embeddings.position_embedding"].shape[1] - 1) ** 0.5)
+    width, _, patch, _ = image["embeddings.patch_embedding.weight"].shape
+    side = round((image["embeddings.position_embedding"].shape[1] - 1) ** 0.5)
     words, size = text["embeddings.word_embeddings.weight"].shape
     return (
         BlipVisionConfig(
-            hidden_size=width, intermediate_size=picture["encoder.layers.0.mlp.fc1.weight"].shape[0],
-            num_hidden_layers=_layers(picture, "encoder.layers."), num_attention_heads=width // HEAD_WIDTH,
+            hidden_size=width, intermediate_size=image["encoder.layers.0.mlp.fc1.weight"].shape[0],
+            num_hidden_layers=_layers(image, "encoder.layers."), num_attention_heads=width // HEAD_WIDTH,
             image_size=side * patch, patch_size=patch, hidden_act="gelu", layer_norm_eps=1e-6,
         ),
         BlipTextConfig(
@@ -229,7 +229,7 @@ def _layers(weights: Mapping[str, Tensor], prefix: str) -> int:
 
 
 def pixels_of(images: UInt8[np.ndarray, " b h w 3"], size: int) -> Float[Tensor, " b 3 s s"]:
-    """Pictures with the shorter side at `size` by Pillow's bicubic filter, cut to the centre, normalised as CLIP's."""
+    """Images with the shorter side at `size` by Pillow's bicubic filter, cut to the centre, normalised as CLIP's."""
     rows = []
     for image in images:
         small = vision.resize(Image.fromarray(image), size, interpolation=InterpolationMode.BICUBIC)

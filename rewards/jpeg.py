@@ -24,7 +24,7 @@ _FACTORS = {"ddpo": -1 / 1000, "flow_grpo": -1 / 500_000}
 
 
 def jpeg_bytes(image: UInt8[np.ndarray, " h w 3"]) -> int:
-    """Length in bytes of a picture's JPEG encoding at quality 95."""
+    """Length in bytes of an image's JPEG encoding at quality 95."""
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, format="JPEG", quality=JPEG_QUALITY)
     return buffer.tell()

@@ -104,10 +104,10 @@ def videos_of(inputs: RewardInputs, *, owner: str, at_least: int) -> Float[Tenso
     """The videos to score.
 
     Raises:
-        ValueError: if pictures were made, or the videos have fewer frames than `at_least`.
+        ValueError: if images were made, or the videos have fewer frames than `at_least`.
     """
     if inputs.videos is None:
-        raise ValueError(f"{owner} scores videos, and pictures were made: take a pipeline that makes videos.")
+        raise ValueError(f"{owner} scores videos, and images were made: take a pipeline that makes videos.")
     frames = inputs.videos.shape[1]
     if frames < at_least:
         raise ValueError(f"{owner} needs videos of at least {at_least} frames, got {frames}: make longer ones.")

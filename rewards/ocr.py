@@ -1,4 +1,4 @@
-"""Text reading: does the picture show the words that its prompt asks for? (Flow-GRPO, arXiv 2505.05470, section 5.1.)
+"""Text reading: does the image show the words that its prompt asks for? (Flow-GRPO, arXiv 2505.05470, section 5.1.)
 
 A sign that says "Hello World" is read by RapidOCR (PP-OCR models, Apache-2.0, part of the package) on the processor,
 and what was read is compared with the target by edit distance. Install with `pip install flowrl-toolkit[ocr]`.
@@ -95,7 +95,7 @@ def ocr(
             some was; `prompt` takes the whole prompt as the target.
         min_confidence: text that the reader is less sure of is left out. Flow-GRPO keeps all: 0.
         angle_classifier: also read text that is upside down; Flow-GRPO does not.
-        workers: pictures read at the same time, on one processor core each.
+        workers: images read at the same time, on one processor core each.
 
     Raises:
         ValueError: for bad options or a missing extra.
@@ -111,7 +111,7 @@ def ocr(
     make_reader = partial(_rapidocr, min_confidence=min_confidence, angle_classifier=angle_classifier)
     readers: queue.SimpleQueue[Reader] = queue.SimpleQueue()
     readers.put(make_reader())
-    pictures = FunctionReward(
+    images = FunctionReward(
         name="ocr",
         score=partial(
             _score, target=target, read=partial(_read_all, readers=readers, make=make_reader, workers=workers),
@@ -123,12 +123,12 @@ def ocr(
         f"angle-{angle_classifier}:rapidocr-{importlib.metadata.version('rapidocr')}:{'+'.join(_model_names())}:"
         f"onnxruntime-{importlib.metadata.version('onnxruntime')}",
     )  # fmt: skip
-    videos = framewise(pictures, policy="every", count=4, reducer="positive_mean")
+    videos = framewise(images, policy="every", count=4, reducer="positive_mean")
     return FunctionReward(
         name="ocr",
-        score=lambda inputs: pictures(inputs) if inputs.videos is None else videos(inputs),
-        needs=pictures.needs,
-        version=pictures.version,
+        score=lambda inputs: images(inputs) if inputs.videos is None else videos(inputs),
+        needs=images.needs,
+        version=images.version,
     )
 
 
@@ -229,7 +229,7 @@ def _read_all(
     make: Callable[[], Reader],
     workers: int,
 ) -> list[str | None]:
-    """What each picture says. A reader keeps state while it reads, so each thread borrows one of its own."""
+    """What each image says. A reader keeps state while it reads, so each thread borrows one of its own."""
 
     def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
         try:
@@ -256,7 +256,7 @@ def _model_names() -> list[str]:
 
 
 def _rapidocr(*, min_confidence: float, angle_classifier: bool) -> Reader:
-    """One reader on one core; it gives None where the network itself failed on a picture."""
+    """One reader on one core; it gives None where the network itself failed on an image."""
     from rapidocr import RapidOCR
     from rapidocr.inference_engine.onnxruntime.main import ONNXRuntimeError
 
@@ -264,7 +264,7 @@ def _rapidocr(*, min_confidence: float, angle_classifier: bool) -> Reader:
         params={
             "EngineConfig.onnxruntime.intra_op_num_threads": 1,
             "EngineConfig.onnxruntime.inter_op_num_threads": 1,
-            "Global.log_level": "error",  # it warns of every picture without text
+            "Global.log_level": "error",  # it warns of every image without text
             "Global.text_score": min_confidence,
             "Global.use_cls": angle_classifier,
         }

@@ -1,4 +1,4 @@
-"""PickScore: CLIP ViT-H/14 trained on people's choices between two pictures of a prompt (Kirstain et al. 2023).
+"""PickScore: CLIP ViT-H/14 trained on people's choices between two images of a prompt (Kirstain et al. 2023).
 
 arXiv 2305.01569; weights yuvalkirstain/PickScore_v1. Published uses differ in the scaling of s = exp(logit_scale) cos:
 
@@ -56,7 +56,7 @@ def pick_score(
         device: where the model runs.
         model: a CLIP of transformers with tokenizer and preprocessor, a local folder or an id on the hub.
         revision: branch, tag or commit on the hub.
-        preprocess: `processor`, the checkpoint's own on 8-bit pictures; `bilinear` or `bicubic`, on float pictures.
+        preprocess: `processor`, the checkpoint's own on 8-bit images; `bilinear` or `bicubic`, on float images.
         scale: see the module.
         threshold: makes the reward `1[score > threshold]`.
 

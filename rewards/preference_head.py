@@ -1,9 +1,9 @@
-"""A head that learned people's choices: `flowrl reward train` makes it, from pairs of pictures.
+"""A head that learned people's choices: `flowrl reward train` makes it, from pairs of images.
 
-The value is the calibrated log-odds of the head, `(s(f) - s_mean) / T`: where it learned from enough pairs, a picture
+The value is the calibrated log-odds of the head, `(s(f) - s_mean) / T`: where it learned from enough pairs, an image
 wins over another with probability `sigmoid(r_1 - r_2)`. f are frozen features
 (`flowrl.rewards.networks.preference_features`), standardised; s is linear, or one hidden layer with GELU. `s_mean`
-centres the values of the training pictures at 0.
+centres the values of the training images at 0.
 
 A folder holds config.json (what the features are, the head's shape, T), head.safetensors and report.json.
 """
@@ -46,7 +46,7 @@ class Head:
     weights: Mapping[str, Tensor]
 
     def standardised(self, features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
-        """Features with the training pictures' mean 0 and deviation 1."""
+        """Features with the training images' mean 0 and deviation 1."""
         return (features - self.mean) / self.std
 
     def __call__(self, features: Float[Tensor, " b d"]) -> Float[Tensor, " b"]:
@@ -62,7 +62,7 @@ def head_scores(weights: Mapping[str, Tensor], features: Float[Tensor, " b d"]) 
 
 
 def first_weights(kind: HeadKind, width: int, hidden: int, *, seed: int) -> dict[str, Tensor]:
-    """A head before training: 0 for every picture, so that no pair is decided by chance."""
+    """A head before training: 0 for every image, so that no pair is decided by chance."""
     if kind == "linear":
         return {"out": torch.zeros(1, width)}
     return {

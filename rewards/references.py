@@ -1,7 +1,7 @@
-"""Reference pictures for a discriminator: files of a folder, files by prompt, or scenes drawn of the embedded world.
+"""Reference images for a discriminator: files of a folder, files by prompt, or scenes drawn of the embedded world.
 
 Some are held out: the discriminator never learns from them, so that its verdict on them says whether it knows what
-references look like or has learned these by heart. Which pictures are taken is a function of counters.
+references look like or has learned these by heart. Which images are taken is a function of counters.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from flowrl.prompts.loading import spread
 from flowrl.randomness import Part, counter_choice, counter_integers, counter_seed
-from flowrl.rewards.image_files import picture_files, read_picture
-from flowrl.rewards.networks.discriminators import OWNER, Picture
+from flowrl.rewards.image_files import image_files, read_image
+from flowrl.rewards.networks.discriminators import OWNER, Pixels
 from flowrl.world.scenes import draw_scene, random_scene
 
 WORLD = "world"
@@ -28,14 +28,12 @@ class References(Protocol):
     @property
     def by_prompt(self) -> bool: ...
 
-    def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Picture]:
-        """One picture for each prompt, to learn from."""
+    def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Pixels]:
+        """One image for each prompt, to learn from."""
         ...
 
-    def held_out(
-        self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[str], list[Picture]]:
-        """At most one picture for each prompt that is never learned from, and what each of them shows."""
+    def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
+        """At most one image for each prompt that is never learned from, and what each of them shows."""
         ...
 
 
@@ -46,13 +44,11 @@ class WorldReferences:
     seed: int
     by_prompt: bool = True
 
-    def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Picture]:
+    def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Pixels]:
         """As `References`."""
         return [drawn_scene(row, self.seed, "learned", *key, i) for i, row in enumerate(metadata)]
 
-    def held_out(
-        self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[str], list[Picture]]:
+    def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
         """As `References`."""
         return list(prompts), [drawn_scene(row, self.seed, "held out", i) for i, row in enumerate(metadata)]
 
@@ -75,32 +71,30 @@ class FileReferences:
     def by_prompt(self) -> bool:
         return None not in self.learned
 
-    def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Picture]:
+    def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Pixels]:
         """As `References`.
 
         Raises:
             ValueError: a prompt has no reference.
         """
-        pictures = []
+        images = []
         for i, prompt in enumerate(prompts):
             files = self.learned.get(prompt if self.by_prompt else None)
             if files is None:
                 raise ValueError(
                     f"{OWNER}: {self.source} has no reference for the prompt {prompt!r}: add some, or give a folder, "
-                    f"whose pictures serve every prompt."
+                    f"whose images serve every prompt."
                 )
-            pictures.append(read_picture(files[counter_integers(0, len(files), "reference", *key, i)], owner=OWNER))
-        return pictures
+            images.append(read_image(files[counter_integers(0, len(files), "reference", *key, i)], owner=OWNER))
+        return images
 
-    def held_out(
-        self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[str], list[Picture]]:
+    def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
         """As `References`; the same files whatever the prompts, as many as there are prompts."""
         rows = [self.reserved[place] for place in spread(len(self.reserved), len(prompts))]
-        return [prompt or "" for prompt, _ in rows], [read_picture(path, owner=OWNER) for _, path in rows]
+        return [prompt or "" for prompt, _ in rows], [read_image(path, owner=OWNER) for _, path in rows]
 
 
-def drawn_scene(record: Mapping[str, Any], *key: Part) -> Picture:
+def drawn_scene(record: Mapping[str, Any], *key: Part) -> Pixels:
     """A scene 64 x 64 of the embedded world in which a GenEval record holds: a function of record and counters.
 
     Raises:
@@ -122,13 +116,13 @@ def open_references(source: str, *, held_out: float, seed: int) -> References:
     Of the files of each prompt the share `held_out` is kept from learning, rounded, and never all of them.
 
     Raises:
-        ValueError: as `picture_files`, or too few files to hold any out.
+        ValueError: as `image_files`, or too few files to hold any out.
     """
     if source == WORLD:
         return WorldReferences(seed=seed)
     learned: dict[str | None, tuple[Path, ...]] = {}
     reserved: list[tuple[str | None, Path]] = []
-    for prompt, files in picture_files(source, owner=OWNER, other=f", or {WORLD!r}").items():
+    for prompt, files in image_files(source, owner=OWNER, other=f", or {WORLD!r}").items():
         order = counter_choice(len(files), len(files), seed, "held out", prompt or "")
         kept = min(round(held_out * len(files)), len(files) - 1)
         reserved += [(prompt, files[i]) for i in order[:kept]]

@@ -2,7 +2,7 @@
 
     {name: remote, options: {url: http://10.0.0.5:8190, reward: hps, token_env: REWARD_TOKEN}}
 
-Pictures are sent as 8-bit PNG, so scorers that work on 8-bit pictures give what they give in this process. Items that
+Images are sent as 8-bit PNG, so scorers that work on 8-bit images give what they give in this process. Items that
 could not be scored (after retries) are failed items with the reason as error word; those that could keep their values.
 """
 
@@ -179,10 +179,10 @@ def _score(inputs: RewardInputs, *, client: Client) -> RewardOutput:
 
 
 def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[Item]:
-    """Samples as items with their places as ids; of metadata, videos and further pictures only what is needed.
+    """Samples as items with their places as ids; of metadata, videos and further images only what is needed.
 
     Raises:
-        ValueError: a field that is needed was not given, or pictures are not finite.
+        ValueError: a field that is needed was not given, or images are not finite.
     """
     optional: dict[str, Any] = {"videos": inputs.videos, "source_images": inputs.source_images}
     optional |= {"reference_images": inputs.reference_images}
@@ -192,14 +192,14 @@ def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[Item]:
                 f"reward 'remote' needs {name}, and there are none: the reward on the server is for another task; "
                 f"serve one that fits, or set needs."
             )
-    pictures = to_uint8(inputs.images)
+    images = to_uint8(inputs.images)
     videos = None if inputs.videos is None or "videos" not in needs else [to_uint8(video) for video in inputs.videos]
     sources = _lists(inputs.source_images if "source_images" in needs else None, len(inputs))
     references = _lists(inputs.reference_images if "reference_images" in needs else None, len(inputs))
     groups, samples = inputs.group_ids.tolist(), inputs.sample_ids.tolist()
     return [
         Item(
-            id=i, prompt=prompt, image=pictures[i], frames=() if videos is None else tuple(videos[i]),
+            id=i, prompt=prompt, image=images[i], frames=() if videos is None else tuple(videos[i]),
             fps=None if videos is None else inputs.fps, source_images=sources[i], reference_images=references[i],
             metadata=inputs.metadata[i] if "metadata" in needs else {}, group_id=groups[i], sample_id=samples[i],
         )
@@ -207,7 +207,7 @@ def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[Item]:
     ]  # fmt: skip
 
 
-def _lists(pictures: list[list[Tensor]] | None, batch: int) -> list[tuple[Pixels, ...]]:
-    if pictures is None:
+def _lists(images: list[list[Tensor]] | None, batch: int) -> list[tuple[Pixels, ...]]:
+    if images is None:
         return [()] * batch
-    return [tuple(to_uint8(picture[None])[0] for picture in of_one) for of_one in pictures]
+    return [tuple(to_uint8(image[None])[0] for image in of_one) for of_one in images]

@@ -1,4 +1,4 @@
-"""How safe a picture is for work: minus the probability that a classifier gives to its unsafe class.
+"""How safe an image is for work: minus the probability that a classifier gives to its unsafe class.
 
 The default is Falconsai/nsfw_image_detection, a ViT-B/16 at 224 with the classes normal and nsfw (Apache-2.0). No
 published recipe trains on it; it is meant as a gate, `gate: -0.5` in the list of rewards, which gives an unsafe sample
@@ -66,8 +66,8 @@ def safety(
 
 @torch.no_grad()
 def _score(inputs: RewardInputs, *, network: Any, processor: Any, place: int, device: torch.device) -> RewardOutput:
-    pictures = [Image.fromarray(image) for image in to_uint8(inputs.images)]
-    pixels = processor(pictures, return_tensors="pt")["pixel_values"].to(device)
+    images = [Image.fromarray(image) for image in to_uint8(inputs.images)]
+    pixels = processor(images, return_tensors="pt")["pixel_values"].to(device)
     with torch.autocast(device.type, enabled=False):
         logits = network(pixel_values=pixels).logits
     return output_of((-logits.double().softmax(-1)[:, place]).tolist(), inputs)

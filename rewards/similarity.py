@@ -1,6 +1,6 @@
-"""How much a picture resembles reference pictures: `max_j cos(f(x), f(r_j))`, with features f of DINOv2 or CLIP.
+"""How much an image resembles reference images: `max_j cos(f(x), f(r_j))`, with features f of DINOv2 or CLIP.
 
-DINOv2 (arXiv 2304.07193) sees objects, layout and texture; CLIP sees what a picture is of. References come with the
+DINOv2 (arXiv 2304.07193) sees objects, layout and texture; CLIP sees what an image is of. References come with the
 samples (`RewardInputs.reference_images`), or from files named in the options. Each is encoded once.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
-from flowrl.rewards.image_files import picture_files, read_picture
+from flowrl.rewards.image_files import image_files, read_image
 from flowrl.rewards.networks.pretrained import (
     check_model,
     clip_fingerprint,
@@ -35,7 +35,7 @@ Pooling = Literal["cls", "mean"]
 Embed = Callable[[Sequence[UInt8[np.ndarray, " h w 3"]]], Float[Tensor, " n d"]]
 
 DEFAULT_MODELS: dict[Features, str] = {"dinov2": "facebook/dinov2-base", "clip": DEFAULT_CLIP}
-BATCH = 32  # reference pictures encoded at once
+BATCH = 32  # reference images encoded at once
 REMEMBERED = 4096  # features of references that came with samples
 OWNER = "reward 'similarity'"
 
@@ -53,7 +53,7 @@ def check(
         raise ValueError(f"{OWNER}: pooling is for features dinov2, CLIP has an embedding of its own: leave it out.")
     check_model(model or DEFAULT_MODELS[features], owner=OWNER, what={"dinov2": "DINOv2", "clip": "CLIP"}[features])
     if references is not None:
-        picture_files(references, owner=OWNER)
+        image_files(references, owner=OWNER)
 
 
 def similarity(
@@ -65,9 +65,9 @@ def similarity(
     pooling: Pooling = "cls",
     references: str | None = None,
 ) -> Reward:
-    """The largest cosine between a picture's features and those of its references, in [-1, 1], in float32.
+    """The largest cosine between an image's features and those of its references, in [-1, 1], in float32.
 
-    Pictures go through the checkpoint's own processor as 8-bit images, so no gradient flows. A sample without any
+    Images go through the checkpoint's own processor in 8 bits, so no gradient flows. A sample without any
     reference fails with "missing_reference".
 
     Args:
@@ -76,8 +76,8 @@ def similarity(
         model: a local folder or an id on the hub; null takes facebook/dinov2-base or CLIP ViT-L/14.
         revision: branch, tag or commit on the hub.
         pooling: of DINOv2, `cls`, the class token after the last normalisation, or `mean`, that of the patch tokens.
-        references: null, for those that come with the samples; a folder, every picture in it and in its folders a
-            reference of every prompt; or a JSON file `{prompt: picture or pictures}`, with paths from its own folder.
+        references: null, for those that come with the samples; a folder, every image in it and in its folders a
+            reference of every prompt; or a JSON file `{prompt: image or images}`, with paths from its own folder.
 
     Raises:
         ValueError: if a model or a reference cannot be had.
@@ -91,7 +91,7 @@ def similarity(
     source, known, needs = "given", None, {"images", "reference_images"}
     memory: dict[str, Tensor] = {}
     if references is not None:
-        known = picture_files(references, owner=OWNER)
+        known = image_files(references, owner=OWNER)
         source = _remember_files(known, embed, memory)
         needs = {"images"} if None in known else {"images", "prompts"}
 
@@ -101,10 +101,10 @@ def similarity(
             keys = _remember_given(inputs, embed, memory)
         else:
             keys = [[str(path) for path in known.get(None, known.get(prompt, ()))] for prompt in inputs.prompts]
-        pictures = embed(list(to_uint8(inputs.images)))
+        images = embed(list(to_uint8(inputs.images)))
         values = [
-            float((torch.stack([memory[key] for key in mine]) @ picture).max()) if mine else None
-            for mine, picture in zip(keys, pictures, strict=True)
+            float((torch.stack([memory[key] for key in mine]) @ image).max()) if mine else None
+            for mine, image in zip(keys, images, strict=True)
         ]
         return output_of(values, inputs, errors=[None if mine else "missing_reference" for mine in keys])
 
@@ -125,7 +125,7 @@ def _remember_files(files: Mapping[str | None, Sequence[Path]], embed: Embed, me
     digest = hashlib.sha256()
     for start in range(0, len(paths), BATCH):
         part = paths[start : start + BATCH]
-        features = _embedded([read_picture(path, owner=OWNER) for path in part], embed)
+        features = _embedded([read_image(path, owner=OWNER) for path in part], embed)
         memory.update(zip(map(str, part), features, strict=True))
     for path in paths:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -139,26 +139,26 @@ def _remember_given(inputs: RewardInputs, embed: Embed, memory: dict[str, Tensor
             f"{OWNER} needs reference images, and the samples have none: give them with the prompts, or name files by "
             f"option references."
         )
-    pictures: dict[str, UInt8[np.ndarray, " h w 3"]] = {}
+    by_key: dict[str, UInt8[np.ndarray, " h w 3"]] = {}
     keys: list[Sequence[str]] = []
     for images in inputs.reference_images:
         arrays = [to_uint8(image[None])[0] for image in images]
         mine = [hashlib.sha256(str(array.shape).encode() + array.tobytes()).hexdigest() for array in arrays]
-        pictures.update(zip(mine, arrays, strict=True))
+        by_key.update(zip(mine, arrays, strict=True))
         keys.append(mine)
-    if len(memory.keys() | pictures.keys()) > REMEMBERED:
+    if len(memory.keys() | by_key.keys()) > REMEMBERED:
         memory.clear()
-    new = [key for key in pictures if key not in memory]
+    new = [key for key in by_key if key not in memory]
     for start in range(0, len(new), BATCH):
         part = new[start : start + BATCH]
-        memory.update(zip(part, _embedded([pictures[key] for key in part], embed), strict=True))
+        memory.update(zip(part, _embedded([by_key[key] for key in part], embed), strict=True))
     return keys
 
 
 @torch.no_grad()
-def _embedded(pictures: list[UInt8[np.ndarray, " h w 3"]], embed: Embed) -> list[Tensor]:
+def _embedded(images: list[UInt8[np.ndarray, " h w 3"]], embed: Embed) -> list[Tensor]:
     # Cloned, so that one that is remembered does not keep its whole batch.
-    return [feature.clone() for feature in embed(pictures)]
+    return [feature.clone() for feature in embed(images)]
 
 
 # ---- features --------------------------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ def _dinov2(model: str, revision: str | None, device: torch.device, pooling: Poo
     )
     processor = load_processor(AutoImageProcessor, model, revision=revision, owner=OWNER, option="model", what="DINOv2")
 
-    def embed(pictures: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
-        pixels = processor([Image.fromarray(picture) for picture in pictures], return_tensors="pt").to(device)
+    def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
+        pixels = processor([Image.fromarray(image) for image in images], return_tensors="pt").to(device)
         with torch.autocast(device.type, enabled=False):
             tokens = network(pixel_values=pixels["pixel_values"]).last_hidden_state
         feature = tokens[:, 0] if pooling == "cls" else tokens[:, 1:].mean(1)
@@ -186,9 +186,9 @@ def _dinov2(model: str, revision: str | None, device: torch.device, pooling: Poo
 def _clip(model: str, revision: str | None, device: torch.device) -> tuple[Embed, str]:
     network, processor = load_clip(model, device=device, revision=revision, owner=OWNER, option="model")
 
-    def embed(pictures: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
-        images = [Image.fromarray(picture) for picture in pictures]
-        pixels = processor.image_processor(images, return_tensors="pt").to(device)
+    def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
+        pil_images = [Image.fromarray(image) for image in images]
+        pixels = processor.image_processor(pil_images, return_tensors="pt").to(device)
         with torch.autocast(device.type, enabled=False):
             return clip_image(network, pixels["pixel_values"])
 

@@ -9,7 +9,7 @@ A reward spec is a mapping, one entry of `rewards:` in a configuration:
 
 `options` are the reward's own. `weight` defaults to 1; weight 0 computes and logs a reward and leaves it out of the
 sum. `schedule` multiplies the weight, linearly between the iterations named. `clip` bounds the values, null for open.
-An image whose value lies below `gate` gets the lowest total of its group. `frames` says how a reward of pictures judges
+An image whose value lies below `gate` gets the lowest total of its group. `frames` says how a reward of images judges
 videos (`flowrl.rewards.frames`).
 """
 

@@ -1,9 +1,9 @@
-"""How different the pictures of a prompt are: the mean distance of their features over all pairs.
+"""How different the images of a prompt are: the mean distance of their features over all pairs.
 
-A policy that has learned to please a reward often draws one picture again and again; its mean reward does not say so.
+A policy that has learned to please a reward often draws one image again and again; its mean reward does not say so.
 The features are those of any encoder; numbers of different encoders do not compare.
 
-Letters: N pictures, D features, P prompts.
+Letters: N images, D features, P prompts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Distance = Literal["cosine", "euclidean"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diversity:
-    """`interval` is the mean over prompts, prompts resampled; `by_prompt` their own; `alone` had one picture only."""
+    """`interval` is the mean over prompts, prompts resampled; `by_prompt` their own; `alone` had one image only."""
 
     interval: Interval
     by_prompt: dict[Hashable, float]
@@ -38,9 +38,9 @@ def diversity(
     num_resamples: int = 2000,
     seed: int = 0,
 ) -> Diversity:
-    """The mean over prompts of the mean distance of all pairs of a prompt's pictures.
+    """The mean over prompts of the mean distance of all pairs of a prompt's images.
 
-    Prompts weigh the same, however many pictures they have.
+    Prompts weigh the same, however many images they have.
 
     Args:
         features: [N, D].
@@ -52,12 +52,12 @@ def diversity(
 
     Raises:
         ValueError: shapes that do not match, features that are not finite (or zero, for the cosine), or no prompt with
-            two pictures.
+            two images.
     """
     vectors = np.asarray(features, dtype=np.float64)
     if vectors.ndim != 2 or len(vectors) != len(prompts) or not np.isfinite(vectors).all():
         raise ValueError(
-            f"features must be finite and of shape [{len(prompts)}, D], one row a prompt's picture, got "
+            f"features must be finite and of shape [{len(prompts)}, D], one row a prompt's image, got "
             f"{list(vectors.shape)}."
         )
     if distance == "cosine":
@@ -72,7 +72,7 @@ def diversity(
         members.setdefault(prompt, []).append(place)
     found = {prompt: mean_distance(vectors[rows], distance) for prompt, rows in members.items() if len(rows) > 1}
     if not found:
-        raise ValueError("no prompt has two pictures, so there is no distance to measure: draw two or more of each.")
+        raise ValueError("no prompt has two images, so there is no distance to measure: draw two or more of each.")
     interval = bootstrap_mean(list(found.values()), level=level, num_resamples=num_resamples, seed=seed)
     return Diversity(interval=interval, by_prompt=found, alone=len(members) - len(found))
 

@@ -1,7 +1,7 @@
 """DPG-Bench: dense prompts and, for each, yes-no questions that depend on each other.
 
 Hu et al. 2024, ELLA (arXiv 2403.05135); repository TencentQQGYLab/ELLA, whose `dpg_bench/dpg_bench.csv` the user brings
-(its licence is not known). A picture file holds four samples of a prompt as a 2 x 2 grid and is named by the item's id.
+(its licence is not known). An image file holds four samples of a prompt as a 2 x 2 grid and is named by the item's id.
 The published judge is mPLUG-large; the answers of any other are a metric of another name.
 """
 
@@ -97,7 +97,7 @@ def boxes(size: tuple[int, int], count: int = 4) -> list[tuple[int, int, int, in
     """
     width, height = size
     if width % 2 or height % 2 or not 1 <= count <= 4:
-        raise ValueError(f"a picture of DPG-Bench is a grid of 2 x 2 samples, of which 1 to 4 are used, got {width} x "
+        raise ValueError(f"an image of DPG-Bench is a grid of 2 x 2 samples, of which 1 to 4 are used, got {width} x "
                          f"{height} pixels and {count}.")  # fmt: skip
     w, h = width // 2, height // 2
     return [(x, y, x + w, y + h) for y in (0, h) for x in (0, w)][:count]

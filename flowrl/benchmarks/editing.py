@@ -3,7 +3,7 @@
     GEdit-Bench            two sub-scores each for instruction and for quality, 0 to 10    `viescore`, `gedit_mean`
     ImgEdit-Bench          three scores from 1 to 5                                        `imgedit`
     EditReward-Bench       pairs of scores of a better and a worse edit                    `pair_accuracy`
-    ConsistencyRank        orders of pictures by likeness to a reference                   `rank_agreement`
+    ConsistencyRank        orders of images by likeness to a reference                     `rank_agreement`
     MMRB2                  pairs judged in both orders                                     `both_orders`
 
 The data belong to others (MMRB2: CC BY-NC 4.0, for benchmarking only; the other licences are not known) and are not
@@ -23,7 +23,7 @@ Winner = Literal["A", "B"]
 
 @dataclass(frozen=True, slots=True)
 class VIEScore:
-    """GEdit's scores of a picture, 0 to 10: instruction followed, quality, and `sqrt(semantic * quality)`."""
+    """GEdit's scores of an image, 0 to 10: instruction followed, quality, and `sqrt(semantic * quality)`."""
 
     semantic: float
     quality: float
@@ -47,7 +47,7 @@ def viescore(semantic: Sequence[float], quality: Sequence[float]) -> VIEScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GEditScore:
-    """Means over the pictures that were judged; the overall is the mean of theirs, not that of the two means."""
+    """Means over the images that were judged; the overall is the mean of theirs, not that of the two means."""
 
     semantic: float
     quality: float
@@ -72,7 +72,7 @@ def gedit_mean(scores: Iterable[VIEScore | None], *, failed_as_zero: bool = Fals
     if failed_as_zero:
         known += [VIEScore(0.0, 0.0)] * failed
     if not known:
-        raise ValueError(f"none of the {len(listed)} pictures was judged, so there is no score.")
+        raise ValueError(f"none of the {len(listed)} images was judged, so there is no score.")
     return GEditScore(
         semantic=_mean([score.semantic for score in known]),
         quality=_mean([score.quality for score in known]),
@@ -84,7 +84,7 @@ def gedit_mean(scores: Iterable[VIEScore | None], *, failed_as_zero: bool = Fals
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImgEditScore:
-    """`categories` are means over their pictures, `overall` is the mean of the categories, all from 1 to 5."""
+    """`categories` are means over their images, `overall` is the mean of the categories, all from 1 to 5."""
 
     categories: dict[str, float]
     overall: float
@@ -92,13 +92,13 @@ class ImgEditScore:
 
 
 def imgedit_image(scores: Sequence[float]) -> float:
-    """The mean of the judge's three scores of a picture.
+    """The mean of the judge's three scores of an image.
 
     Raises:
         ValueError: another number of scores, or one outside 1 to 5.
     """
     if len(scores) != 3 or not all(1 <= score <= 5 for score in scores):
-        raise ValueError(f"a picture of ImgEdit-Bench has three scores from 1 to 5, got {list(scores)}.")
+        raise ValueError(f"an image of ImgEdit-Bench has three scores from 1 to 5, got {list(scores)}.")
     return _mean(scores)
 
 
@@ -106,7 +106,7 @@ def imgedit(rows: Iterable[tuple[str, Sequence[float] | None]]) -> ImgEditScore:
     """Sums up the basic suite.
 
     Args:
-        rows: (category, the three scores, or None where they could not be read) of each picture.
+        rows: (category, the three scores, or None where they could not be read) of each image.
 
     Raises:
         ValueError: nothing to take a mean of.
@@ -119,7 +119,7 @@ def imgedit(rows: Iterable[tuple[str, Sequence[float] | None]]) -> ImgEditScore:
         else:
             found.setdefault(category, []).append(imgedit_image(scores))
     if not found:
-        raise ValueError(f"none of the {failed} pictures was judged, so there is no score.")
+        raise ValueError(f"none of the {failed} images was judged, so there is no score.")
     categories = {name: _mean(values) for name, values in sorted(found.items())}
     return ImgEditScore(categories=categories, overall=_mean(list(categories.values())), failed=failed)
 

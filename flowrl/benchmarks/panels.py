@@ -1,4 +1,4 @@
-"""Benchmarks that are a list of prompts and a panel of scorers: the mean of each scorer over all pictures.
+"""Benchmarks that are a list of prompts and a panel of scorers: the mean of each scorer over all images.
 
 DrawBench with preference scorers, the PickScore test of Flow-GRPO, its OCR test and HPDv2's prompts are of this kind.
 None of the prompt lists is shipped: their licences are unknown or forbid it.
@@ -27,7 +27,7 @@ class Panel:
         title: for people.
         rewards: names in `flowrl.rewards.REWARDS`, those that papers report and that run in this process.
         options: of those rewards, where the benchmark asks for other than their defaults.
-        samples: pictures of each prompt.
+        samples: images of each prompt.
         prompts: number of prompts of the published list.
         where: how to get the list.
         scale: how published numbers are written.
@@ -82,7 +82,7 @@ PANELS: dict[str, Panel] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScorerMean:
-    """A scorer's mean over the pictures that it could score, and how many it could not."""
+    """A scorer's mean over the images that it could score, and how many it could not."""
 
     interval: Interval
     scored: int
@@ -92,10 +92,10 @@ class ScorerMean:
 def panel_means(
     values: Mapping[str, ArrayLike], prompts: Sequence[Hashable], *, level: float = 0.95, seed: int = 0
 ) -> dict[str, ScorerMean]:
-    """The mean of each scorer over all pictures, with prompts resampled for its interval.
+    """The mean of each scorer over all images, with prompts resampled for its interval.
 
     Args:
-        values: [N] by scorer, NaN where it failed: such a picture is in no mean, and is counted.
+        values: [N] by scorer, NaN where it failed: such an image is in no mean, and is counted.
         prompts: [N] what tells the prompts apart.
         level: of the intervals.
         seed: same seed, same intervals.
@@ -107,7 +107,7 @@ def panel_means(
     for name, given in values.items():
         value_N = np.asarray(given, dtype=np.float64)
         if value_N.shape != (len(prompts),):
-            raise ValueError(f"{name}: {list(value_N.shape)} values for {len(prompts)} pictures: give one for each.")
+            raise ValueError(f"{name}: {list(value_N.shape)} values for {len(prompts)} images: give one for each.")
         known = np.flatnonzero(np.isfinite(value_N)).tolist()
         interval = Interval(mean=math.nan, low=math.nan, high=math.nan)
         if known:
@@ -119,9 +119,9 @@ def panel_means(
 def panel_differences(
     before: Mapping[str, ArrayLike], after: Mapping[str, ArrayLike], prompts: Sequence[Hashable], *, seed: int = 0
 ) -> dict[str, Interval]:
-    """After minus before for each scorer that both have, over the pictures (the same prompts and samples) of both.
+    """After minus before for each scorer that both have, over the images (the same prompts and samples) of both.
 
-    A picture that failed on one side is left out of both. NaN where nothing is left.
+    An image that failed on one side is left out of both. NaN where nothing is left.
 
     Args:
         before: [N] by scorer.
@@ -137,5 +137,5 @@ def panel_differences(
 
 
 def distinct(prompts: Sequence[str]) -> list[str]:
-    """Prompts without repetitions, in order: circulating lists hold each several times, once for each picture."""
+    """Prompts without repetitions, in order: circulating lists hold each several times, once for each image."""
     return list(dict.fromkeys(prompts))

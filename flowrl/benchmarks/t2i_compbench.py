@@ -1,7 +1,7 @@
 """T2I-CompBench and T2I-CompBench++: how answers of detectors and question models become scores.
 
 Huang et al. 2023 (arXiv 2307.06350) and its extension; repository Karine-Huang/T2I-CompBench (MIT). Eight categories of
-300 validation prompts, ten pictures a prompt. A picture's name is its prompt and a number that runs over the whole
+300 validation prompts, ten images a prompt. An image's name is its prompt and a number that runs over the whole
 category; every score is written as a list of `{"question_id": number, "answer": score}`.
 
     color, shape, texture      product over noun phrases of P(yes) of BLIP-VQA           `attribute_score`
@@ -158,7 +158,7 @@ def overall(categories: Mapping[str, float]) -> float:
 
 
 def file_name(prompt: str, number: int) -> str:
-    """`<prompt>_<number>.png`, the number with six digits, counted over all pictures of the category.
+    """`<prompt>_<number>.png`, the number with six digits, counted over all images of the category.
 
     Raises:
         ValueError: a prompt that cannot be part of a file's name, or that the scripts would cut at its first "_".
@@ -171,14 +171,14 @@ def file_name(prompt: str, number: int) -> str:
 
 
 def parse_file_name(name: str) -> tuple[str, int]:
-    """Prompt and number of a picture's name.
+    """Prompt and number of an image's name.
 
     Raises:
         ValueError: another form.
     """
     found = re.fullmatch(r"([^_/]+)_(\d+)\.(?:png|jpe?g)", name)
     if found is None:
-        raise ValueError(f"a picture of T2I-CompBench is named <prompt>_<number>.png, got {name!r}.")
+        raise ValueError(f"an image of T2I-CompBench is named <prompt>_<number>.png, got {name!r}.")
     return found[1], int(found[2])
 
 

@@ -16,14 +16,14 @@ from flowrl.media.images import grid, save_png
 from flowrl.media.videos import contact_sheet, save_mp4
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, read_prompts
-from flowrl.prompts.source_images import check_picture
+from flowrl.prompts.source_images import check_image
 from flowrl.randomness import counter_normal
 from flowrl.training.heldout import generate
 
 __all__ = ["BATCH", "load_source", "parse_seeds", "resolve_source", "sample"]
 
 BATCH = 16
-"""Pictures at once; videos are drawn one by one."""
+"""Images at once; videos are drawn one by one."""
 
 
 def sample(options: argparse.Namespace) -> int:
@@ -60,8 +60,8 @@ def sample(options: argparse.Namespace) -> int:
             save_mp4(clip, options.out / f"{name}.mp4", fps)
         save_png(contact_sheet(list(drawn), captions), options.out / "grid.png")
     else:
-        for name, picture in zip(names, drawn, strict=True):
-            save_png(picture, options.out / f"{name}.png")
+        for name, image in zip(names, drawn, strict=True):
+            save_png(image, options.out / f"{name}.png")
         scale = max(1, 128 // drawn.shape[-1])
         save_png(grid(drawn, columns=len(seeds), captions=captions, scale=scale), options.out / "grid.png")
     print(f"wrote {len(pairs)} {'videos' if drawn.ndim == 5 else 'images'} and grid.png to {options.out}")
@@ -69,26 +69,26 @@ def sample(options: argparse.Namespace) -> int:
 
 
 def wanted_prompts(options: argparse.Namespace, negative: str) -> list[Prompt]:
-    """The prompts of `--prompt`, with the pictures of `--source`, and those of `--prompts`; each once.
+    """The prompts of `--prompt`, with the images of `--source`, and those of `--prompts`; each once.
 
     Args:
         options: of the command line.
         negative: for the prompts without a negative prompt of their own.
 
     Raises:
-        ValueError: a picture or a row of the file is bad.
+        ValueError: an image or a row of the file is bad.
     """
-    pictures = tuple(str(path.resolve()) for path in getattr(options, "source_picture", None) or [])
-    for picture in pictures:
-        check_picture(picture)
-    rows = [Prompt(text=text, metadata={}, negative=negative, sources=pictures) for text in options.prompt]
+    images = tuple(str(path.resolve()) for path in getattr(options, "source_image", None) or [])
+    for image in images:
+        check_image(image)
+    rows = [Prompt(text=text, metadata={}, negative=negative, sources=images) for text in options.prompt]
     rows += read_prompts(options.prompts, negative) if options.prompts else []
     return list({row.key: row for row in rows}.values())
 
 
 def drawing(source: Source, settings: RLG | None) -> tuple[Callable[[Sequence[tuple[Prompt, int]]], Tensor], float]:
     """Loads the model; returns what makes images of (prompt, seed) pairs, by its LoRA or by guidance between models,
-    and the frames a second of videos (0 of pictures)."""
+    and the frames a second of videos (0 of images)."""
     if settings is not None:
         settings.check(source.num_steps)
     pipeline = load_source(source if settings is None else replace(source, lora=None))

@@ -38,7 +38,7 @@ def serve(parsed: argparse.Namespace) -> int:
     validate_reward_specs(specs)
     if parsed.threads is not None and parsed.threads < 1:
         raise ValueError(f"--threads must be at least 1, got {parsed.threads}.")
-    # The other half decodes pictures and speaks HTTP; where both fight for cores, torch's threads wait for each other.
+    # The other half decodes images and speaks HTTP; where both fight for cores, torch's threads wait for each other.
     torch.set_num_threads(parsed.threads or max(1, (os.cpu_count() or 1) // 2))
     device = parsed.device or ("cuda" if torch.cuda.is_available() else "cpu")
     bound = server.open_socket(parsed.host, parsed.port, has_token=token is not None)
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue-size", type=int, default=1024, help="items of a reward that may wait (1024)")
     parser.add_argument("--max-items", type=int, default=256, help="items of one request (256)")
     parser.add_argument("--max-mib", type=int, default=64, help="MiB of one request (64)")
-    parser.add_argument("--max-mpixels", type=int, default=64, help="million pixels of one request, all pictures (64)")
+    parser.add_argument("--max-mpixels", type=int, default=64, help="million pixels of one request, all images (64)")
     parser.add_argument("--grace", type=float, default=30.0, help="seconds to finish what was taken, at the end (30)")
 
 

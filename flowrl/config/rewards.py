@@ -29,7 +29,7 @@ class RewardConfig:
     gate: float | None = None
     """An image whose value is below this gets the lowest total of its group; weight 0 makes the reward a gate only."""
     frames: dict[str, Any] | None = None
-    """How a reward of pictures judges videos: {policy: uniform, count: 4, reducer: mean}."""
+    """How a reward of images judges videos: {policy: uniform, count: 4, reducer: mean}."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reward."""
 

@@ -67,7 +67,7 @@ class PipelineConfig:
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     vae_slice: int | None = None
-    """Images or videos decoded at once; null takes the family's own, 8 for pictures and 1 for videos."""
+    """Images or videos decoded at once; null takes the family's own, 8 for images and 1 for videos."""
     free_text_encoders: bool = False
     """Encode all prompts at the start, then drop the text encoders from memory."""
     device: str = "auto"

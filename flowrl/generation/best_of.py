@@ -105,7 +105,7 @@ def best_of_n(
     Args:
         pipeline: decodes.
         make: what is drawn from.
-        prompts: P prompts with their negative ones and pictures, and what the reward reads of them.
+        prompts: P prompts with their negative ones and images, and what the reward reads of them.
         x: start noise.
         schedule: of the deterministic sampler.
         reward: any of `flowrl.rewards`; those that compare get the candidates of a prompt as a group.

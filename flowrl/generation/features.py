@@ -1,4 +1,4 @@
-"""Features of pictures for measures of diversity: of CLIP, or of the pixels themselves."""
+"""Features of images for measures of diversity: of CLIP, or of the pixels themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 from flowrl.benchmarks.diversity import Distance
 from flowrl.config.options import unknown_name
-from flowrl.generation.folders import Picture
+from flowrl.generation.folders import ImageFile
 from flowrl.rewards.clip import DEFAULT_MODEL
 from flowrl.rewards.networks.pretrained import check_model, clip_fingerprint, clip_image, load_clip
 
@@ -42,28 +42,28 @@ def check_features(features: str, model: str | None) -> Features:
 
 
 def features_of(
-    pictures: Sequence[Picture], features: Features, model: str | None = None
+    images: Sequence[ImageFile], features: Features, model: str | None = None
 ) -> tuple[Float64[np.ndarray, " n d"], str]:
-    """Features [N, D] of pictures, and the version of what made them.
+    """Features [N, D] of images, and the version of what made them.
 
-    `clip`: the projected embedding of an image, of length 1. `pixels`: colours of the picture shrunk to 16 x 16, over
+    `clip`: the projected embedding of an image, of length 1. `pixels`: colours of the image shrunk to 16 x 16, over
     the square root of their number, so that a Euclidean distance is the root mean square of their differences.
     """
     if features == "pixels":
-        return np.stack([_pixels(picture) for picture in pictures]), f"pixels:{_SIDE}x{_SIDE}"
+        return np.stack([_pixels(image) for image in images]), f"pixels:{_SIDE}x{_SIDE}"
     name = model or DEFAULT_MODEL
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, processor = load_clip(name, device=device, revision=None, owner=OWNER, option="feature_model")
     found = []
-    for first in range(0, len(pictures), _BATCH):
-        images = [Image.fromarray(picture.pixels()) for picture in pictures[first : first + _BATCH]]
-        pixels = processor.image_processor(images, return_tensors="pt").to(device)
+    for first in range(0, len(images), _BATCH):
+        pil_images = [Image.fromarray(image.pixels()) for image in images[first : first + _BATCH]]
+        pixels = processor.image_processor(pil_images, return_tensors="pt").to(device)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             found.append(clip_image(network, pixels["pixel_values"]).double().cpu().numpy())
     return np.concatenate(found), f"clip:{name}@{clip_fingerprint(network)}"
 
 
-def _pixels(picture: Picture) -> Float64[np.ndarray, " d"]:
-    small = Image.fromarray(picture.pixels()).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+def _pixels(image: ImageFile) -> Float64[np.ndarray, " d"]:
+    small = Image.fromarray(image.pixels()).resize((_SIDE, _SIDE), Image.Resampling.BOX)
     values = np.asarray(small, dtype=np.float64).reshape(-1) / 255.0
     return values / np.sqrt(len(values))

@@ -1,7 +1,7 @@
-"""Folders of pictures in GenEval's layout: NNNNN/metadata.jsonl holds a prompt's record, NNNNN/samples its pictures.
+"""Folders of images in GenEval's layout: NNNNN/metadata.jsonl holds a prompt's record, NNNNN/samples its images.
 
 Read are folders of this toolkit and those of the original scripts, with sample names of any number of digits. What is
-incomplete is refused: a score over the pictures that happen to be there is another number.
+incomplete is refused: a score over the images that happen to be there is another number.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from jaxtyping import UInt8
 from PIL import Image
 
 DRAWN = "drawn.json"
-"""What drew the pictures, with which settings; this toolkit's own folders have it."""
+"""What drew the images, with which settings; this toolkit's own folders have it."""
 
 _NUMBER, _SAMPLE = re.compile(r"\d+"), re.compile(r"(\d+)\.png")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
-    """One picture: `file` is its path within the folder, `index` its prompt's number, `record` its prompt's record."""
+class ImageFile:
+    """One image: `file` is its path within the folder, `index` its prompt's number, `record` its prompt's record."""
 
     file: str
     path: Path
@@ -39,12 +39,12 @@ class Picture:
 
     @property
     def stamp(self) -> str:
-        """File, length and time of change: a key under which what was said of this very picture can be kept."""
+        """File, length and time of change: a key under which what was said of this very image can be kept."""
         status = self.path.stat()
         return f"{self.file}:{status.st_size}:{status.st_mtime_ns}"
 
     def pixels(self) -> UInt8[np.ndarray, " h w 3"]:
-        """The picture as RGB.
+        """The image as RGB.
 
         Raises:
             ValueError: it cannot be read to its end.
@@ -54,20 +54,20 @@ class Picture:
                 return np.asarray(image.convert("RGB"))
         except (OSError, SyntaxError) as error:  # Pillow reports some broken PNG files as SyntaxError
             raise ValueError(
-                f"{self.path} is no whole picture ({error}): draw it again, or fetch the folder once more."
+                f"{self.path} is no whole image ({error}): draw it again, or fetch the folder once more."
             ) from error
 
 
-def is_folder_of_pictures(folder: Path) -> bool:
+def is_folder_of_images(folder: Path) -> bool:
     """Whether a folder has this layout, complete or not."""
     return folder.is_dir() and any((path / "metadata.jsonl").is_file() for path in _numbered(folder))
 
 
-def read_folder(folder: Path) -> list[Picture]:
-    """All pictures in the order of prompts and samples.
+def read_folder(folder: Path) -> list[ImageFile]:
+    """All images in the order of prompts and samples.
 
     Raises:
-        ValueError: there is no such folder, it has another layout, or pictures are missing.
+        ValueError: there is no such folder, it has another layout, or images are missing.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give one that holds NNNNN/metadata.jsonl and NNNNN/samples.")
@@ -77,9 +77,9 @@ def read_folder(folder: Path) -> list[Picture]:
             f"{folder} has no sub-folder with a number for a name: GenEval's layout is NNNNN/metadata.jsonl with "
             f"NNNNN/samples/<digits>.png, a sub-folder for each prompt."
         )
-    pictures = [picture for place in places for picture in _of_prompt(folder, place)]
-    _check_complete(folder, places, pictures)
-    return pictures
+    images = [image for place in places for image in _of_prompt(folder, place)]
+    _check_complete(folder, places, images)
+    return images
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -87,17 +87,17 @@ def _numbered(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (int(path.name), path.name))
 
 
-def _of_prompt(folder: Path, place: Path) -> list[Picture]:
+def _of_prompt(folder: Path, place: Path) -> list[ImageFile]:
     record = read_record(place / "metadata.jsonl")
     samples = place / "samples"
     listed = samples.iterdir() if samples.is_dir() else ()
     names = [match for path in listed if (match := _SAMPLE.fullmatch(path.name))]
     by_number = {int(match[1]): match[0] for match in names}
     if len(by_number) < len(names):
-        raise ValueError(f"{samples} holds two pictures of one number (such as 0000.png and 00000.png): keep one.")
+        raise ValueError(f"{samples} holds two images of one number (such as 0000.png and 00000.png): keep one.")
     return [
-        Picture(file=f"{place.name}/samples/{by_number[number]}", path=samples / by_number[number],
-                index=int(place.name), sample=sample, record=record)
+        ImageFile(file=f"{place.name}/samples/{by_number[number]}", path=samples / by_number[number],
+                  index=int(place.name), sample=sample, record=record)
         for sample, number in enumerate(sorted(by_number))
     ]  # fmt: skip
 
@@ -118,22 +118,22 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def _check_complete(folder: Path, places: Sequence[Path], pictures: Sequence[Picture]) -> None:
+def _check_complete(folder: Path, places: Sequence[Path], images: Sequence[ImageFile]) -> None:
     counts = {int(place.name): 0 for place in places}
     if len(counts) < len(places):
         raise ValueError(f"{folder} has two sub-folders of one number (such as 0001 and 00001): keep one.")
-    for picture in pictures:
-        counts[picture.index] += 1
+    for image in images:
+        counts[image.index] += 1
     num_prompts, samples = len(counts), max(counts.values())
     drawn = read_drawn(folder)
     if drawn is not None:
         num_prompts, samples = drawn["num_prompts"], drawn["samples"]
     short = next((index for index, count in counts.items() if count != samples or count == 0), None)
     if short is not None or len(counts) != num_prompts:
-        where = f"prompt {short:05d} has {counts[short]} pictures" if short is not None else f"{len(counts)} are there"
+        where = f"prompt {short:05d} has {counts[short]} images" if short is not None else f"{len(counts)} are there"
         more = "Finish it with the command that drew it" if drawn is not None else "Draw what is missing"
         raise ValueError(
-            f"{folder} is half-written: {num_prompts} prompts with {max(samples, 1)} pictures each are expected, "
+            f"{folder} is half-written: {num_prompts} prompts with {max(samples, 1)} images each are expected, "
             f"{where}. {more}, or take the prompts in question out of the folder."
         )
 

@@ -1,7 +1,7 @@
-"""Pictures of a model for a list of prompts, in GenEval's folder layout, in any number of sittings.
+"""Images of a model for a list of prompts, in GenEval's folder layout, in any number of sittings.
 
-The start noise of a picture is a function of (seed, prompt, sample), the same that evaluations during training use, so
-any two models share it. Pictures appear whole or not at all; what is there is not drawn again. `drawn.json` holds the
+The start noise of an image is a function of (seed, prompt, sample), the same that evaluations during training use, so
+any two models share it. Images appear whole or not at all; what is there is not drawn again. `drawn.json` holds the
 model's fingerprint and the settings: a folder is continued with the same ones or not at all.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.files import write_atomically
-from flowrl.generation.folders import DRAWN, Picture, read_drawn, read_folder
+from flowrl.generation.folders import DRAWN, ImageFile, read_drawn, read_folder
 from flowrl.generation.models import Source, fingerprint, load_source, schedule_of, with_negative
 from flowrl.generation.subject import Settings, Subject
 from flowrl.media.images import save_png
@@ -28,7 +28,7 @@ from flowrl.training.heldout import generate
 from flowrl.training.prompting import encode_all
 
 ENCODED_FIRST = 2000
-"""Up to so many prompts are embedded before the first picture; embeddings of more would fill the host's memory."""
+"""Up to so many prompts are embedded before the first image; embeddings of more would fill the host's memory."""
 
 Item = tuple[int, int]  # number of the prompt, number of the sample
 
@@ -54,14 +54,14 @@ def _check_count(num_prompts: int) -> None:
         raise ValueError(f"--num-prompts must be at least 1, got {num_prompts}")
 
 
-def pictures_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt]) -> list[Picture]:
-    """The pictures of a subject: read where they exist, drawn for `prompts` otherwise, as far as they are missing.
+def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt]) -> list[ImageFile]:
+    """The images of a subject: read where they exist, drawn for `prompts` otherwise, as far as they are missing.
 
     Raises:
         ValueError: the folder is half-written, foreign, or was drawn with other settings.
     """
     if subject.images is not None:
-        return given_pictures(settings, subject.images)
+        return given_images(settings, subject.images)
     assert subject.source is not None
     folder = subject.folder / "images"
     draw(
@@ -71,22 +71,22 @@ def pictures_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt])
     return read_folder(folder)
 
 
-def given_pictures(settings: Settings, folder: Path) -> list[Picture]:
-    """Pictures that exist: of `settings.num_prompts` prompts, spread evenly, the first `settings.samples` each.
+def given_images(settings: Settings, folder: Path) -> list[ImageFile]:
+    """Images that exist: of `settings.num_prompts` prompts, spread evenly, the first `settings.samples` each.
 
     Raises:
         ValueError: the folder is half-written or foreign, or has fewer samples.
     """
-    pictures = read_folder(folder)
-    indexes = list(dict.fromkeys(picture.index for picture in pictures))
+    images = read_folder(folder)
+    indexes = list(dict.fromkeys(image.index for image in images))
     kept = set(indexes)
     if settings.num_prompts is not None:
         _check_count(settings.num_prompts)
         kept = {indexes[place] for place in spread(len(indexes), settings.num_prompts)}
-    samples = len(pictures) // len(indexes)
+    samples = len(images) // len(indexes)
     if not 1 <= settings.samples <= samples:
         raise ValueError(f"--samples must be 1 to {samples}, as many as {folder} has, got {settings.samples}")
-    return [picture for picture in pictures if picture.index in kept and picture.sample < settings.samples]
+    return [image for image in images if image.index in kept and image.sample < settings.samples]
 
 
 def draw(
@@ -100,9 +100,9 @@ def draw(
     batch_size: int,
     show: bool = True,
 ) -> None:
-    """Draws what is missing of `samples` pictures for each prompt; loads no model where nothing is.
+    """Draws what is missing of `samples` images for each prompt; loads no model where nothing is.
 
-    Batches are the same in every sitting, whatever is missing of them, so a picture does not depend on when the work
+    Batches are the same in every sitting, whatever is missing of them, so an image does not depend on when the work
     was stopped.
 
     Raises:
@@ -110,7 +110,7 @@ def draw(
     """
     if not prompts or samples < 1 or batch_size < 1:
         raise ValueError(
-            f"need at least one prompt, sample and picture a batch, got {len(prompts)}, {samples} and {batch_size}: "
+            f"need at least one prompt, sample and image a batch, got {len(prompts)}, {samples} and {batch_size}: "
             "raise --num-prompts, --samples or --batch-size"
         )
     _check_old(folder)
@@ -152,7 +152,7 @@ def draw(
 
 
 def _numbers(prompts: Sequence[Prompt], items: Sequence[Item]) -> dict[Item, int]:
-    """The number of each picture among those of the same prompt: the sample, unless one stands in the list twice."""
+    """The number of each image among those of the same prompt: the sample, unless one stands in the list twice."""
     seen: Counter[str] = Counter()
     numbers = {}
     for item in items:
@@ -182,7 +182,7 @@ def _write_record(place: Path, prompt: Prompt) -> None:
 
 
 def _settings(source: Source, mark: str, prompts: Sequence[Prompt], *, samples: int, seed: int) -> dict[str, Any]:
-    """All that a picture depends on but the machine and the size of a batch, which change last digits at most.
+    """All that an image depends on but the machine and the size of a batch, which change last digits at most.
 
     What a key that older folders lack says by default is None, so that they can be continued.
     """

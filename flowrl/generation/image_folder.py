@@ -1,14 +1,14 @@
-"""Folders of pictures for rewards: which pictures, with which prompts, and their values.
+"""Folders of images for rewards: which images, with which prompts, and their values.
 
 A folder is one of
 
-    pictures, at any depth, and --prompt TEXT, or --prompts FILE:
-        .txt     a prompt a picture, in the order of the files' names
-        .jsonl   {"file": "a/0001.png", "prompt": ..., ...} a line; the whole object is the picture's metadata, and
+    images, at any depth, and --prompt TEXT, or --prompts FILE:
+        .txt     a prompt an image, in the order of the files' names
+        .jsonl   {"file": "a/0001.png", "prompt": ..., ...} a line; the whole object is the image's metadata, and
                  source_images and reference_images in it are paths (or lists of them) relative to the file
     NNNNN/metadata.jsonl with NNNNN/samples/*.png   (GenEval's), which names its own prompts
 
-Pictures of one prompt are a group. Without any prompt, those of one folder are.
+Images of one prompt are a group. Without any prompt, those of one folder are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Change = Callable[[Image.Image], Image.Image]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """A picture: `file` as it is listed, relative to the folder, and what belongs to it."""
+    """An image: `file` as it is listed, relative to the folder, and what belongs to it."""
 
     file: str
     path: Path
@@ -109,15 +109,15 @@ def _plain(value: Any) -> Any:
 
 
 def read_items(folder: Path, *, prompt: str | None = None, prompts: Path | None = None) -> list[Item]:
-    """The pictures of a folder with their prompts; see the module.
+    """The images of a folder with their prompts; see the module.
 
     Raises:
-        ValueError: no folder or no pictures, prompts that do not fit, or both --prompt and --prompts.
+        ValueError: no folder or no images, prompts that do not fit, or both --prompt and --prompts.
     """
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}: give one with pictures ({', '.join(SUFFIXES)}).")
+        raise ValueError(f"there is no folder {folder}: give one with images ({', '.join(SUFFIXES)}).")
     if prompt is not None and prompts is not None:
-        raise ValueError("--prompt gives all pictures one prompt and --prompts each its own: give one of them.")
+        raise ValueError("--prompt gives all images one prompt and --prompts each its own: give one of them.")
     records = sorted(folder.glob("*/metadata.jsonl"))
     if records and (prompt is not None or prompts is not None):
         raise ValueError(f"{folder} has GenEval's layout, which names its own prompts: leave out --prompt(s).")
@@ -128,7 +128,7 @@ def read_items(folder: Path, *, prompt: str | None = None, prompts: Path | None 
     else:
         rows = _in_order(folder, prompt, prompts)
     if not rows:
-        raise ValueError(f"{folder} holds no pictures ({', '.join(SUFFIXES)}).")
+        raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}).")
     numbers: dict[Hashable, int] = {}
     return [
         Item(file=path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path), path=path,
@@ -142,26 +142,26 @@ def read_items(folder: Path, *, prompt: str | None = None, prompts: Path | None 
 _Row = tuple[Path, str, Hashable, dict[str, Any]]
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """All pictures of a folder and those below it, in the order of their names."""
+def images_in(folder: Path) -> list[Path]:
+    """All images of a folder and those below it, in the order of their names."""
     found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
 
 def _geneval(folder: Path, record: Path) -> list[_Row]:
     row = read_prompts(record)[0]
-    return [(path, row.text, record.parent.name, row.metadata) for path in pictures_in(record.parent / "samples")]
+    return [(path, row.text, record.parent.name, row.metadata) for path in images_in(record.parent / "samples")]
 
 
 def _in_order(folder: Path, prompt: str | None, prompts: Path | None) -> list[_Row]:
-    files = pictures_in(folder)
+    files = images_in(folder)
     if prompts is None:
         return [(path, prompt or "", str(path.parent) if prompt is None else "", {}) for path in files]
     texts = [row.text for row in read_prompts(prompts)]
     if len(texts) != len(files):
         raise ValueError(
-            f"{prompts} holds {len(texts)} prompts for the {len(files)} pictures of {folder}: a .txt file has one line "
-            f"for each picture, in the order of their names; a .jsonl file names them (file, prompt)."
+            f"{prompts} holds {len(texts)} prompts for the {len(files)} images of {folder}: a .txt file has one line "
+            f"for each image, in the order of their names; a .jsonl file names them (file, prompt)."
         )
     return [(path, text, text, {}) for path, text in zip(files, texts, strict=True)]
 
@@ -172,7 +172,7 @@ def _listed(folder: Path, prompts: Path) -> list[_Row]:
         name = row.metadata.get("file")
         if not isinstance(name, str) or not (folder / name).is_file():
             what = "has no text under 'file'" if not isinstance(name, str) else f"names {name!r}, which is not there"
-            raise ValueError(f"{prompts}, entry {number}: {what}; give the picture's path relative to {folder}.")
+            raise ValueError(f"{prompts}, entry {number}: {what}; give the image's path relative to {folder}.")
         rows.append((folder / name, row.text, row.text, row.metadata))
     return rows
 
@@ -191,18 +191,18 @@ def _paths(metadata: Mapping[str, Any], key: str, prompts: Path | None) -> tuple
 
 
 def check_needs(reward: Reward, items: Sequence[Item], *, key: str, prompts_given: bool) -> None:
-    """Refuses a reward that a folder of pictures cannot feed, and one that must be trained first.
+    """Refuses a reward that a folder of images cannot feed, and one that must be trained first.
 
     Args:
         reward: what is to score.
-        items: the pictures.
+        items: the images.
         key: its name, for messages.
         prompts_given: whether prompts were given, even if empty.
     """
     if reward.kind == "adversarial":
         raise ValueError(f"reward {key!r} learns during a training run and says nothing before: take another.")
     if "videos" in reward.needs and "images" not in reward.needs:
-        raise ValueError(f"reward {key!r} judges videos, and a folder of pictures has none: take another.")
+        raise ValueError(f"reward {key!r} judges videos, and a folder of images has none: take another.")
     if "prompts" in reward.needs and not prompts_given:
         raise ValueError(f"reward {key!r} reads prompts: give --prompt TEXT or --prompts FILE (.txt or .jsonl).")
     for what in ("source_images", "reference_images"):
@@ -221,15 +221,15 @@ def score_items(
 
     Args:
         reward: what scores.
-        items: the pictures.
+        items: the images.
         key: the reward's name, for messages.
         batch_size: items at once; more where a group is larger.
         iteration: as the reward is told; it draws what it draws at random by it.
-        change: what is done to each picture first.
+        change: what is done to each image first.
         label: of the progress bar.
 
     Raises:
-        ValueError: a group of pictures of several sizes for a reward that compares them.
+        ValueError: a group of images of several sizes for a reward that compares them.
     """
     count = len(items)
     values, seconds, number = np.full(count, np.nan), np.zeros(count), np.full(count, -1)
@@ -242,13 +242,13 @@ def score_items(
     with progress(label or f"scoring {key}", len(batches)) as advance:
         failed = errors.count("unreadable")
         for index, places in enumerate(batches):
-            pictures = {place: _load(items[place].path, change) for place in places}
-            errors_of = {place: "unreadable" for place, picture in pictures.items() if picture is None}
+            images = {place: _load(items[place].path, change) for place in places}
+            errors_of = {place: "unreadable" for place, image in images.items() if image is None}
             places = [place for place in places if place not in errors_of]
             for place, word in errors_of.items():
                 errors[place] = word
             if places:
-                inputs = _inputs(items, places, [pictures[place] for place in places], iteration)
+                inputs = _inputs(items, places, [images[place] for place in places], iteration)
                 start = time.perf_counter()
                 output = check_output(reward(inputs), len(places), key)
                 values[places] = output.values.double().cpu().numpy()
@@ -259,16 +259,16 @@ def score_items(
                 said = ", ".join(sorted(output.errors)) or "not_finite"
                 for place in places:
                     errors[place] = said if np.isnan(values[place]) else None
-            failed += sum(errors[place] is not None for place in pictures)
+            failed += sum(errors[place] is not None for place in images)
             advance(f"{failed} failed" if failed else "")
     return Scores(values=values, parts=parts, errors=errors, seconds=seconds, batches=number)
 
 
 def inputs_of(items: Sequence[Item], places: Sequence[int]) -> RewardInputs | None:
     """Some items, of one size, as rewards take them, without those that cannot be read; None where none can."""
-    pictures = {place: _load(items[place].path) for place in places}
-    readable = [place for place in places if pictures[place] is not None]
-    return _inputs(items, readable, [pictures[place] for place in readable], 0) if readable else None
+    images = {place: _load(items[place].path) for place in places}
+    readable = [place for place in places if images[place] is not None]
+    return _inputs(items, readable, [images[place] for place in readable], 0) if readable else None
 
 
 def batched(
@@ -288,7 +288,7 @@ def batched(
         found = sorted({size for place in unit if (size := sizes[place]) is not None})
         if len(found) > 1:
             raise ValueError(
-                f"this reward compares the pictures of a prompt, and those of {items[unit[0]].prompt!r} have several "
+                f"this reward compares the images of a prompt, and those of {items[unit[0]].prompt!r} have several "
                 f"sizes, such as {found[0]} and {found[1]}: resize them."
             )
         rows = by_size.setdefault(found[0], [[]])
@@ -300,8 +300,8 @@ def batched(
 
 def _size(path: Path) -> tuple[int, int] | None:
     try:
-        with Image.open(path) as picture:
-            return picture.size
+        with Image.open(path) as image:
+            return image.size
     except (OSError, ValueError):
         return None
 
@@ -310,28 +310,28 @@ def _load(path: Path, change: Change | None = None) -> Tensor | None:
     """Float32 [3, H, W] in [0, 1]; None where the file is damaged."""
     try:
         with Image.open(path) as opened:
-            picture = opened.convert("RGB")
+            image = opened.convert("RGB")
     except (OSError, ValueError):
         return None
-    pixels = np.array(picture if change is None else change(picture))
+    pixels = np.array(image if change is None else change(image))
     return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255.0
 
 
-def _inputs(items: Sequence[Item], places: Sequence[int], pictures: Sequence[Any], iteration: int) -> RewardInputs:
+def _inputs(items: Sequence[Item], places: Sequence[int], images: Sequence[Any], iteration: int) -> RewardInputs:
     chosen = [items[place] for place in places]
 
     def others(pick: Callable[[Item], tuple[Path, ...]]) -> list[list[Tensor]] | None:
         if not any(pick(item) for item in chosen):
             return None
         found = [[(path, _load(path)) for path in pick(item)] for item in chosen]
-        for path, picture in (pair for row in found for pair in row):
-            if picture is None:
-                raise ValueError(f"{path} cannot be read as a picture: replace it.")
-        return [[picture for _, picture in row if picture is not None] for row in found]
+        for path, image in (pair for row in found for pair in row):
+            if image is None:
+                raise ValueError(f"{path} cannot be read as an image: replace it.")
+        return [[image for _, image in row if image is not None] for row in found]
 
     return RewardInputs(
         prompts=[item.prompt for item in chosen],
-        images=torch.stack(list(pictures)),
+        images=torch.stack(list(images)),
         metadata=[item.metadata for item in chosen],
         group_ids=torch.tensor([item.group for item in chosen]),
         sample_ids=torch.tensor(list(places)),

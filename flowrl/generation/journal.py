@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """What was said of pictures, by key; a context that closes its file.
+    """What was said of images, by key; a context that closes its file.
 
     Every identity (judge, thresholds, templates: all that an answer depends on beside its key) has a file of its own,
     so that answers of two judges never mix and neither is lost. A last line that a killed process left unfinished is

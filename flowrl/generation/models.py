@@ -13,14 +13,14 @@ from flowrl.config.options import option_parameters
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.prompts.loading import Prompt
 
-# diffusers and peft take seconds to import, and pictures that exist are judged without them: functions import them.
+# diffusers and peft take seconds to import, and images that exist are judged without them: functions import them.
 if TYPE_CHECKING:
     from flowrl.pipelines import Pipeline
     from flowrl.trajectory import Schedule
 
 EMBEDDED = "asset:tiny-sd3"
 WORLD_MODELS = (EMBEDDED, "asset:tiny-sd15")
-"""Models that ship with flowrl and draw the embedded world's pictures."""
+"""Models that ship with flowrl and draw the embedded world's images."""
 
 SHIPPED: dict[str, dict[str, Any]] = {
     "asset:tiny-kontext": {
@@ -183,8 +183,8 @@ def check_source(source: Source) -> None:
         raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
 
 
-def check_pictures(source: Source, command: str) -> None:
-    """Refuses a model that makes videos, for a command that judges pictures.
+def check_images(source: Source, command: str) -> None:
+    """Refuses a model that makes videos, for a command that judges images.
 
     Raises:
         ValueError: naming model, family and command.
@@ -193,8 +193,8 @@ def check_pictures(source: Source, command: str) -> None:
 
     if "num_frames" in option_parameters(family(source.family).load):
         raise ValueError(
-            f"{source.model} makes videos (family {source.family}) and {command} judges pictures: give a model that "
-            "makes pictures. Videos are drawn by 'flowrl sample' and scored by a run's own evaluations (eval.rewards)."
+            f"{source.model} makes videos (family {source.family}) and {command} judges images: give a model that "
+            "makes images. Videos are drawn by 'flowrl sample' and scored by a run's own evaluations (eval.rewards)."
         )
 
 

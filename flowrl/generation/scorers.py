@@ -1,4 +1,4 @@
-"""Rewards as scorers of pictures: each picture once, answers kept in the journal."""
+"""Rewards as scorers of images: each image once, answers kept in the journal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from flowrl.generation.folders import Picture
+from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import Item, check_needs, reward_specs, score_items
 from flowrl.generation.journal import Journal, Row
 from flowrl.rewards import Reward
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.specs import parse_reward_specs, validate_reward_specs
 
-AT_ONCE = 512  # pictures whose answers are lost at most when a sitting is cut short
+AT_ONCE = 512  # images whose answers are lost at most when a sitting is cut short
 ALONE = ("pointwise", "remote")
 
 
@@ -53,28 +53,28 @@ def load_scorers(specs: Sequence[Mapping[str, Any]]) -> dict[str, Reward]:
     """The rewards by name, on the best device there is.
 
     Raises:
-        ValueError: one that compares the pictures of a prompt: its mean is the same for every model.
+        ValueError: one that compares the images of a prompt: its mean is the same for every model.
     """
     terms = build_weighted_sum(specs, device="cuda" if torch.cuda.is_available() else "cpu").terms
     for term in terms:
         if term.reward.kind in ("groupwise", "pairwise"):
             raise ValueError(
-                f"reward {term.key!r} compares the pictures of a prompt with each other, so its mean is the same for "
-                f"every model: take one that judges a picture by itself."
+                f"reward {term.key!r} compares the images of a prompt with each other, so its mean is the same for "
+                f"every model: take one that judges an image by itself."
             )
     return {term.key: term.reward for term in terms}
 
 
-def score_pictures(
-    name: str, reward: Reward, pictures: Sequence[Picture], journal: Journal, *, batch_size: int, label: str
+def score_images(
+    name: str, reward: Reward, images: Sequence[ImageFile], journal: Journal, *, batch_size: int, label: str
 ) -> list[Row]:
-    """One row a picture, {value, parts, error}, in their order; null where it failed.
+    """One row an image, {value, parts, error}, in their order; null where it failed.
 
     Failures are not kept in the journal: the next sitting asks again.
     """
-    keys = [picture_key(picture) for picture in pictures]
+    keys = [image_key(image) for image in images]
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
-    items = {place: _item(pictures[place]) for place in missing}
+    items = {place: _item(images[place]) for place in missing}
     check_needs(reward, list(items.values()), key=name, prompts_given=True)
     found: dict[int, Row] = {}
     for first in range(0, len(missing), AT_ONCE):
@@ -90,9 +90,9 @@ def score_pictures(
     return [found.get(place) or journal.rows[key] for place, key in enumerate(keys)]
 
 
-def picture_key(picture: Picture) -> str:
-    """A picture's file as it is, and its prompt."""
-    return f"{picture.stamp}:{hashlib.sha256(picture.prompt.encode()).hexdigest()[:8]}"
+def image_key(image: ImageFile) -> str:
+    """An image's file as it is, and its prompt."""
+    return f"{image.stamp}:{hashlib.sha256(image.prompt.encode()).hexdigest()[:8]}"
 
 
 def values_of(rows: Sequence[Row]) -> Float64[np.ndarray, " n"]:
@@ -100,9 +100,9 @@ def values_of(rows: Sequence[Row]) -> Float64[np.ndarray, " n"]:
     return np.array([math.nan if row["value"] is None else row["value"] for row in rows], dtype=np.float64)
 
 
-def _item(picture: Picture) -> Item:
-    return Item(file=picture.file, path=picture.path, prompt=picture.prompt, group=picture.index,
-                metadata=dict(picture.record))  # fmt: skip
+def _item(image: ImageFile) -> Item:
+    return Item(file=image.file, path=image.path, prompt=image.prompt, group=image.index,
+                metadata=dict(image.record))  # fmt: skip
 
 
 def _number(value: float) -> float | None:

@@ -11,12 +11,12 @@ from flowrl.generation.models import Source
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What is evaluated: a model (`source`) or pictures that exist (`images`), exactly one of them."""
+    """What is evaluated: a model (`source`) or images that exist (`images`), exactly one of them."""
 
     label: str
     """Short name in tables."""
     folder: Path
-    """Where everything about this subject is written; pictures that are drawn go to `folder / "images"`."""
+    """Where everything about this subject is written; images that are drawn go to `folder / "images"`."""
     source: Source | None = None
     """The model and how it is sampled; `flowrl.generation.models.load_source` loads it."""
     images: Path | None = None
@@ -37,7 +37,7 @@ class Settings:
     num_prompts: int | None = None
     """Take so many prompts, spread evenly over the list; None takes all."""
     samples: int = 4
-    """Pictures of each prompt; of pictures that exist the first so many."""
+    """Images of each prompt; of images that exist the first so many."""
     seed: int = 0
     """Of the start noise and of the bootstrap."""
     batch_size: int = 32

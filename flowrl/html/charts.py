@@ -117,7 +117,7 @@ def line_chart(
 
 
 def svg(width: int, height: int, description: str, body: str) -> str:
-    """An SVG picture with a text alternative."""
+    """An SVG image with a text alternative."""
     return (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="{esc(description)}">{body}</svg>'

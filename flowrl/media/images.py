@@ -30,16 +30,16 @@ TOLERANCE = 1e-3  # how far a decoder's clamp may miss [0, 1] before it is an er
 def save_png(image: Tensor | np.ndarray | Image.Image, path: str | Path) -> Path:
     """Write one image, [3, H, W] float in [0, 1] or an already drawn PIL image, and return its path.
 
-    The file is written beside its place and moved there, so a reader or a killed run never meets half a picture.
+    The file is written beside its place and moved there, so a reader or a killed run never meets half an image.
     Missing folders are made.
 
     Raises:
         ValueError: another shape or dtype, or values that are not finite or leave [0, 1].
     """
-    picture = image if isinstance(image, Image.Image) else Image.fromarray(to_pixels(image))
+    drawn = image if isinstance(image, Image.Image) else Image.fromarray(to_pixels(image))
     path = Path(path)
     with replacing(path) as stream:
-        picture.save(stream, format="PNG")
+        drawn.save(stream, format="PNG")
     return path
 
 
@@ -108,14 +108,14 @@ def beside(
     height, width = results[0].shape[-2:]
     drawn = [[_as_tall(source, height) for source in own] for own in sources]
     gap, arrow = max(4, height // 48), max(24, height // 6)
-    room = max(sum(picture.width + gap for picture in own) + (arrow + gap if own else 0) for own in drawn)
+    room = max(sum(image.width + gap for image in own) + (arrow + gap if own else 0) for own in drawn)
     cells = []
     for own, result in zip(drawn, results, strict=True):
         cell = Image.new("RGB", (room + width, height), BACKGROUND)
         start = 0
-        for picture in own:
-            cell.paste(picture, (start, (height - picture.height) // 2))
-            start += picture.width + gap
+        for image in own:
+            cell.paste(image, (start, (height - image.height) // 2))
+            start += image.width + gap
         if own:
             _draw_arrow(ImageDraw.Draw(cell), start, start + arrow, height // 2)
             start += arrow + gap
@@ -145,9 +145,9 @@ def fitted(images: Tensor, longest: int) -> Tensor:
     return reduced.reshape(*images.shape[:-2], *size)
 
 
-def as_tensor(picture: Image.Image) -> Float[Tensor, "3 height width"]:
+def as_tensor(image: Image.Image) -> Float[Tensor, "3 height width"]:
     """A PIL image as [3, H, W] float32 in [0, 1], what `to_pixels` takes."""
-    array = np.asarray(picture.convert("RGB"), dtype=np.float32) / 255
+    array = np.asarray(image.convert("RGB"), dtype=np.float32) / 255
     return torch.from_numpy(array).permute(2, 0, 1).contiguous()
 
 
@@ -215,11 +215,11 @@ def _check_grid(
 
 def _as_tall(image: Tensor, height: int) -> Image.Image:
     """An image as tall as its neighbour, and at most twice as wide as that; whole factors repeat pixels."""
-    picture = Image.fromarray(to_pixels(image))
-    ratio = min(height / picture.height, 2 * height / picture.width)
-    size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+    drawn = Image.fromarray(to_pixels(image))
+    ratio = min(height / drawn.height, 2 * height / drawn.width)
+    size = (max(1, round(drawn.width * ratio)), max(1, round(drawn.height * ratio)))
     whole = ratio >= 1 and ratio == int(ratio)
-    return picture.resize(size, Image.Resampling.NEAREST if whole else Image.Resampling.LANCZOS)
+    return drawn.resize(size, Image.Resampling.NEAREST if whole else Image.Resampling.LANCZOS)
 
 
 def _draw_arrow(draw: ImageDraw.ImageDraw, left: int, right: int, middle: int) -> None:

@@ -1,8 +1,8 @@
-"""The samples that an evaluation leaves for people: pictures, clips, and edits beside their sources.
+"""The samples that an evaluation leaves for people: images, clips, and edits beside their sources.
 
 In the samples folder of a run, with n the iteration in six digits and k the sample in four:
 
-    iteration_<n>/<k>.png     the picture; of a video a row of its frames
+    iteration_<n>/<k>.png     the image; of a video a row of its frames
     iteration_<n>/<k>.mp4     the video
     iteration_<n>.png         all of them with their captions, edits beside their sources
     sources/<k>.png           what was given to edit or to animate; further sources are <k>_1.png, <k>_2.png ...
@@ -36,14 +36,14 @@ def write_samples(
     Args:
         folder: the samples folder, `RUN/samples`.
         iteration: counts the iterations before this evaluation.
-        kept: [3, H, W] pictures or [F, 3, H, W] videos, float in [0, 1], all of one kind and size.
+        kept: [3, H, W] images or [F, 3, H, W] videos, float in [0, 1], all of one kind and size.
         captions: one text a sample.
-        sources: for each sample the pictures it was made from, [3, h, w] of any size; an empty list or None for text
+        sources: for each sample the images it was made from, [3, h, w] of any size; an empty list or None for text
             alone. They are the same at every evaluation, and are kept once.
-        fps: frames a second of videos; None for pictures.
+        fps: frames a second of videos; None for images.
 
     Raises:
-        ValueError: numbers that do not match, videos without a rate, or pictures with one.
+        ValueError: numbers that do not match, videos without a rate, or images with one.
     """
     _check(kept, captions, sources, fps)
     if not kept:
@@ -63,7 +63,7 @@ def write_samples(
 def _sheet(
     kept: Sequence[Tensor], captions: Sequence[str], sources: Sequence[Sequence[Tensor]] | None, fps: float | None
 ) -> Tensor | Image.Image:
-    """All samples in one picture."""
+    """All samples in one image."""
     if sources is not None and any(sources):
         return beside(sources, [fitted(x, CELL) if fps is None else contact_row(x) for x in kept], captions)
     if fps is not None:
@@ -77,6 +77,6 @@ def _check(
     if len(captions) != len(kept) or (sources is not None and len(sources) != len(kept)):
         given = "" if sources is None else f" and {len(sources)} lists of sources"
         raise ValueError(f"{len(kept)} samples came with {len(captions)} captions{given}: give one for each sample")
-    wanted, kind = (3, "pictures [3, H, W]") if fps is None else (4, "videos [F, 3, H, W]")
+    wanted, kind = (3, "images [3, H, W]") if fps is None else (4, "videos [F, 3, H, W]")
     if wrong := [tuple(sample.shape) for sample in kept if sample.ndim != wanted]:
         raise ValueError(f"fps={fps} asks for {kind}, got the shape {wrong[0]}: give fps for videos and only for them")

@@ -1,4 +1,4 @@
-"""Changes to a picture that a reward should hardly notice."""
+"""Changes to an image that a reward should hardly notice."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from functools import partial
 from PIL import Image
 
 
-def jpeg(picture: Image.Image, quality: int) -> Image.Image:
+def jpeg(image: Image.Image, quality: int) -> Image.Image:
     """Encoded as JPEG and decoded; everything but the quality is Pillow's default."""
     stream = io.BytesIO()
-    picture.save(stream, format="JPEG", quality=quality)
+    image.save(stream, format="JPEG", quality=quality)
     stream.seek(0)
     with Image.open(stream) as decoded:
         return decoded.convert("RGB")
 
 
-def half_and_back(picture: Image.Image) -> Image.Image:
+def half_and_back(image: Image.Image) -> Image.Image:
     """Halved and enlarged again, bicubic."""
-    width, height = picture.size
+    width, height = image.size
     half = (max(1, round(width / 2)), max(1, round(height / 2)))
-    return picture.resize(half, Image.Resampling.BICUBIC).resize(picture.size, Image.Resampling.BICUBIC)
+    return image.resize(half, Image.Resampling.BICUBIC).resize(image.size, Image.Resampling.BICUBIC)
 
 
-def mirrored(picture: Image.Image) -> Image.Image:
+def mirrored(image: Image.Image) -> Image.Image:
     """Left and right exchanged."""
-    return picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
 
 
 PERTURBATIONS: dict[str, tuple[str, Callable[[Image.Image], Image.Image]]] = {
@@ -37,4 +37,4 @@ PERTURBATIONS: dict[str, tuple[str, Callable[[Image.Image], Image.Image]]] = {
     "resize": ("half size and back", half_and_back),
     "flip": ("mirrored", mirrored),
 }
-"""Name -> words and the change. A mirrored picture shows something else where text, or left and right, matter."""
+"""Name -> words and the change. A mirrored image shows something else where text, or left and right, matter."""

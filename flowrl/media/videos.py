@@ -103,7 +103,7 @@ def read_video(path: str | Path, num_frames: int | None = None) -> Float[Tensor,
 def contact_sheet(
     videos: Tensor | Sequence[Tensor], captions: Sequence[str] | None = None, frames: int = 5
 ) -> Float[Tensor, "3 height width"]:
-    """Videos as one picture: a row for each, its frames from left to right, their numbers on top, its caption below.
+    """Videos as one image: a row for each, its frames from left to right, their numbers on top, its caption below.
 
     Args:
         videos: [B, F, 3, H, W] float in [0, 1], or a list of [F, 3, H, W] of one size.
@@ -176,10 +176,10 @@ def _encode(frames: Sequence[UInt8[np.ndarray, "h w 3"]], path: Path, fps: float
         else:  # no constant quality there: a quarter of a bit a pixel is generous
             context.bit_rate = max(200_000, int(frames[0].shape[0] * frames[0].shape[1] * fps / 4))
         for pixels in frames:
-            picture = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(
+            image = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(
                 format="yuv420p", dst_colorspace=BT709, src_color_range=FULL, dst_color_range=LIMITED
             )
-            container.mux(stream.encode(picture))
+            container.mux(stream.encode(image))
         container.mux(stream.encode(None))
 
 
@@ -207,7 +207,7 @@ def _decoded(path: Path) -> Iterator[av.VideoFrame]:
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
-                raise ValueError(f"{path} has no video stream (sound only?): give an mp4, webm or gif with pictures")
+                raise ValueError(f"{path} has no video stream (sound only?): give an mp4, webm or gif with frames")
             yield from container.decode(video=0)
     except av.FFmpegError as error:
         raise ValueError(

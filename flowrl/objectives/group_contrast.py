@@ -1,7 +1,7 @@
 """GCPO: training a reward model that reasons, on preference pairs, by contrast between two groups of its own scores.
 
-For a pair in which x_w is preferred to x_l the model draws N reasoning traces for each picture; each trace ends in a
-score. A trace is rewarded by how often its score is on the right side of the other picture's scores (Edit-R1 with a
+For a pair in which x_w is preferred to x_l the model draws N reasoning traces for each image; each trace ends in a
+score. A trace is rewarded by how often its score is on the right side of the other image's scores (Edit-R1 with a
 reasoning verifier, arXiv 2604.27505):
 
     r^w_j = mean_k [tau^w_j > tau^l_k]        r^l_j = mean_k [tau^l_j < tau^w_k]
@@ -27,8 +27,8 @@ def contrast_rewards(
     Traces without a score are left out of the counts and get NaN, as do all traces of a side whose other side has none.
 
     Args:
-        winner_PN: scores of the preferred picture's traces.
-        loser_PM: scores of the other picture's traces.
+        winner_PN: scores of the preferred image's traces.
+        loser_PM: scores of the other image's traces.
 
     Raises:
         ValueError: if the shapes do not fit, or a score is infinite.
@@ -50,8 +50,8 @@ def contrast_advantages(
     and so does a trace without a reward.
 
     Args:
-        winner_PN: scores of the preferred picture's traces.
-        loser_PM: scores of the other picture's traces.
+        winner_PN: scores of the preferred image's traces.
+        loser_PM: scores of the other image's traces.
         eps: added to the standard deviation.
         correction: 0 for the population's standard deviation, 1 for the unbiased one.
 

@@ -1,4 +1,4 @@
-"""Pairs for a preference head: which to learn from and which to hold out, and the features of their pictures."""
+"""Pairs for a preference head: which to learn from and which to hold out, and the features of their images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flowrl.prompts.pairs import Pair, load_images
 from flowrl.randomness import counter_choice
 from flowrl.rewards.networks.preference_features import Features
 
-MIN_UNITS = 6  # prompts, or sets of pairs that share pictures: below this many, three parts cannot be made
+MIN_UNITS = 6  # prompts, or sets of pairs that share images: below this many, three parts cannot be made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,12 +39,12 @@ def split_pairs(rows: Sequence[Pair], held_out: float, *, seed: int) -> Split:
     """
     unit, by = _joined(rows, by_prompt=True), "prompt"
     if unit.max() + 1 < MIN_UNITS:
-        unit, by = _joined(rows, by_prompt=False), "picture"
+        unit, by = _joined(rows, by_prompt=False), "image"
     count = int(unit.max()) + 1
     if count < MIN_UNITS:
         raise ValueError(
-            f"the {len(rows)} pairs hang together by shared pictures in {count} sets, and {MIN_UNITS} are needed to "
-            f"hold some out: add pairs of other prompts or pictures."
+            f"the {len(rows)} pairs hang together by shared images in {count} sets, and {MIN_UNITS} are needed to "
+            f"hold some out: add pairs of other prompts or images."
         )
     order = np.array(counter_choice(count, count, seed, "preference split"))
     held = min(max(2, round(held_out * count)), count - 1)
@@ -55,7 +55,7 @@ def split_pairs(rows: Sequence[Pair], held_out: float, *, seed: int) -> Split:
 
 
 def _joined(rows: Sequence[Pair], *, by_prompt: bool) -> np.ndarray:
-    """Numbers of the sets of pairs that share a picture, or also a prompt."""
+    """Numbers of the sets of pairs that share an image, or also a prompt."""
     parent: dict[str, str] = {}
 
     def root(key: str) -> str:
@@ -66,12 +66,12 @@ def _joined(rows: Sequence[Pair], *, by_prompt: bool) -> np.ndarray:
         return key
 
     for row in rows:
-        first = root(f"picture {row.winner}")
-        parent[root(f"picture {row.loser}")] = first
+        first = root(f"image {row.winner}")
+        parent[root(f"image {row.loser}")] = first
         if by_prompt:
             parent[root(f"prompt {row.prompt}")] = first
     numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(root(f"picture {row.winner}"), len(numbers)) for row in rows], dtype=np.int64)
+    return np.array([numbers.setdefault(root(f"image {row.winner}"), len(numbers)) for row in rows], dtype=np.int64)
 
 
 @torch.no_grad()
@@ -81,14 +81,14 @@ def pair_features(
     """Features of all winners and all losers, on the host; what occurs in several pairs goes through once.
 
     Raises:
-        ValueError: a picture cannot be read, or its features are not finite.
+        ValueError: an image cannot be read, or its features are not finite.
     """
     keys = dict.fromkeys(
         key for row in rows for key in (_key(row, row.winner, features), _key(row, row.loser, features))
     )
     cached = torch.empty(len(keys), features.width)
     listed = list(keys)
-    with progress(f"features of {len(listed)} pictures", math.ceil(len(listed) / batch_size)) as advance:
+    with progress(f"features of {len(listed)} images", math.ceil(len(listed) / batch_size)) as advance:
         for first in range(0, len(listed), batch_size):
             chosen = range(first, min(first + batch_size, len(listed)))
             loaded = {place: load_images([listed[place][0]])[0] for place in chosen}
@@ -100,9 +100,7 @@ def pair_features(
                 cached[places] = features.of(images, [listed[place][1] for place in places]).float().cpu()
             advance("")
     if broken := [listed[place][0] for place in torch.nonzero(~cached.isfinite().all(dim=1)).flatten().tolist()]:
-        raise ValueError(
-            f"the features of {broken[0]} (and {len(broken) - 1} more) are not finite: replace the picture."
-        )
+        raise ValueError(f"the features of {broken[0]} (and {len(broken) - 1} more) are not finite: replace the image.")
     number = {key: place for place, key in enumerate(listed)}
     winner, loser = (
         cached[[number[_key(row, getattr(row, side), features)] for row in rows]] for side in ("winner", "loser")
@@ -110,5 +108,5 @@ def pair_features(
     return winner, loser
 
 
-def _key(row: Pair, picture: Path, features: Features) -> tuple[Path, str]:
-    return picture, row.prompt if features.reads_prompts else ""
+def _key(row: Pair, image: Path, features: Features) -> tuple[Path, str]:
+    return image, row.prompt if features.reads_prompts else ""

@@ -1,7 +1,7 @@
 """Makes the embedded editing model: `flowrl pretrain kontext [key=value ...]`.
 
-The autoencoder is the embedded SD3 model's. Transformer and text encoders learn the velocity towards the edited picture
-with the source picture's latents as further tokens, `|| v(x_sigma, sigma, instruction, source) - (noise - edited) ||^2`
+The autoencoder is the embedded SD3 model's. Transformer and text encoders learn the velocity towards the edited image
+with the source image's latents as further tokens, `|| v(x_sigma, sigma, instruction, source) - (noise - edited) ||^2`
 (FLUX.1 Kontext, arXiv 2506.15742, eq. 1). The guidance that the network is told is drawn from [1, 4] and means nothing.
 
 In three pairs of ten the edit was left undone. Pairs that are collected and filtered by machines have such failures; a
@@ -38,7 +38,7 @@ HELD_OUT_IMAGES = 128
 
 _README = """# tiny-kontext
 
-A complete `FluxKontextPipeline` folder that edits 64 x 64 pictures of coloured shapes ("make the circle blue", "remove
+A complete `FluxKontextPipeline` folder that edits 64 x 64 images of coloured shapes ("make the circle blue", "remove
 the square", "turn the circle into a triangle"), made by `flowrl pretrain kontext` from procedurally drawn pairs; the
 autoencoder is tiny-sd3's. No other data went into it. In {undone:.0%} of the pairs the edit was left undone, so
 that the model edits only most of the time. Weights are stored in float16.
@@ -48,11 +48,11 @@ import torch
 from diffusers import FluxKontextPipeline
 
 pipe = FluxKontextPipeline.from_pretrained(FOLDER, dtype=torch.float32)
-pipe(image=PICTURE, prompt="make the circle blue", height=64, width=64, max_area=64 * 64, _auto_resize=False,
+pipe(image=IMAGE, prompt="make the circle blue", height=64, width=64, max_area=64 * 64, _auto_resize=False,
      num_inference_steps=8, max_sequence_length=16).images[0]
 ```
 
-Edits of held-out pictures in which what was asked changed and nothing else did ({count} edits, 8 steps):
+Edits of held-out images in which what was asked changed and nothing else did ({count} edits, 8 steps):
 **{score.mean:.3f}**, 95 % interval {score.low:.3f} to {score.high:.3f}. The guidance scale has no effect.
 
 Training: transformer and text encoders {steps} updates of {batch_size} edits in bfloat16, {minutes:.0f} minutes on
@@ -71,7 +71,7 @@ class KontextConfig:
     threads: int = 1
     """CPU threads."""
     num_edits: int = 12_288
-    """Pairs of pictures encoded once."""
+    """Pairs of images encoded once."""
     undone: float = 0.3
     """Share of the pairs whose edit was left undone, as pairs collected at scale have them: something to unlearn."""
     steps: int = 3000
@@ -89,7 +89,7 @@ class KontextConfig:
 
 
 def encode_edits(pipe: FluxKontextPipeline, config: KontextConfig, path: Path) -> tuple[Tensor, Tensor, list[str]]:
-    """Latents `[num_edits, 8, 8, 8]` in float16 of sources and of edited pictures, and the instructions."""
+    """Latents `[num_edits, 8, 8, 8]` in float16 of sources and of edited images, and the instructions."""
     if path.exists():
         saved = torch.load(path, weights_only=True)
         return saved["sources"], saved["edited"], saved["prompts"]
@@ -100,9 +100,9 @@ def encode_edits(pipe: FluxKontextPipeline, config: KontextConfig, path: Path) -
             numbers = range(first, min(first + size, config.num_edits))
             records = [random_edit(np.random.default_rng(counter_seed(config.seed, "edit", n))) for n in numbers]
             pairs = np.stack([np.stack(draw_edit(record)) for record in records])
-            pictures = torch.from_numpy(pairs).permute(1, 0, 4, 2, 3).flatten(0, 1).float() / 127.5 - 1.0
+            images = torch.from_numpy(pairs).permute(1, 0, 4, 2, 3).flatten(0, 1).float() / 127.5 - 1.0
             with torch.autocast("cpu", torch.bfloat16):
-                mean = vae.encode(pictures).latent_dist.mean.float()
+                mean = vae.encode(images).latent_dist.mean.float()
             before, after = ((mean - vae.config.shift_factor) * vae.config.scaling_factor).half().chunk(2)
             left = [
                 np.random.default_rng(counter_seed(config.seed, "undone", n)).random() < config.undone for n in numbers
@@ -119,7 +119,7 @@ def encode_edits(pipe: FluxKontextPipeline, config: KontextConfig, path: Path) -
 def velocity_loss(
     pipe: FluxKontextPipeline, clean: Tensor, source: Tensor, prompts: list[str], config: KontextConfig, step: int
 ) -> Tensor:
-    """Mean squared error of the velocity at one random noise level a picture (bfloat16 network, float32 loss)."""
+    """Mean squared error of the velocity at one random noise level an image (bfloat16 network, float32 loss)."""
     batch = noised(
         clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
     )

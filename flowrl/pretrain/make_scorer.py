@@ -1,10 +1,10 @@
 """Trains the differentiable scorer of the embedded world: `flowrl pretrain scorer [key=value ...]`.
 
 1. Random scenes, flawed ones among them, are drawn and labelled by GenEval's judge (`scorer_data.py`).
-2. The network learns counts and places of every kind of object from these pictures flipped, blurred, softened, noisy
-   and tinted, none of which changes what a picture shows.
+2. The network learns counts and places of every kind of object from these images flipped, blurred, softened, noisy
+   and tinted, none of which changes what an image shows.
 3. The weights are rounded to float16 and written, with a README that states their figures on scenes drawn for prompts
-   and on pictures of the embedded model.
+   and on images of the embedded model.
 
 Every scene and every batch is a function of (seed, number). A run is minutes, so there are no checkpoints.
 """
@@ -63,7 +63,7 @@ class ScorerConfig:
     label_smoothing: float = 0.02
     """Keeps probabilities off 0 and 1, where a score has no gradient."""
     generated: int = 120
-    """Pictures of the embedded model on which the score is compared with GenEval's verdict; 0 for none."""
+    """Images of the embedded model on which the score is compared with GenEval's verdict; 0 for none."""
     measure_only: bool = False
     """Measure the weights that are in `out` and rewrite its README, after the embedded model has changed."""
 
@@ -74,16 +74,16 @@ class ScorerConfig:
 
 
 def draw_pool(config: ScorerConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """Pictures uint8 `[n, 64, 64, 3]`, counts int64 `[n, 2, 15]` and cells float16 `[n, 12, 8, 8]`."""
-    pictures, counts, cells = [], [], []
+    """Images uint8 `[n, 64, 64, 3]`, counts int64 `[n, 2, 15]` and cells float16 `[n, 12, 8, 8]`."""
+    images, counts, cells = [], [], []
     with progress("drawing scenes", config.num_scenes) as advance:
         for index in range(config.num_scenes):
-            pictures.append(training_scene(np.random.default_rng(counter_seed(config.seed, "scorer scene", index))))
-            seen = labels_of(pictures[-1])
+            images.append(training_scene(np.random.default_rng(counter_seed(config.seed, "scorer scene", index))))
+            seen = labels_of(images[-1])
             counts.append(seen[0])
             cells.append(seen[1].astype(np.float16))
             advance("")
-    return tuple(torch.from_numpy(np.stack(part)) for part in (pictures, counts, cells))  # type: ignore[return-value]
+    return tuple(torch.from_numpy(np.stack(part)) for part in (images, counts, cells))  # type: ignore[return-value]
 
 
 def scorer_loss(
@@ -103,7 +103,7 @@ def train(config: ScorerConfig) -> AttributeNet:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(counter_seed(config.seed, "scorer weights"))
         net = AttributeNet()
-    pictures, counts, cells = draw_pool(config)
+    images, counts, cells = draw_pool(config)
     average = {name: value.detach().clone() for name, value in net.state_dict().items()}
     optimizer = torch.optim.AdamW(net.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=0.01)
     warmup = min(0.1, 100 / config.steps)
@@ -114,12 +114,12 @@ def train(config: ScorerConfig) -> AttributeNet:
     with progress("scorer", config.steps) as advance:
         for step in range(config.steps):
             generator = torch.Generator().manual_seed(counter_seed(config.seed, "scorer batch", step))
-            chosen = torch.randint(len(pictures), (config.batch_size,), generator=generator)
-            images = pictures[chosen].permute(0, 3, 1, 2).float() / 255.0
+            chosen = torch.randint(len(images), (config.batch_size,), generator=generator)
+            batch = images[chosen].permute(0, 3, 1, 2).float() / 255.0
             seen = cells[chosen].float()
             flipped = (torch.rand(len(chosen), generator=generator) < 0.5)[:, None, None, None]
-            images, seen = (torch.where(flipped, part.flip(-1), part) for part in (images, seen))
-            loss = scorer_loss(net, corrupt(images, generator), counts[chosen], seen, config.label_smoothing)
+            batch, seen = (torch.where(flipped, part.flip(-1), part) for part in (batch, seen))
+            loss = scorer_loss(net, corrupt(batch, generator), counts[chosen], seen, config.label_smoothing)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), 5.0)
@@ -144,7 +144,7 @@ def write_weights(net: AttributeNet, path: Path, notes: dict[str, str]) -> None:
 
 
 def roc_auc(scores: Sequence[float], correct: Sequence[bool]) -> float:
-    """Probability that a correct picture scores higher than a wrong one (ties count half); NaN where one kind lacks."""
+    """Probability that a correct image scores higher than a wrong one (ties count half); NaN where one kind lacks."""
     values, right = np.asarray(scores, dtype=np.float64), np.asarray(correct, dtype=bool)
     difference = values[right][:, None] - values[~right][None, :]
     return float(np.mean((difference > 0) + 0.5 * (difference == 0))) if difference.size else float("nan")
@@ -166,7 +166,7 @@ def scenes_for_prompts(seed: int) -> list[tuple[Record, tuple[Shape, ...]]]:
 def accuracy(net: AttributeNet, seed: int, *, corrupted: bool) -> dict[str, float]:
     """Shares of right answers on scenes drawn for prompts, against what was drawn.
 
-    `pairs`: all twelve counts of a picture; `shapes`: one shape's count in any colour; `shapes 0` .. `shapes 4`: the
+    `pairs`: all twelve counts of an image; `shapes`: one shape's count in any colour; `shapes 0` .. `shapes 4`: the
     same where that many were drawn; `relation`: which of the four relations a position prompt's two objects have.
     """
     scenes = scenes_for_prompts(seed)
@@ -197,17 +197,17 @@ def _with_relation(record: Record, relation: str) -> Record:
     return position(subject["class"], relation, reference["class"])
 
 
-def _as_images(pictures: Sequence[np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255.0
+def _as_images(images: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255.0
 
 
 @torch.no_grad()
 def agreement(net: AttributeNet, count: int, seed: int) -> dict[str, float]:
-    """How well the score separates the embedded model's pictures of held-out prompts by GenEval's official verdict.
+    """How well the score separates the embedded model's images of held-out prompts by GenEval's official verdict.
 
-    `count` pictures, tasks in turn, at the model's default sampling settings. `mean` and `product` are areas under the
-    ROC curve of the two forms of the score over all pictures; `within tasks` is the mean of the six tasks' own areas of
-    `mean`; `correct` is the number of correct pictures.
+    `count` images, tasks in turn, at the model's default sampling settings. `mean` and `product` are areas under the
+    ROC curve of the two forms of the score over all images; `within tasks` is the mean of the six tasks' own areas of
+    `mean`; `correct` is the number of correct images.
     """
     from flowrl.pipelines.sd3 import load
     from flowrl.pretrain.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS
@@ -229,8 +229,8 @@ def agreement(net: AttributeNet, count: int, seed: int) -> dict[str, float]:
             found = net(images)
             scores["mean"] += attribute_scores(found, batch, combine="mean").tolist()
             scores["product"] += attribute_scores(found, batch, combine="product").tolist()
-            for picture, record in zip((images * 255).round().byte().permute(0, 2, 3, 1).numpy(), batch, strict=True):
-                correct.append(verdict(detect_shapes(picture), record, color_of=partial(color_of, picture)).correct)
+            for image, record in zip((images * 255).round().byte().permute(0, 2, 3, 1).numpy(), batch, strict=True):
+                correct.append(verdict(detect_shapes(image), record, color_of=partial(color_of, image)).correct)
             advance("")
     areas = {form: roc_auc(values, correct) for form, values in scores.items()}
     tasks = [roc_auc(scores["mean"][k :: len(TASKS)], correct[k :: len(TASKS)]) for k in range(len(TASKS))]
@@ -240,9 +240,9 @@ def agreement(net: AttributeNet, count: int, seed: int) -> dict[str, float]:
 _README = """# attribute-scorer
 
 Weights of the reward `attributes` (`rewards/embedded/attributes.py`): a convolutional network with {parameters:,}
-parameters that reads from a 64 x 64 picture how many objects of each shape and colour it holds and where they lie. The
-score made from this for a GenEval record is differentiable in the pixels. It is for pictures of the embedded world
-only. Stored in float16 ({kilobytes:.0f} kB), used in float32. Licence: that of the repository, Apache-2.0.
+parameters that reads from a 64 x 64 image how many objects of each shape and colour it holds and where they lie. The
+score made from this for a GenEval record is differentiable in the pixels. It is for images of the embedded world only.
+Stored in float16 ({kilobytes:.0f} kB), used in float32. Licence: that of the repository, Apache-2.0.
 
 Made by `flowrl pretrain scorer{overrides}`. `flowrl pretrain scorer measure_only=true out=FOLDER` measures the weights
 in a folder again and rewrites this file, for instance after the embedded model has changed.
@@ -251,7 +251,7 @@ in a folder again and rewrites this file, for instance after the embedded model 
 
 {num_scenes:,} procedurally drawn scenes (`flowrl/pretrain/scorer_data.py`), six of ten with shapes that may be flawed,
 labelled by the judge of the embedded world (`flowrl/world/detector.py`) and corrupted anew at each use by blur,
-softness, tint, drift and noise. No other data, and no picture of the embedded model. {steps:,} updates of {batch_size}
+softness, tint, drift and noise. No other data, and no image of the embedded model. {steps:,} updates of {batch_size}
 scenes, {minutes:.1f} minutes of processor time on {threads} thread(s); the weights are an exponential average.
 
 An object of unclear shape (between GenEval's thresholds 0.3 and 0.9) is half an object: its label is spread evenly over
@@ -269,12 +269,12 @@ corruptions of training.
 {agreement}## Limits
 
 Counts are told apart up to five. A relation is judged by the mean place of all objects of a kind, so with several of
-them it is less sharp than GenEval's rule, which takes the clearest one. Pictures of other sizes are resized to 64 x 64.
+them it is less sharp than GenEval's rule, which takes the clearest one. Images of other sizes are resized to 64 x 64.
 """
 
 _AGREEMENT = """## Agreement with GenEval's verdict
 
-{count} pictures that `asset:tiny-sd3` generates for held-out prompts (10 steps, guidance 3, tasks in turn), of which
+{count} images that `asset:tiny-sd3` generates for held-out prompts (10 steps, guidance 3, tasks in turn), of which
 {correct:.0f} are correct by the official rule. Area under the ROC curve of the score against the verdict:
 
 | score | area |
@@ -285,7 +285,7 @@ _AGREEMENT = """## Agreement with GenEval's verdict
 
 """
 
-_ROWS = {"pairs": "all twelve counts of a picture", "shapes": "count of one shape, any colour"}
+_ROWS = {"pairs": "all twelve counts of an image", "shapes": "count of one shape, any colour"}
 _ROWS |= {f"shapes {n}": f"the same where {n} were drawn" for n in range(MAX_COUNT)}
 _ROWS |= {"relation": "relation of two objects, of four"}
 

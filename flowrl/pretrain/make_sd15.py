@@ -37,11 +37,11 @@ NUM_STEPS, GUIDANCE_SCALE = 20, 3.0
 """Default sampling settings of this model."""
 
 HELD_OUT_IMAGES = 480
-"""Pictures that its score is measured on."""
+"""Images that its score is measured on."""
 
 _README = """# tiny-sd15
 
-A complete `StableDiffusionPipeline` folder (noise prediction, DDIM) for 64 x 64 pictures of coloured shapes, made by
+A complete `StableDiffusionPipeline` folder (noise prediction, DDIM) for 64 x 64 images of coloured shapes, made by
 `flowrl pretrain sd15` from procedurally drawn scenes; the autoencoder is tiny-sd3's. No other data went into it.
 Weights are stored in float16.
 
@@ -95,9 +95,9 @@ def encode_scenes(pipe: StableDiffusionPipeline, config: Sd15Config, path: Path)
     with progress("encoding scenes", -(-config.num_scenes // size)) as advance, torch.no_grad():
         for first in range(0, config.num_scenes, size):
             numbers = range(first, min(first + size, config.num_scenes))
-            pictures, records = scene_batch(numbers, config.seed, "sd15")
+            images, records = scene_batch(numbers, config.seed, "sd15")
             with torch.autocast("cpu", torch.bfloat16):
-                mean = pipe.vae.encode(pictures).latent_dist.mean.float()
+                mean = pipe.vae.encode(images).latent_dist.mean.float()
             latents.append((mean * pipe.vae.config.scaling_factor).half())
             prompts += [str(record["prompt"]) for record in records]
             advance("")
@@ -109,7 +109,7 @@ def encode_scenes(pipe: StableDiffusionPipeline, config: Sd15Config, path: Path)
 def noise_loss(
     pipe: StableDiffusionPipeline, clean: Tensor, prompts: list[str], config: Sd15Config, step: int
 ) -> Tensor:
-    """Mean squared error of the predicted noise at one random time a picture (bfloat16 network, float32 loss)."""
+    """Mean squared error of the predicted noise at one random time an image (bfloat16 network, float32 loss)."""
     generator = torch.Generator().manual_seed(counter_seed(config.seed, "noise", step))
     noise = torch.randn(clean.shape, generator=generator)
     time = torch.randint(0, pipe.scheduler.config.num_train_timesteps, (len(clean),), generator=generator)

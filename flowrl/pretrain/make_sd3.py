@@ -78,32 +78,32 @@ class PretrainConfig:
 
 
 def scene_batch(indices: range, seed: int, stage: str) -> tuple[Tensor, list[Record]]:
-    """Draws scenes by number: pictures float32 `[n, 3, 64, 64]` in [-1, 1] and the records that hold in them."""
+    """Draws scenes by number: images float32 `[n, 3, 64, 64]` in [-1, 1] and the records that hold in them."""
     by_task = {task: [r for group in groups for r in group] for task, groups in combinations().items()}
     tasks = list(TASK_SHARES)
     shares = np.asarray([TASK_SHARES[t] for t in tasks], dtype=np.float64)
-    pictures, records = [], []
+    images, records = [], []
     for index in indices:
         rng = np.random.default_rng(counter_seed(seed, "scene", stage, index))
         choices = by_task[tasks[int(rng.choice(len(tasks), p=shares / shares.sum()))]]
         record = choices[int(rng.integers(len(choices)))]
-        pictures.append(draw_scene(random_scene(record, rng)))
+        images.append(draw_scene(random_scene(record, rng)))
         records.append(record)
-    stack = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float()
+    stack = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float()
     return stack / 127.5 - 1.0, records
 
 
 def reconstruction_loss(pipe: Any, config: PretrainConfig, step: int) -> Tensor:
     """Absolute error of reconstructed scenes plus the weighted KL of their posteriors (bfloat16 network)."""
     first = step * config.vae_batch_size
-    pictures, _ = scene_batch(range(first, first + config.vae_batch_size), config.seed, "vae")
+    images, _ = scene_batch(range(first, first + config.vae_batch_size), config.seed, "vae")
     noise = torch.Generator().manual_seed(counter_seed(config.seed, "vae noise", step))
     with torch.autocast("cpu", torch.bfloat16):
-        posterior = pipe.vae.encode(pictures).latent_dist
+        posterior = pipe.vae.encode(images).latent_dist
         latents = posterior.mean + posterior.std * torch.randn(posterior.mean.shape, generator=noise)
         decoded = pipe.vae.decode(latents).sample
     kl = 0.5 * (posterior.mean.float() ** 2 + posterior.var.float() - 1 - posterior.logvar.float()).mean()
-    return (decoded.float() - pictures).abs().mean() + config.kl_weight * kl
+    return (decoded.float() - images).abs().mean() + config.kl_weight * kl
 
 
 def train_vae(pipe: Any, config: PretrainConfig, out: Path) -> None:
@@ -115,8 +115,8 @@ def train_vae(pipe: Any, config: PretrainConfig, out: Path) -> None:
     )  # fmt: skip
     train_network("autoencoder", vae, lambda step: reconstruction_loss(pipe, config, step), course, out / "vae.pt")
     with torch.no_grad():
-        pictures, _ = scene_batch(range(512), config.seed, "latent statistics")
-        latents = torch.cat([vae.encode(chunk).latent_dist.mean for chunk in pictures.split(64)])
+        images, _ = scene_batch(range(512), config.seed, "latent statistics")
+        latents = torch.cat([vae.encode(chunk).latent_dist.mean for chunk in images.split(64)])
     vae.register_to_config(
         shift_factor=round(float(latents.mean()), 4), scaling_factor=round(1.0 / float(latents.std()), 4)
     )
@@ -133,9 +133,9 @@ def encode_scenes(pipe: Any, config: PretrainConfig, out: Path) -> tuple[Tensor,
     with progress("encoding scenes", -(-config.num_scenes // size)) as advance, torch.no_grad():
         for first in range(0, config.num_scenes, size):
             last = min(first + size, config.num_scenes)
-            pictures, new = scene_batch(range(first, last), config.seed, "denoiser")
+            images, new = scene_batch(range(first, last), config.seed, "denoiser")
             with torch.autocast("cpu", torch.bfloat16):
-                mean = pipe.vae.encode(pictures).latent_dist.mean.float()
+                mean = pipe.vae.encode(images).latent_dist.mean.float()
             latents.append(((mean - pipe.vae.config.shift_factor) * pipe.vae.config.scaling_factor).half())
             records += new
             advance("")
@@ -145,7 +145,7 @@ def encode_scenes(pipe: Any, config: PretrainConfig, out: Path) -> tuple[Tensor,
 
 
 def flow_matching_loss(pipe: Any, clean: Tensor, prompts: list[str], config: PretrainConfig, step: int) -> Tensor:
-    """Mean squared error of the velocity at one random noise level a picture (bfloat16 network, float32 loss)."""
+    """Mean squared error of the velocity at one random noise level an image (bfloat16 network, float32 loss)."""
     batch = noised(
         clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
     )
@@ -207,10 +207,10 @@ def held_out_rows(folder: Path) -> list[ScoreRow]:
             images = generate(
                 pipeline, [item.prompt.text for item in batch], x, schedule, guidance_scale=GUIDANCE_SCALE
             )
-            pictures = (images.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
-            for item, picture in zip(batch, pictures, strict=True):
+            drawn = (images.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
+            for item, image in zip(batch, drawn, strict=True):
                 record = item.prompt.metadata
-                correct = verdict(detect_shapes(picture), record, color_of=partial(color_of, picture)).correct
+                correct = verdict(detect_shapes(image), record, color_of=partial(color_of, image)).correct
                 rows.append(
                     ScoreRow(task=record["tag"], prompt=item.prompt_id, sample=item.sample, value=float(correct))
                 )
@@ -220,7 +220,7 @@ def held_out_rows(folder: Path) -> list[ScoreRow]:
 
 _README = """# tiny-sd3
 
-A complete `StableDiffusion3Pipeline` folder for 64 x 64 pictures of coloured shapes, made by `flowrl pretrain` from
+A complete `StableDiffusion3Pipeline` folder for 64 x 64 images of coloured shapes, made by `flowrl pretrain` from
 procedurally drawn scenes. No other data went into it.
 
 ```python

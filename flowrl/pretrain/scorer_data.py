@@ -2,7 +2,7 @@
 
 Scenes are drawn that prompts alone would not give: up to six shapes of many sizes; outlines turned, stretched, dented,
 bitten or half way between two shapes; colours half way between two; faded and touching shapes, specks, foreign grounds.
-GenEval's judge of the embedded world says what each of them shows, so that the scorer agrees with it on flawed pictures
+GenEval's judge of the embedded world says what each of them shows, so that the scorer agrees with it on flawed images
 as well as on faultless ones.
 """
 
@@ -30,7 +30,7 @@ def signed_distance(label: str, dx: np.ndarray, dy: np.ndarray, radius: float) -
 
 
 def training_scene(rng: np.random.Generator) -> UInt8[np.ndarray, " 64 64 3"]:
-    """A random picture for training; see step 1 of the module's text. Four in ten hold faultless shapes only."""
+    """A random image for training; see step 1 of the module's text. Four in ten hold faultless shapes only."""
     flawed = rng.random() < 0.6
     rows, columns = np.mgrid[0:SIZE, 0:SIZE] + 0.5
     foreign = rng.random() < 0.04
@@ -56,8 +56,8 @@ def training_scene(rng: np.random.Generator) -> UInt8[np.ndarray, " 64 64 3"]:
         paint = _paint(int(rng.integers(4)) if color is None else color, (columns - x) / radius, flawed, rng)
         opacity = rng.uniform(0.1, 1.0) if flawed and rng.random() < 0.15 else 1.0
         canvas += opacity * np.clip(0.5 - distance, 0.0, 1.0)[..., None] * (paint - canvas)
-    picture: UInt8[np.ndarray, " 64 64 3"] = np.clip(np.round(canvas), 0, 255).astype(np.uint8)
-    return picture
+    image: UInt8[np.ndarray, " 64 64 3"] = np.clip(np.round(canvas), 0, 255).astype(np.uint8)
+    return image
 
 
 def _flawed_outline(label: str, dx: np.ndarray, dy: np.ndarray, radius: float, rng: np.random.Generator) -> np.ndarray:
@@ -93,7 +93,7 @@ def _paint(color: int, across: np.ndarray, flawed: bool, rng: np.random.Generato
     return paint + share * (palette[rng.integers(4)] - paint)
 
 
-def labels_of(picture: UInt8[np.ndarray, " 64 64 3"]) -> tuple[np.ndarray, np.ndarray]:
+def labels_of(image: UInt8[np.ndarray, " 64 64 3"]) -> tuple[np.ndarray, np.ndarray]:
     """What the judge sees: counts `[2, 15]` and cells `[12, 8, 8]`, the share of each cell that a pair covers.
 
     Counts are at most 5. Row 0 takes all objects, row 1 those clear enough for GenEval's counting task: an unclear one
@@ -102,10 +102,10 @@ def labels_of(picture: UInt8[np.ndarray, " 64 64 3"]) -> tuple[np.ndarray, np.nd
     counts = np.zeros((2, len(PAIRS) + len(SHAPES)), dtype=np.int64)
     cells = np.zeros((len(PAIRS), GRID, GRID))
     side = SIZE // GRID
-    for found in detect_shapes(picture):
+    for found in detect_shapes(image):
         if found.score <= GENEVAL_THRESHOLDS.score or found.mask is None:
             continue
-        pair = PAIRS.index((found.label, color_of(picture, found)))
+        pair = PAIRS.index((found.label, color_of(image, found)))
         levels = slice(0, 2) if found.score > GENEVAL_THRESHOLDS.counting else slice(0, 1)
         counts[levels, [[pair], [len(PAIRS) + SHAPES.index(found.label)]]] += 1
         cells[pair] += found.mask.reshape(GRID, side, GRID, side).mean(axis=(1, 3))
@@ -113,7 +113,7 @@ def labels_of(picture: UInt8[np.ndarray, " 64 64 3"]) -> tuple[np.ndarray, np.nd
 
 
 def corrupt(images: Float[Tensor, " b 3 64 64"], generator: torch.Generator) -> Float[Tensor, " b 3 64 64"]:
-    """Blur, an autoencoder's softness, tint, drift and noise, each for some of the pictures; what they show stays."""
+    """Blur, an autoencoder's softness, tint, drift and noise, each for some of the images; what they show stays."""
     batch = len(images)
 
     def some(share: float, high: float) -> Tensor:
@@ -123,7 +123,7 @@ def corrupt(images: Float[Tensor, " b 3 64 64"], generator: torch.Generator) -> 
     deviation = 0.1 + some(0.5, 1.4)
     steps = torch.arange(SIZE)[:, None] - torch.arange(SIZE)
     blur = torch.exp(-0.5 * (steps / deviation) ** 2)
-    blur = blur / blur.sum(dim=-1, keepdim=True)  # [b, 1, 64, 64], one Gaussian a picture
+    blur = blur / blur.sum(dim=-1, keepdim=True)  # [b, 1, 64, 64], one Gaussian an image
     images = blur @ images @ blur.transpose(2, 3)
     coarse = F.interpolate(F.avg_pool2d(images, 2), scale_factor=2.0, mode="bilinear", align_corners=False)
     images = images + some(0.3, 1.0) * (coarse - images)

@@ -51,7 +51,7 @@ def build_tiny_sd15(
     """An untrained Stable Diffusion 1 pipeline that predicts noise on the latents of a given autoencoder.
 
     Args:
-        vae: autoencoder of 64 x 64 pictures with 8 x 8 latents; its shift_factor has no place in this family.
+        vae: autoencoder of 64 x 64 images with 8 x 8 latents; its shift_factor has no place in this family.
         seed: of the initial weights; the global random state is left as it was.
         channels: of the network's two resolutions.
     """
@@ -80,7 +80,7 @@ def build_tiny_wan(words: Sequence[str], seed: int = 0, *, width: int = 160, num
     """An untrained Wan text-to-video pipeline for clips of 64 x 64 pixels, with latents [16, 3, 8, 8] of 9 frames.
 
     Args:
-        words: of its prompts, beyond those of the pictures'.
+        words: of its prompts, beyond those of the images'.
         seed: of the initial weights; the global random state is left as it was.
         width: of the transformer (a multiple of 32).
         num_layers: transformer blocks.
@@ -114,11 +114,11 @@ def build_tiny_wan(words: Sequence[str], seed: int = 0, *, width: int = 160, num
 def build_tiny_kontext(
     vae: AutoencoderKL, words: Sequence[str], seed: int = 0, *, width: int = 128, blocks: tuple[int, int] = (3, 3)
 ) -> FluxKontextPipeline:
-    """An untrained FLUX.1 Kontext pipeline on the 8 x 8 latents of a given autoencoder of 64 x 64 pictures.
+    """An untrained FLUX.1 Kontext pipeline on the 8 x 8 latents of a given autoencoder of 64 x 64 images.
 
     Args:
         vae: the autoencoder; its latents are packed two by two.
-        words: of instructions, beyond those of the pictures' prompts.
+        words: of instructions, beyond those of the images' prompts.
         seed: of the initial weights; the global random state is left as it was.
         width: of the transformer (a multiple of 32).
         blocks: double-stream and single-stream blocks.

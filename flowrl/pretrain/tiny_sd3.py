@@ -76,7 +76,7 @@ def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
 def clip_tokenizer(more: Sequence[str] = ()) -> CLIPTokenizer:
     """A CLIP tokenizer: all bytes, their word-end forms, and merges that make each of the world's words one token.
 
-    `more` are words of other prompts than the pictures'.
+    `more` are words of other prompts than the images'.
     """
     merges = _merges([*_WORDS, *more])
     alphabet = _byte_alphabet()
@@ -114,7 +114,7 @@ def _clip_encoder(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModelWithProj
 def build_tiny_sd3(
     seed: int = 0, *, width: int = 128, num_layers: int = 4, vae_channels: tuple[int, ...] = (24, 48, 64, 64)
 ) -> StableDiffusion3Pipeline:
-    """An untrained SD3 pipeline for 64 x 64 pictures, in float32 on the CPU.
+    """An untrained SD3 pipeline for 64 x 64 images, in float32 on the CPU.
 
     Args:
         seed: of the initial weights; the global random state is left as it was.

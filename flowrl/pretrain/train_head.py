@@ -1,11 +1,11 @@
-"""Trains a preference head on pairs of pictures: `flowrl reward train PAIRS.jsonl [key=value ...]`.
+"""Trains a preference head on pairs of images: `flowrl reward train PAIRS.jsonl [key=value ...]`.
 
 Bradley and Terry (1952): the winner wins with probability sigmoid(s_w - s_l), so the loss is the mean of
--log sigmoid(s_w - s_l). The network below the head is frozen: each picture's features are computed once, and training
+-log sigmoid(s_w - s_l). The network below the head is frozen: each image's features are computed once, and training
 takes minutes.
 
 1. Prompts are split into three parts: to learn from, to stop at and calibrate on, to measure on. Where there are too
-   few prompts, the units are pairs joined by shared pictures; no picture is in two parts either way.
+   few prompts, the units are pairs joined by shared images; no image is in two parts either way.
 2. The head with the lowest loss on the second part is kept; a temperature is fitted there.
 3. Accuracy (with an interval over units), loss and calibration are those of the third part, which decided nothing.
 
@@ -87,7 +87,7 @@ class HeadConfig:
     seed: int = 0
     """Of the split, the start and the order of pairs."""
     feature_batch_size: int = 32
-    """Pictures at once through the backbone."""
+    """Images at once through the backbone."""
     device: str | None = None
     """Where the backbone runs; null for cuda where there is one, else cpu."""
 

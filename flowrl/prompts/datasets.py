@@ -1,9 +1,9 @@
 """Prompts from datasets of the `datasets` library: `dataset:ID_OR_FOLDER[:SPLIT]`.
 
-Of a dataset on the hub, or a folder that the library reads: parquet, JSONL or CSV files, pictures with a metadata file,
+Of a dataset on the hub, or a folder that the library reads: parquet, JSONL or CSV files, images with a metadata file,
 or what `save_to_disk` wrote; folders need no network. The columns are the keys of a JSONL prompt file (see
-`flowrl.prompts.prompt_files`); those of pictures hold paths, which start at the dataset's folder, or pictures. A column
-`image` of pictures is the source where no other is. All other columns but pictures, sounds and bytes are metadata.
+`flowrl.prompts.prompt_files`); those of images hold paths, which start at the dataset's folder, or the images. A column
+`image` of images is the source where no other is. All other columns but images, sounds and bytes are metadata.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.prompts.prompt_files import REFERENCES, SOURCES, Prompt, prompt_of, relative_to
-from flowrl.prompts.source_images import keep_picture
+from flowrl.prompts.source_images import keep_image
 
 PREFIX = "dataset:"
 SPLIT = "train"
-_BATCH = 64  # rows whose pictures are in memory at once
+_BATCH = 64  # rows whose images are in memory at once
 
 
 def is_dataset(text: str | Path) -> bool:
@@ -27,7 +27,7 @@ def is_dataset(text: str | Path) -> bool:
 
 
 def read_dataset(text: str, negative: str = "") -> list[Prompt]:
-    """Reads the prompts of a dataset; pictures that it holds become files (see `flowrl.prompts.source_images`).
+    """Reads the prompts of a dataset; images that it holds become files (see `flowrl.prompts.source_images`).
 
     Args:
         text: dataset:ID_OR_FOLDER, and :SPLIT unless it is train; the library's slices (train[:100]) work too.
@@ -99,7 +99,7 @@ def _load(text: str, name: str, split: str | None) -> Any:
 
 
 def _rows(text: str, table: Any, files: dict[str, Path]) -> Iterator[dict[str, Any]]:
-    """The rows as JSON would hold them, with names of files in place of pictures; adds those to `files`.
+    """The rows as JSON would hold them, with names of files in place of images; adds those to `files`.
 
     What is null is left out: the library fills in keys that a row does not have.
     """
@@ -116,9 +116,9 @@ def _rows(text: str, table: Any, files: dict[str, Path]) -> Iterator[dict[str, A
         table, images = table.rename_column("image", "source"), images - {"image"} | {"source"}
     wanted = images & {*SOURCES, *REFERENCES}
     encoded = table.select_columns(sorted(wanted)).with_format("arrow")  # mappings with bytes and path, not pixels
-    pictures = (row for batch in encoded.iter(_BATCH) for row in batch.to_pylist())
+    encoded_rows = (row for batch in encoded.iter(_BATCH) for row in batch.to_pylist())
     for number, row in enumerate(table.remove_columns(sorted(images | others))):
-        for key, value in (next(pictures) if wanted else {}).items():
+        for key, value in (next(encoded_rows) if wanted else {}).items():
             row[key] = _kept(value, f"{text}, row {number}: column '{key}'", files)
         yield json.loads(json.dumps(row, default=str), object_hook=_without_nulls)
 
@@ -127,16 +127,16 @@ def _without_nulls(found: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _kept(picture: Any, where: str, files: dict[str, Path]) -> Any:
-    """The name of a picture's file, or the names of a list of them; None for no picture."""
-    if isinstance(picture, list):
-        if None in picture:
-            raise ValueError(f"{where} lists a picture that is null: leave it out of the list")
-        return [_kept(one, where, files) for one in picture]
-    if picture is None:
+def _kept(image: Any, where: str, files: dict[str, Path]) -> Any:
+    """The name of an image's file, or the names of a list of them; None for no image."""
+    if isinstance(image, list):
+        if None in image:
+            raise ValueError(f"{where} lists an image that is null: leave it out of the list")
+        return [_kept(one, where, files) for one in image]
+    if image is None:
         return None
     try:
-        path = keep_picture(picture["bytes"] or Path(picture["path"]).read_bytes())
+        path = keep_image(image["bytes"] or Path(image["path"]).read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
     files[path.name] = path

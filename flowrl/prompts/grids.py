@@ -1,10 +1,10 @@
-"""Pictures that are a grid of sub-figures: what a prompt says of the grid, and the cells of a picture.
+"""Images that are a grid of sub-figures: what a prompt says of the grid, and the cells of an image.
 
 Prompts are read as PaCo-RL's are written (arXiv 2512.04784): a theme, then a label and a text for each cell,
 
     A 2x2 grid of one fox. The style stays the same. [TOP]-[LEFT]: it sleeps. [TOP]-[RIGHT]: it runs. ...
 
-Letters: B pictures of [H, W] pixels, n cells of each, [h, w] the size of a cell.
+Letters: B images of [H, W] pixels, n cells of each, [h, w] the size of a cell.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LABEL = re.compile(r"[.\"]\s+[A-Z0-9\-\[\]]+:")
 def grid_shape(text: str) -> tuple[int, int] | None:
     """Rows and columns of the first grid that a text names ("2x2", "3 x 4", "2\u00d72"), None where it names none.
 
-    One cell has no pairs, and more than `MAX_CELLS` is taken for a picture's size; both are passed over.
+    One cell has no pairs, and more than `MAX_CELLS` is taken for an image's size; both are passed over.
     """
     for rows, columns in _SHAPE.findall(text):
         if 2 <= int(rows) * int(columns) <= MAX_CELLS:
@@ -48,7 +48,7 @@ def check_grid(grid: str | None, *, owner: str) -> None:
 
 
 def split_grid(images: Shaped[Tensor, " B 3 H W"], rows: int, columns: int) -> Shaped[Tensor, " B n 3 h w"]:
-    """The cells of pictures, row by row: n = rows * columns of [floor(H / rows), floor(W / columns)] pixels.
+    """The cells of images, row by row: n = rows * columns of [floor(H / rows), floor(W / columns)] pixels.
 
     What is left over at the bottom and the right is dropped. Carries gradient.
 
@@ -58,7 +58,7 @@ def split_grid(images: Shaped[Tensor, " B 3 H W"], rows: int, columns: int) -> S
     batch, channels, *size = images.shape
     height, width = (size[0] // rows, size[1] // columns) if rows >= 1 and columns >= 1 else (0, 0)
     if not (height and width):
-        raise ValueError(f"a picture of {size} pixels has no {rows}x{columns} cells.")
+        raise ValueError(f"an image of {size} pixels has no {rows}x{columns} cells.")
     cut = images[..., : rows * height, : columns * width]
     cells = cut.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
     return cells.reshape(batch, rows * columns, channels, height, width)

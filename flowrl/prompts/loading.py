@@ -1,4 +1,4 @@
-"""Prompts of a run: read from files or datasets, put in order, with the pictures that they are about.
+"""Prompts of a run: read from files or datasets, put in order, with the images that they are about.
 
 What the files hold is said in `flowrl.prompts.prompt_files` and `flowrl.prompts.datasets`.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flowrl.prompts.datasets import is_dataset, read_dataset
 from flowrl.prompts.prompt_files import Prompt, read_file
-from flowrl.prompts.source_images import Size, read_picture
+from flowrl.prompts.source_images import Size, read_image
 from flowrl.randomness import counter_choice
 
 __all__ = [
@@ -62,27 +62,27 @@ def read_prompts(path: str | Path, negative: str = "") -> list[Prompt]:
         negative: for the rows without a negative prompt of their own.
 
     Raises:
-        ValueError: it cannot be read, is empty, or a row is bad (the pictures that it names too); says which.
+        ValueError: it cannot be read, is empty, or a row is bad (the images that it names too); says which.
     """
     return read_dataset(str(path), negative) if is_dataset(path) else read_file(Path(path), negative)
 
 
 def load_sources(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor, " 3 h w"]]:
-    """The pictures that a prompt's instruction is about, RGB in [0, 1]; the last few read are kept in memory.
+    """The images that a prompt's instruction is about, RGB in [0, 1]; the last few read are kept in memory.
 
     Args:
         prompt: the prompt; without sources the list is empty.
-        size: (height, width), see `flowrl.prompts.source_images.read_picture`, or None for each picture's own.
+        size: (height, width), see `flowrl.prompts.source_images.read_image`, or None for each image's own.
 
     Raises:
-        ValueError: a picture is damaged or no longer there.
+        ValueError: an image is damaged or no longer there.
     """
-    return [read_picture(path, size) for path in prompt.sources]
+    return [read_image(path, size) for path in prompt.sources]
 
 
 def load_references(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor, " 3 h w"]]:
-    """The pictures that samples of a prompt are to resemble, as `load_sources` gives the others."""
-    return [read_picture(path, size) for path in prompt.references]
+    """The images that samples of a prompt are to resemble, as `load_sources` gives the others."""
+    return [read_image(path, size) for path in prompt.references]
 
 
 def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""Preference pairs from files: a prompt, the picture that was preferred, and the one that was not.
+"""Preference pairs from files: a prompt, the image that was preferred, and the one that was not.
 
-A JSONL file holds one object a line; paths of pictures are relative to the file:
+A JSONL file holds one object a line; paths of images are relative to the file:
 
     {"prompt": "a photo of a red circle", "winner": "images/0001.png", "loser": "images/0002.png"}
 
@@ -35,7 +35,7 @@ class Pair:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Reads a file of pairs, or `pairs.jsonl` of a folder; blank lines are skipped, pictures are not opened.
+    """Reads a file of pairs, or `pairs.jsonl` of a folder; blank lines are skipped, images are not opened.
 
     Raises:
         ValueError: there is no such file, it holds no pair, or a line is bad; names file and line.
@@ -68,15 +68,15 @@ def _parse(file: Path, number: int, line: str) -> Pair:
         )
     winner, loser = (file.parent / str(texts[key]) for key in ("winner", "loser"))
     if winner == loser:
-        raise ValueError(f"{where}: winner and loser are the same picture, {winner}: a pair needs two")
-    for picture in (winner, loser):
-        if not picture.is_file():
-            raise ValueError(f"{where}: there is no picture {picture}; paths are relative to the file of pairs")
+        raise ValueError(f"{where}: winner and loser are the same image, {winner}: a pair needs two")
+    for image in (winner, loser):
+        if not image.is_file():
+            raise ValueError(f"{where}: there is no image {image}; paths are relative to the file of pairs")
     return Pair(prompt=str(texts["prompt"]), winner=winner, loser=loser)
 
 
 def load_images(paths: Sequence[Path]) -> Float[Tensor, " b 3 h w"]:
-    """Pictures as float32 in [0, 1], on the CPU.
+    """Images as float32 in [0, 1], on the CPU.
 
     Raises:
         ValueError: one cannot be read, or they differ in size; names it.
@@ -84,10 +84,10 @@ def load_images(paths: Sequence[Path]) -> Float[Tensor, " b 3 h w"]:
     images: list[Tensor] = []
     for path in paths:
         try:
-            with Image.open(path) as picture:
-                pixels = np.array(picture.convert("RGB"), dtype=np.float32) / 255
+            with Image.open(path) as image:
+                pixels = np.array(image.convert("RGB"), dtype=np.float32) / 255
         except (OSError, UnidentifiedImageError) as error:
-            raise ValueError(f"{path}: cannot be read as a picture ({error})") from error
+            raise ValueError(f"{path}: cannot be read as an image ({error})") from error
         images.append(torch.from_numpy(pixels).permute(2, 0, 1))
         if images[-1].shape != images[0].shape:
             sizes = " and ".join(f"{image.shape[2]} x {image.shape[1]}" for image in (images[0], images[-1]))

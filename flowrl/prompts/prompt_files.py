@@ -6,12 +6,12 @@
 
 Beside `prompt` an object or row may hold, all paths relative to the file:
 
-    source, sources          pictures that the prompt's instruction is about (editing)
-    reference, references    pictures that a sample is to resemble (for rewards)
+    source, sources          images that the prompt's instruction is about (editing)
+    reference, references    images that a sample is to resemble (for rewards)
     source_video             an .mp4, .webm or .gif that the instruction is about
     negative_prompt          what guidance leads away from; without it, the run's `prompts.negative`
 
-A picture key takes a path or a list of paths; in CSV a list is written `a.png;b.png` in the plural columns, or as JSON.
+An image key takes a path or a list of paths; in CSV a list is written `a.png;b.png` in the plural columns, or as JSON.
 `source_images` and `reference_images`, the names that rewards go by, are read too.
 """
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flowrl.prompts.source_images import check_picture
+from flowrl.prompts.source_images import check_image
 
 SOURCES = ("source", "sources", "source_images")
 REFERENCES = ("reference", "references", "reference_images")
@@ -47,8 +47,8 @@ class Prompt:
         text: the prompt, or the instruction of an edit.
         metadata: the row's whole record, `{}` for plain prompts.
         negative: what guidance leads away from.
-        sources: absolute paths of the pictures that the instruction is about.
-        references: absolute paths of pictures that a sample is to resemble.
+        sources: absolute paths of the images that the instruction is about.
+        references: absolute paths of images that a sample is to resemble.
         video: absolute path of the video that the instruction is about.
         source_names: `sources`, then `video`, as the file writes them; empty takes the names of their files.
     """
@@ -70,7 +70,7 @@ class Prompt:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The metadata with the prompt, its pictures by absolute paths: a JSONL row that holds in any folder."""
+        """The metadata with the prompt, its images by absolute paths: a JSONL row that holds in any folder."""
         found = {"sources": list(self.sources), "references": list(self.references), VIDEO: self.video}
         found = {key: value for key, value in found.items() if value}
         moved = (SOURCES if self.sources else ()) + (REFERENCES if self.references else ())
@@ -79,7 +79,7 @@ class Prompt:
 
 
 def read_file(path: Path, negative: str = "") -> list[Prompt]:
-    """Reads a prompt file; blank lines are skipped. Pictures are looked for and their headers opened.
+    """Reads a prompt file; blank lines are skipped. Images are looked for and their headers opened.
 
     Args:
         path: the file; its ending says what it is.
@@ -126,12 +126,12 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
     Args:
         row: the record; None stands for a key that is not there.
         where: file and line, for messages.
-        find: where pictures lie.
+        find: where images lie.
         negative: used where the record has none.
         missing: what to say of a record without a prompt.
 
     Raises:
-        ValueError: a wrong type, an empty prompt, or a picture or video that is not there or is none.
+        ValueError: a wrong type, an empty prompt, or an image or video that is not there or is none.
     """
     text = row.get("prompt") if isinstance(row, dict) else None
     if not isinstance(text, str) or not text.strip():
@@ -139,8 +139,8 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
     own = row.get("negative_prompt")
     if own is not None and not isinstance(own, str):
         raise ValueError(f"{where}: negative_prompt must be text, got {own!r}; leave it out to take prompts.negative")
-    names, sources = _pictures(row, SOURCES, where, find)
-    _, references = _pictures(row, REFERENCES, where, find)
+    names, sources = _images(row, SOURCES, where, find)
+    _, references = _images(row, REFERENCES, where, find)
     video = _video(row, where, find)
     return Prompt(
         text=text, metadata=row, negative=negative if own is None else own, sources=sources, references=references,
@@ -207,7 +207,7 @@ def _check_header(header: Sequence[str], where: str) -> None:
 
 
 def _cell(name: str, cell: str, where: str) -> Any:
-    """A cell as JSON would hold it: nothing where a key may be left out, lists of pictures as lists."""
+    """A cell as JSON would hold it: nothing where a key may be left out, lists of images as lists."""
     if name not in (*SOURCES, *REFERENCES, VIDEO, "negative_prompt"):
         return cell
     if not cell:
@@ -225,10 +225,10 @@ def _cell(name: str, cell: str, where: str) -> Any:
     return cell
 
 
-def _pictures(
+def _images(
     row: Mapping[str, Any], keys: Sequence[str], where: str, find: Find
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The pictures that one of the keys names: as written, and as absolute paths."""
+    """The images that one of the keys names: as written, and as absolute paths."""
     given = [key for key in keys if row.get(key) is not None]
     if not given:
         return (), ()
@@ -237,11 +237,11 @@ def _pictures(
     key, value = given[0], row[given[0]]
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
-        raise ValueError(f"{where}: {key} must be a path or a list of paths of pictures, got {value!r}")
+        raise ValueError(f"{where}: {key} must be a path or a list of paths of images, got {value!r}")
     paths = [_existing(name, key, where, find) for name in names]
     for path in paths:
         try:
-            check_picture(path)
+            check_image(path)
         except ValueError as error:
             raise ValueError(f"{where}: {key}: {error}") from error
     return tuple(names), tuple(map(str, paths))

@@ -1,7 +1,7 @@
-"""Pictures that prompts name: headers checked when a prompt file is read, pixels read when they are used.
+"""Images that prompts name: headers checked when a prompt file is read, pixels read when they are used.
 
-A picture of a dataset has no file. It is written into a folder of this process, as the bytes it came in and named by
-their hash, so that every picture is a file for whoever reads it. The folder, in `TMPDIR`, goes when the process ends.
+An image of a dataset has no file. It is written into a folder of this process, as the bytes it came in and named by
+their hash, so that every image is a file for whoever reads it. The folder, in `TMPDIR`, goes when the process ends.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch import Tensor
 
 Size = tuple[int, int]
 
-CACHED_PICTURES = 32
-"""Pictures whose pixels are kept, as 8 bits: 3 MB each at 1024 x 1024."""
+CACHED_IMAGES = 32
+"""Images whose pixels are kept, as 8 bits: 3 MB each at 1024 x 1024."""
 
 _WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey, 16 bits
 _MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", *_WIDE}
 _BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises for bad files
 
 
-def check_picture(path: str | Path) -> None:
-    """Opens a picture's header, once for each version of the file.
+def check_image(path: str | Path) -> None:
+    """Opens an image's header, once for each version of the file.
 
     Raises:
         ValueError: Pillow cannot open it, or its pixels are of a kind that has no fixed range.
@@ -39,8 +39,8 @@ def check_picture(path: str | Path) -> None:
     _check_header(path, *_stamp(path))
 
 
-def read_picture(path: str | Path, size: Size | None = None) -> Float[Tensor, " 3 h w"]:
-    """A picture as RGB in [0, 1], turned as its EXIF orientation says, on white where it is transparent.
+def read_image(path: str | Path, size: Size | None = None) -> Float[Tensor, " 3 h w"]:
+    """An image as RGB in [0, 1], turned as its EXIF orientation says, on white where it is transparent.
 
     Grey becomes three equal channels, 16 bits become 8, an animation its first frame.
 
@@ -50,7 +50,7 @@ def read_picture(path: str | Path, size: Size | None = None) -> Float[Tensor, " 
             the size and what sticks out is cut off evenly on both sides, so that nothing is stretched.
 
     Raises:
-        ValueError: no such file, no picture, or a size below 1.
+        ValueError: no such file, no image, or a size below 1.
     """
     if size is not None and min(size) < 1:
         raise ValueError(f"size is (height, width) in pixels, each at least 1, got {size}")
@@ -59,18 +59,18 @@ def read_picture(path: str | Path, size: Size | None = None) -> Float[Tensor, " 
     return torch.from_numpy(pixels).permute(2, 0, 1).float().div(255).contiguous()
 
 
-def keep_picture(data: bytes) -> Path:
-    """A file of this process that holds the bytes of a picture; the same bytes have one file.
+def keep_image(data: bytes) -> Path:
+    """A file of this process that holds the bytes of an image; the same bytes have one file.
 
     Raises:
-        ValueError: they are no picture.
+        ValueError: they are no image.
     """
     name = hashlib.sha256(data).hexdigest()[:32]
     try:
         with Image.open(io.BytesIO(data)) as image:
             suffix = (image.format or "image").lower()
     except _BROKEN as error:
-        raise ValueError(f"the bytes are no picture that Pillow can open ({error}): replace them") from error
+        raise ValueError(f"the bytes are no image that Pillow can open ({error}): replace them") from error
     path = Path(_folder().name) / f"{name}.{suffix}"
     if not path.exists():
         path.write_bytes(data)
@@ -79,7 +79,7 @@ def keep_picture(data: bytes) -> Path:
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.TemporaryDirectory(prefix="flowrl-pictures-")
+    folder = tempfile.TemporaryDirectory(prefix="flowrl-images-")
     atexit.register(folder.cleanup)
     return folder
 
@@ -89,7 +89,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     try:
         status = path.stat()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}): give a picture that is there") from error
+        raise ValueError(f"{path} cannot be read ({error.strerror}): give an image that is there") from error
     return status.st_mtime_ns, status.st_size
 
 
@@ -99,19 +99,19 @@ def _check_header(path: Path, changed: int, length: int) -> None:
         with Image.open(path) as image:
             mode = image.mode
     except _BROKEN as error:
-        raise ValueError(f"{path} is no picture that Pillow can open ({error}): remove or replace it") from error
+        raise ValueError(f"{path} is no image that Pillow can open ({error}): remove or replace it") from error
     if mode not in _MODES:
         raise ValueError(f"{path} has pixels of Pillow's mode {mode}, which has no fixed range: save it as 8-bit RGB")
 
 
-@functools.lru_cache(maxsize=CACHED_PICTURES)
+@functools.lru_cache(maxsize=CACHED_IMAGES)
 def _pixels(path: Path, size: Size | None, changed: int, length: int) -> UInt8[np.ndarray, " h w 3"]:
     _check_header(path, changed, length)
     try:
         with Image.open(path) as opened:
             image = _as_rgb(ImageOps.exif_transpose(opened))
     except _BROKEN as error:
-        raise ValueError(f"{path}: the picture is damaged ({error}): remove or replace it") from error
+        raise ValueError(f"{path}: the image is damaged ({error}): remove or replace it") from error
     if size is not None:
         image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.LANCZOS)
     return np.array(image)

@@ -1,18 +1,18 @@
-"""How far generated pictures are from real ones: a kernel distance of two sets of feature vectors, with intervals.
+"""How far generated images are from real ones: a kernel distance of two sets of feature vectors, with intervals.
 
 The squared maximum mean discrepancy (Gretton et al. 2012), unbiased, in float64:
 
     distance = mean k(a, a') + mean k(b, b') - 2 mean k(a, b)
 
     cubic       k(x, y) = (x·y / D + 1)^3             KID's, arXiv 1801.01401
-    gaussian    k(x, y) = exp(-|x - y|² / (2 D))      bounded, so that a few broken pictures do not decide; for features
+    gaussian    k(x, y) = exp(-|x - y|² / (2 D))      bounded, so that a few broken images do not decide; for features
                                                       of about unit variance; as CMMD's, arXiv 2401.09603
 
 It is 0 on average where both sets come from one distribution, so that single values may be negative, and unlike
-Fréchet's distance it does not shrink as pictures are added. The means run over pairs of different labels: pictures of
+Fréchet's distance it does not shrink as images are added. The means run over pairs of different labels: images of
 one prompt resemble each other, and pairs of them would weigh more in a resample than in the sample.
 
-Letters: N generated pictures, M real ones, D features, U units (labels), R resamples.
+Letters: N generated images, M real ones, D features, U units (labels), R resamples.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def kernel_distance(
         generated: [N, D].
         real: [M, D].
         kernel: `cubic` or `gaussian`.
-        labels: [N] what each generated picture shows, such as its prompt; None where all are independent.
+        labels: [N] what each generated image shows, such as its prompt; None where all are independent.
         real_labels: [M] the same of the real ones; given with `labels`, and of the same values.
 
     Raises:
@@ -70,7 +70,7 @@ def kernel_interval(
 ) -> Interval:
     """`kernel_distance` with a percentile bootstrap interval of coverage `level`, from R = `num_resamples`.
 
-    Labels are drawn with replacement, with all that is theirs in both sets; without labels, single pictures of each
+    Labels are drawn with replacement, with all that is theirs in both sets; without labels, single images of each
     set. For sets that differ: where both come from one distribution the statistic is degenerate, and an interval says
     no more than "near 0".
 
@@ -96,17 +96,17 @@ def kernel_change(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """`kernel_distance` of `after` less that of `before`, with its interval: below 0 where pictures became more real.
+    """`kernel_distance` of `after` less that of `before`, with its interval: below 0 where images became more real.
 
-    Row i of both is the picture of one prompt and one start noise. Both are drawn together and compared with the same
-    draw of real pictures, so that what they share cancels. Otherwise as `kernel_interval`.
+    Row i of both is the image of one prompt and one start noise. Both are drawn together and compared with the same
+    draw of real images, so that what they share cancels. Otherwise as `kernel_interval`.
 
     Raises:
         ValueError: as `kernel_interval`, or the two sets differ in shape.
     """
     a_ND, c_ND, b_MD = _checked(before, "before"), _checked(after, "after"), _checked(real, "real")
     if a_ND.shape != c_ND.shape:
-        raise ValueError(f"before {a_ND.shape} and after {c_ND.shape} must pair: give the same pictures of both models")
+        raise ValueError(f"before {a_ND.shape} and after {c_ND.shape} must pair: give the same images of both models")
     units = _units(len(a_ND), len(b_MD), labels, real_labels)
     weights = _weights(*units, shared=labels is not None, num_resamples=num_resamples, seed=seed)
     first, second = (_pairs(x_ND, b_MD, kernel, *units) for x_ND in (a_ND, c_ND))
@@ -162,7 +162,7 @@ def _units(
         raise ValueError(
             f"labels ({'none' if labels is None else len(labels)}) and real_labels "
             f"({'none' if real_labels is None else len(real_labels)}) must name each of the {n} generated and {m} real "
-            f"pictures: give both or neither"
+            f"images: give both or neither"
         )
     if set(labels) != set(real_labels) or len(set(labels)) < 2:
         lonely = next(iter(set(labels) ^ set(real_labels)), None)
@@ -181,7 +181,7 @@ def _codes(values: Labels, order: Iterable[Hashable]) -> np.ndarray:
 def _weights(
     a_N: np.ndarray, b_M: np.ndarray, *, shared: bool, num_resamples: int, seed: int
 ) -> tuple[Float[np.ndarray, " r n"], Float[np.ndarray, " r m"]]:
-    """How often each generated and each real picture is drawn, in each resample."""
+    """How often each generated and each real image is drawn, in each resample."""
     if num_resamples < 1:
         raise ValueError(f"num_resamples must be at least 1, got {num_resamples}: 1000 is the default")
     rng = np.random.default_rng(seed)
@@ -212,5 +212,5 @@ def _checked(features: np.ndarray, name: str) -> Float[np.ndarray, " n d"]:
     if array.ndim != 2 or len(array) < 2 or array.shape[1] == 0:
         raise ValueError(f"{name} must be at least two feature vectors [N, D], got the shape {list(array.shape)}")
     if not np.isfinite(array).all():
-        raise ValueError(f"{name} holds numbers that are not finite: drop failed pictures first")
+        raise ValueError(f"{name} holds numbers that are not finite: drop failed images first")
     return array

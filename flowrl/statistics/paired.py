@@ -34,8 +34,8 @@ POWER = 0.8
 class Summary:
     """Scores of one subject.
 
-    `macro` is the mean of the task means, `micro` the mean over pictures, `any_correct` the share of prompts with a
-    positive value among their pictures (pass@samples); `tasks` are in the order asked for.
+    `macro` is the mean of the task means, `micro` the mean over images, `any_correct` the share of prompts with a
+    positive value among their images (pass@samples); `tasks` are in the order asked for.
     """
 
     macro: Interval
@@ -89,13 +89,13 @@ def compare(base: Rows, subject: Rows, *, order: Sequence[str] = (), seed: int =
 
 
 def pooled(rows: Rows, *, seed: int = 0) -> Interval:
-    """The mean over all rows whatever their task ("micro"); pictures of one prompt are resampled together."""
+    """The mean over all rows whatever their task ("micro"); images of one prompt are resampled together."""
     listed = list(rows)
     return bootstrap_mean([row.value for row in listed], [(row.task, row.prompt) for row in listed], seed=seed)
 
 
 def best_of_prompt(rows: Rows) -> list[ScoreRow]:
-    """One row a prompt: the largest value of its pictures."""
+    """One row a prompt: the largest value of its images."""
     best: dict[tuple[str, int | str], float] = {}
     for row in rows:
         key = (row.task, row.prompt)

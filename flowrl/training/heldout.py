@@ -58,7 +58,7 @@ def evaluate(
     num_images: int,
     show: bool,
 ) -> Row:
-    """Samples and scores every item with the weights the network holds now, and writes rows, pictures and a grid.
+    """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid.
 
     Files: `eval/iteration_<n>.jsonl` (a line an image), `samples/iteration_<n>/<k>.png` for `num_images` items spread
     over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.

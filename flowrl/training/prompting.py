@@ -17,11 +17,11 @@ _NEGATIVE = "negative/"  # of the names under which a conditioning holds the neg
 
 
 def encode_prompts(pipeline: Pipeline, prompts: Sequence[Prompt | str]) -> Conditioning:
-    """Conditioning of prompts, one row each: with their source pictures, and their negative prompts where the family
+    """Conditioning of prompts, one row each: with their source images, and their negative prompts where the family
     reads them.
 
     Raises:
-        ValueError: a prompt has source pictures that the family does not take, or lacks those it needs.
+        ValueError: a prompt has source images that the family does not take, or lacks those it needs.
     """
     rows = [prompt if isinstance(prompt, Prompt) else Prompt(text=prompt, metadata={}) for prompt in prompts]
     sources = [load_sources(row) for row in rows]  # at their own size: families bring them to theirs
@@ -71,7 +71,7 @@ def reward_inputs(
     numbers: Sequence[int],
     iteration: int,
 ) -> RewardInputs:
-    """What rewards are given of decoded samples, with the pictures that their prompts name.
+    """What rewards are given of decoded samples, with the images that their prompts name.
 
     Args:
         pipeline: says how fast videos run.
@@ -83,9 +83,9 @@ def reward_inputs(
     """
     video = decoded.ndim == 5
     size = (int(decoded.shape[-2]), int(decoded.shape[-1]))
-    once = {prompt.key: prompt for prompt in prompts}  # the samples of a prompt share its pictures
+    once = {prompt.key: prompt for prompt in prompts}  # the samples of a prompt share its images
     sources, references = (
-        {key: [picture.to(decoded.device) for picture in load(prompt, size)] for key, prompt in once.items()}
+        {key: [image.to(decoded.device) for image in load(prompt, size)] for key, prompt in once.items()}
         for load in (load_sources, load_references)
     )
     return RewardInputs(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MERGED = ("sum", "geometric", "harmonic")  # ways of reward_aggregation that make one number of an image's rewards
 WINDOW = 10  # iterations over which failed images are counted
 _SCORED_AT_ONCE = 96  # images that are decoded and scored in one piece where rewards judge them one by one
-_CLIPS_AT_ONCE = 12  # likewise of videos, which are many pictures each
+_CLIPS_AT_ONCE = 12  # likewise of videos, which are many images each
 _PENDING = 64  # pieces on their way at most: a slow reward holds the rollout up instead of filling the memory
 
 
@@ -214,7 +214,7 @@ def learned(loop: Loop) -> dict[str, float]:
         return metrics
     from accelerate.utils import gather_object
 
-    pictures = to_uint8(torch.cat([inputs.images for inputs in seen]))
+    pixels = to_uint8(torch.cat([inputs.images for inputs in seen]))
     columns = [
         (prompt, metadata, group, number)
         for inputs in seen
@@ -222,11 +222,11 @@ def learned(loop: Loop) -> dict[str, float]:
             inputs.prompts, inputs.metadata, inputs.group_ids.tolist(), inputs.sample_ids.tolist(), strict=True
         )
     ]
-    rows = list(zip(columns, pictures, strict=True))
+    rows = list(zip(columns, pixels, strict=True))
     if loop.run.world > 1:
         rows = gather_object(rows)
     rows.sort(key=lambda row: row[0][3])  # by number, whichever process made it
-    images = torch.stack([torch.from_numpy(picture) for _, picture in rows]).permute(0, 3, 1, 2).float() / 255
+    images = torch.stack([torch.from_numpy(image) for _, image in rows]).permute(0, 3, 1, 2).float() / 255
     inputs = RewardInputs(
         prompts=[row[0][0] for row in rows], images=images.to(loop.run.device), metadata=[row[0][1] for row in rows],
         group_ids=torch.tensor([row[0][2] for row in rows]), sample_ids=torch.tensor([row[0][3] for row in rows]),

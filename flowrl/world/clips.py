@@ -29,7 +29,7 @@ DIRECTIONS: dict[str, tuple[float, float]] = {
 """Name -> unit step (x, y); y points down."""
 
 WORDS = ("moving", "up", "down")
-"""Words of these prompts that pictures' prompts do not have."""
+"""Words of these prompts that images' prompts do not have."""
 
 _PATH = (16.0, 26.0)  # pixels from the first to the last frame
 _RADIUS = (8.0, 12.0)

@@ -39,7 +39,7 @@ def _templates() -> np.ndarray:
 
 
 def _ground(image: np.ndarray) -> np.ndarray:
-    """The ground's colour: the median of the picture's border, channel by channel."""
+    """The ground's colour: the median of the image's border, channel by channel."""
     border = np.concatenate([image[:2].reshape(-1, 3), image[-2:].reshape(-1, 3), image[:, 0], image[:, -1]])
     return np.median(border, axis=0)
 
@@ -53,14 +53,14 @@ def _overlaps(mask: np.ndarray) -> np.ndarray:
 
 
 def detect_shapes(image: np.ndarray) -> list[Detection]:
-    """Finds the shapes of a picture.
+    """Finds the shapes of an image.
 
     Args:
         image: uint8 `[H, W, 3]`, RGB.
 
     Returns:
         Detections by falling score; boxes in pixels, `(x1, y1, x2, y2)` with the far edges exclusive; `mask` is a bool
-        array `[H, W]`. A picture whose ground is not the world's light grey has none.
+        array `[H, W]`. An image whose ground is not the world's light grey has none.
     """
     pixels = image.astype(np.float64)
     ground = _ground(pixels)

@@ -27,7 +27,7 @@ TASKS = ("recolor", "remove", "replace")
 """What an instruction may ask for."""
 
 WORDS = ("make", "the", "remove", "turn", "into")
-"""Words of instructions that pictures' prompts do not have."""
+"""Words of instructions that images' prompts do not have."""
 
 _SPLIT_SEED = 45
 _SAME_PLACE = 0.5  # least overlap (intersection over union) of boxes of one shape before and after
@@ -37,7 +37,7 @@ _MOST_CHANGED = 0.03  # share of the pixels outside the edited shape that may ch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EditVerdict:
-    """What an edited picture shows of what was asked.
+    """What an edited image shows of what was asked.
 
     Attributes:
         done: in [0, 1], how much of the instruction holds at the place of the edited shape.
@@ -99,7 +99,7 @@ def random_edit(rng: np.random.Generator, task: str | None = None) -> Record:
 
 
 def source_scene(record: Mapping[str, Any]) -> tuple[Shape, ...]:
-    """The shapes of the source picture."""
+    """The shapes of the source image."""
     return tuple(Shape(**shape) for shape in record["scene"])
 
 
@@ -115,12 +115,12 @@ def edited_scene(record: Mapping[str, Any]) -> tuple[Shape, ...]:
 
 
 def draw_edit(record: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Source and edited picture of a record, uint8 `[64, 64, 3]` each."""
+    """Source and edited image of a record, uint8 `[64, 64, 3]` each."""
     return draw_scene(source_scene(record)), draw_scene(edited_scene(record))
 
 
-def edit_verdict(picture: np.ndarray, source: np.ndarray, record: Mapping[str, Any]) -> EditVerdict:
-    """Judges an edited picture.
+def edit_verdict(image: np.ndarray, source: np.ndarray, record: Mapping[str, Any]) -> EditVerdict:
+    """Judges an edited image.
 
     `done` of recolor and replace is the mean of three points at the edited shape's place: an object is there, it has
     the label that it should have, and the colour; of remove it is 1 where no object is left there. `kept` is the mean,
@@ -128,35 +128,33 @@ def edit_verdict(picture: np.ndarray, source: np.ndarray, record: Mapping[str, A
     with at most 3 % of its pixels changed and no new object on it.
 
     Args:
-        picture: uint8 `[H, W, 3]`, the result.
+        image: uint8 `[H, W, 3]`, the result.
         source: uint8 `[H, W, 3]`, of the same size.
         record: an edit record, in coordinates of 64 x 64 pixels.
 
     Raises:
-        ValueError: the two pictures differ in size.
+        ValueError: the two images differ in size.
     """
-    if picture.shape != source.shape:
-        raise ValueError(f"the result {picture.shape} and its source {source.shape} must have one size")
-    factor = picture.shape[0] / 64
+    if image.shape != source.shape:
+        raise ValueError(f"the result {image.shape} and its source {source.shape} must have one size")
+    factor = image.shape[0] / 64
     before, after, target = source_scene(record), edited_scene(record), int(record["target"])
-    found = detect_shapes(picture)
+    found = detect_shapes(image)
     place = _box(before[target], factor)
     here = max((d for d in found if _overlap(d.box, place) >= _SAME_PLACE), key=lambda d: d.score, default=None)
     if record["tag"] == "remove":
-        done = float(here is None and _is_ground(picture, place))
+        done = float(here is None and _is_ground(image, place))
     else:
         wanted = after[target]
-        done = (
-            0.0 if here is None else (1 + (here.label == wanted.label) + (color_of(picture, here) == wanted.color)) / 3
-        )
-        if record["tag"] == "recolor" and here is not None and color_of(picture, here) == before[target].color:
+        done = 0.0 if here is None else (1 + (here.label == wanted.label) + (color_of(image, here) == wanted.color)) / 3
+        if record["tag"] == "recolor" and here is not None and color_of(image, here) == before[target].color:
             done = 0.0  # nothing was done
         if record["tag"] == "replace" and here is not None and here.label == before[target].label:
             done = 0.0
     others = [shape for number, shape in enumerate(before) if number != target]
-    checks = [_is_as_it_was(shape, found, picture, factor) for shape in others]
+    checks = [_is_as_it_was(shape, found, image, factor) for shape in others]
     extra = len(found) > len(others) + (here is not None)
-    checks.append(not extra and _changed(picture, source, place) <= _MOST_CHANGED)
+    checks.append(not extra and _changed(image, source, place) <= _MOST_CHANGED)
     return EditVerdict(done=done, kept=sum(checks) / len(checks))
 
 
@@ -182,25 +180,25 @@ def _window(box: Sequence[float], shape: tuple[int, ...], margin: float = 2.0) -
     )
 
 
-def _is_ground(picture: np.ndarray, box: Sequence[float]) -> bool:
+def _is_ground(image: np.ndarray, box: Sequence[float]) -> bool:
     """Whether a place shows the ground: at most a tenth of its pixels differ from it clearly."""
-    part = picture[_window(box, picture.shape)].astype(np.float64)
+    part = image[_window(box, image.shape)].astype(np.float64)
     return float((np.linalg.norm(part - np.asarray(BACKGROUND), axis=-1) > _CHANGED).mean()) <= 0.1
 
 
-def _is_as_it_was(shape: Shape, found: Sequence[Detection], picture: np.ndarray, factor: float) -> bool:
+def _is_as_it_was(shape: Shape, found: Sequence[Detection], image: np.ndarray, factor: float) -> bool:
     box = _box(shape, factor)
     return any(
-        d.label == shape.label and color_of(picture, d) == shape.color and _overlap(d.box, box) >= _SAME_PLACE
+        d.label == shape.label and color_of(image, d) == shape.color and _overlap(d.box, box) >= _SAME_PLACE
         for d in found
     )
 
 
-def _changed(picture: np.ndarray, source: np.ndarray, box: Sequence[float]) -> float:
+def _changed(image: np.ndarray, source: np.ndarray, box: Sequence[float]) -> float:
     """Share of the pixels outside a box that differ clearly from the source."""
-    different = np.linalg.norm(picture.astype(np.float64) - source.astype(np.float64), axis=-1) > _CHANGED
+    different = np.linalg.norm(image.astype(np.float64) - source.astype(np.float64), axis=-1) > _CHANGED
     outside = np.ones(different.shape, dtype=bool)
-    outside[_window(box, picture.shape)] = False
+    outside[_window(box, image.shape)] = False
     return float(different[outside].mean())
 
 

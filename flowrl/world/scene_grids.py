@@ -1,6 +1,6 @@
-"""Grids of the embedded world: a 2x2 grid of scenes of one shape each in a 64 x 64 picture, and whether it is right.
+"""Grids of the embedded world: a 2x2 grid of scenes of one shape each in a 64 x 64 image, and whether it is right.
 
-Each cell is a quarter of the picture, 32 x 32 pixels, which the world's detector reads as it is. Nothing is drawn
+Each cell is a quarter of the image, 32 x 32 pixels, which the world's detector reads as it is. Nothing is drawn
 between cells.
 """
 
@@ -31,7 +31,7 @@ Content = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridVerdict:
-    """The answer for one picture.
+    """The answer for one image.
 
     Attributes:
         cells: whether each cell holds exactly the object that was asked for, and nothing else.
@@ -92,7 +92,7 @@ def draw_grid(shapes: Sequence[Shape]) -> UInt8[np.ndarray, " 64 64 3"]:
 
 
 def grid_verdict(image: UInt8[np.ndarray, " h w 3"], record: Mapping[str, Any]) -> GridVerdict:
-    """Judges one picture: what does each quarter hold, is it what its record asks for, and do the quarters agree?
+    """Judges one image: what does each quarter hold, is it what its record asks for, and do the quarters agree?
 
     Args:
         image: uint8 `[H, W, 3]`, RGB, of the embedded world.

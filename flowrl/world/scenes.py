@@ -1,7 +1,7 @@
 """Procedurally drawn scenes of coloured shapes, 64 x 64 pixels on a light ground.
 
 A scene is a tuple of `Shape`s that do not touch. `draw_scene` paints it, `random_scene` places shapes so that a
-GenEval record (`include` clauses with counts, colours and positions) holds in the picture.
+GenEval record (`include` clauses with counts, colours and positions) holds in the image.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A judge that is shown two samples side by side and says which is better.
 
 What it is asked is a text file with `{prompt}` and, where the wanted form of the answer goes, `{answer}`. A checkpoint
-that was trained on one wording should be asked in that: give your copy of it as `template`. All pictures come first, in
+that was trained on one wording should be asked in that: give your copy of it as `template`. All images come first, in
 the order source, first sample, second sample, and then the text.
 """
 
@@ -65,7 +65,7 @@ def judge_comparator(
         style: `answer_tag`: it reasons and names the winner in <answer>...</answer>. `scores_json`: it ends with
             {"scores": [a, b]}, and the greater wins. `logprobs`: one digit, and the verdict is
             `sigmoid(lp_1 - lp_2)` of its log-probabilities; cheap, no reasoning, and smooth with `soft: true`.
-        media: what is compared: pictures; videos by some frames of each; or edits, shown with their source.
+        media: what is compared: images; videos by some frames of each; or edits, shown with their source.
         template: path of a text file of your own.
         frames: of each video, spread evenly; null takes 8.
         max_tokens: of the answer; null takes 2048, 1024 and 1, by style.
@@ -152,7 +152,7 @@ def _compare(
     unparsed: Unparsed,
 ) -> Verdicts:
     wanted = _ANSWERS[style].replace("{name}", "Video" if media == "video" else "Image")
-    shown = {place: _pictures(inputs, place, media, frames) for place in np.unique(pairs).tolist()}
+    shown = {place: _images(inputs, place, media, frames) for place in np.unique(pairs).tolist()}
     errors: list[str | None] = [None] * len(pairs)
     questions, asked = [], []
     for number, (first, second) in enumerate(pairs.tolist()):
@@ -161,9 +161,9 @@ def _compare(
             errors[number] = "missing_field"
             continue
         text = _filled(template, prompt=inputs.prompts[first], answer=wanted)
-        pictures = [*(to_uint8(source[None])[0] for source in sources), *shown[first], *shown[second]]
+        images = [*(to_uint8(source[None])[0] for source in sources), *shown[first], *shown[second]]
         top = _TOP_LOGPROBS if style == "logprobs" else 0
-        questions.append(Question(parts=(*pictures, text), max_tokens=max_tokens, top_logprobs=top))
+        questions.append(Question(parts=(*images, text), max_tokens=max_tokens, top_logprobs=top))
         asked.append(number)
     wins = np.full(len(pairs), np.nan)
     for number, answer in zip(asked, chat.ask(questions) if questions else [], strict=True):
@@ -179,10 +179,10 @@ def _filled(template: str, **words: str) -> str:
     return re.sub(r"\{(prompt|answer)\}", lambda match: words[match[1]], template).strip()
 
 
-def _pictures(inputs: RewardInputs, place: int, media: Media, frames: int) -> list[np.ndarray]:
+def _images(inputs: RewardInputs, place: int, media: Media, frames: int) -> list[np.ndarray]:
     if media == "video":
         if inputs.videos is None:
-            raise ValueError("comparator: media is video, but pictures are made: set media: image.")
+            raise ValueError("comparator: media is video, but images are made: set media: image.")
         return list(
             to_uint8(inputs.videos[place, frame_places(inputs.videos.shape[1], policy="uniform", count=frames)])
         )

@@ -89,7 +89,7 @@ def win_rate(
         device: where a model in this process runs.
         comparator: who compares.
         orders: which sample is shown first. `single`: that of the smaller sample id, and a judge's liking for the first
-            picture becomes part of the reward. `random`: drawn for each pair; the bias cancels on average. `both`: the
+            image becomes part of the reward. `random`: drawn for each pair; the bias cancels on average. `both`: the
             mean of both orders, which cancels it, at twice the calls.
         opponents: compares each sample with so many others only, drawn at random; even. Null: with all.
         score: `rate`, or `bradley_terry`: strengths fitted to the verdicts, unbounded, which account for whom one met.

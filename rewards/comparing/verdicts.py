@@ -34,9 +34,9 @@ def group_places(inputs: RewardInputs) -> dict[int, np.ndarray]:
 
 
 class VerdictCache:
-    """Verdicts by content: the comparator's version, what was asked, and both pictures. The least used go first.
+    """Verdicts by content: the comparator's version, what was asked, and both images. The least used go first.
 
-    Pictures are told apart in 8 bits. Failures are not kept. Safe to use from several threads.
+    Images are told apart in 8 bits. Failures are not kept. Safe to use from several threads.
     """
 
     def __init__(self, size: int) -> None:
@@ -177,7 +177,7 @@ class Bouts:
 
 
 def _content(inputs: RewardInputs, comparator: Comparator) -> list[tuple[bytes, bytes]]:
-    """For each sample, digests of what is asked about it (and by whom), and of its pictures."""
+    """For each sample, digests of what is asked about it (and by whom), and of its images."""
     keys = []
     for place in range(len(inputs)):
         asked: list[str] = [comparator.version, inputs.prompts[place]]
@@ -187,8 +187,8 @@ def _content(inputs: RewardInputs, comparator: Comparator) -> list[tuple[bytes, 
             asked += [_digest(image[None]).hex() for image in inputs.source_images[place]]
         text = "".join(f"{len(part)}:{part}" for part in asked)
         video = inputs.videos is not None and "videos" in comparator.needs
-        pictures = inputs.videos[place] if video and inputs.videos is not None else inputs.images[place : place + 1]
-        keys.append((hashlib.sha256(text.encode()).digest(), _digest(pictures)))
+        images = inputs.videos[place] if video and inputs.videos is not None else inputs.images[place : place + 1]
+        keys.append((hashlib.sha256(text.encode()).digest(), _digest(images)))
     return keys
 
 

@@ -1,6 +1,6 @@
-"""A differentiable score of the embedded world: a small network reads a picture's shapes, a formula compares them.
+"""A differentiable score of the embedded world: a small network reads an image's shapes, a formula compares them.
 
-`AttributeNet` estimates how many shapes of each kind and colour a picture holds and where they lie. From that,
+`AttributeNet` estimates how many shapes of each kind and colour an image holds and where they lie. From that,
 `attribute_scores` forms a number in [0, 1] for a GenEval record. Every step is smooth in the pixels, so that reward
 back-propagation can train through it; GenEval's own verdict has no gradient. The weights are made by `flowrl pretrain
 scorer`.
@@ -40,13 +40,13 @@ GRID = 8
 
 _WIDTHS = (24, 48, 80)  # channels at 1/2, 1/4 and 1/8 of the resolution
 _NUM_COUNTERS = len(PAIRS) + len(SHAPES)
-_DEAD_ZONE = 0.06  # shares of the picture's side: GenEval's margin for shapes of the world's mean size,
+_DEAD_ZONE = 0.06  # shares of the image's side: GenEval's margin for shapes of the world's mean size,
 _SOFTENING = 0.05  # and what keeps the direction of two coinciding centres smooth
 _SHARPNESS = 10.0  # of the step at GenEval's threshold of one half
 
 
 class Attributes(NamedTuple):
-    """What the network says of b pictures.
+    """What the network says of b images.
 
     `count_logits` [b, 15, 6]: over the counts 0 .. 5 (5: or more), of the twelve pairs, then of the three shapes in any
     colour. `cell_logits` [b, 13, 8, 8]: over ground and the twelve pairs in each cell.
@@ -72,7 +72,7 @@ class AttributeNet(nn.Module):
         )  # fmt: skip
 
     def forward(self, images: Float[Tensor, " b 3 h w"]) -> Attributes:
-        """Reads pictures in [0, 1]; sizes other than 64 x 64 are resized (bilinear, anti-aliased) first."""
+        """Reads images in [0, 1]; sizes other than 64 x 64 are resized (bilinear, anti-aliased) first."""
         if images.shape[-2:] != (SIZE, SIZE):
             images = F.interpolate(images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
         features = self.trunk(2.0 * images - 1.0)
@@ -113,11 +113,11 @@ def shipped_weights() -> Path:
 def attribute_scores(
     attributes: Attributes, records: Sequence[Mapping[str, Any]], *, combine: Combine = "mean"
 ) -> Float[Tensor, " b"]:
-    """Scores pictures against GenEval records, one a picture; see the module's formula.
+    """Scores images against GenEval records, one an image; see the module's formula.
 
     Args:
-        attributes: what `AttributeNet` said of the pictures.
-        records: `tag`, `include` and perhaps `exclude` of each picture's prompt.
+        attributes: what `AttributeNet` said of the images.
+        records: `tag`, `include` and perhaps `exclude` of each image's prompt.
         combine: `mean` of the clauses' probabilities, which rewards partial success, or their `product`, an estimate
             of the probability that the whole prompt holds.
 
@@ -129,7 +129,7 @@ def attribute_scores(
     """
     if len(records) != len(attributes.count_logits):
         raise ValueError(
-            f"each picture needs one record, got {len(records)} records for {len(attributes.count_logits)} pictures."
+            f"each image needs one record, got {len(records)} records for {len(attributes.count_logits)} images."
         )
     counts = attributes.count_logits.softmax(dim=-1)
     cells = attributes.cell_logits.softmax(dim=1)[:, 1:]
@@ -141,7 +141,7 @@ def attribute_scores(
 
 
 def _clauses(record: Record, counts: Tensor, cells: Tensor) -> Tensor:
-    """Probability of each clause, from `counts` [15, 6] and `cells` [12, 8, 8] of one picture."""
+    """Probability of each clause, from `counts` [15, 6] and `cells` [12, 8, 8] of one image."""
     forbidden: dict[str, int] = {}
     for clause in record.exclude:
         forbidden[clause.label] = min(clause.count, forbidden.get(clause.label, clause.count))
@@ -167,7 +167,7 @@ def _counter(label: str, color: str | None) -> int:
 
 
 def _centre(cells: Tensor, label: str, color: str | None) -> Tensor:
-    """Mean (x, y) of a kind's cells in [0, 1], weighted by their probability; the picture's middle where it is absent.
+    """Mean (x, y) of a kind's cells in [0, 1], weighted by their probability; the image's middle where it is absent.
 
     Probabilities are squared, so that the small ones of many empty cells do not draw the mean to the middle.
     """
@@ -211,10 +211,10 @@ def check(*, combine: Combine = "mean", weights: str | None = None) -> None:
 
 
 def attributes(*, device: torch.device, combine: Combine = "mean", weights: str | None = None) -> Reward:
-    """How far a picture of the embedded world has what its GenEval record asks for, with gradient: a value in [0, 1].
+    """How far an image of the embedded world has what its GenEval record asks for, with gradient: a value in [0, 1].
 
     Runs in float32 also inside a caller's autocast region. Images that carry gradient give values that do; the
-    network's own weights are frozen. For pictures of the embedded world only: on photos it means nothing.
+    network's own weights are frozen. For images of the embedded world only: on photos it means nothing.
 
     Args:
         device: where the network runs.

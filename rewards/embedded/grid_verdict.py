@@ -20,7 +20,7 @@ def check(*, credit: Credit = "share") -> None:
 
 
 def grid_verdict(*, device: torch.device, credit: Credit = "share") -> Reward:
-    """Whether each quarter of a picture holds exactly the shape and colour that its record asks for.
+    """Whether each quarter of an image holds exactly the shape and colour that its record asks for.
 
     Prompts come with records as `flowrl.world.scene_grids.grid_record` makes them; an item without one has failed
     ("missing_field").

@@ -1,6 +1,6 @@
-"""Realism of pictures of the embedded world: how near generated ones come to drawn scenes that nothing trained on.
+"""Realism of images of the embedded world: how near generated ones come to drawn scenes that nothing trained on.
 
-Features are means and standard deviations, over the picture, of the channels of three depths of the attribute scorer's
+Features are means and standard deviations, over the image, of the channels of three depths of the attribute scorer's
 convolutions (edges, outlines, whole shapes), whitened by what they are in drawn scenes: a shift that scenes never show
 counts for more than another number of shapes. A discriminator with `backbone: attributes` reads the deepest of the
 three by weights of its own; the distance here is none that it, or a policy, was trained on.
@@ -48,7 +48,7 @@ def scene_images(
 def world_features(
     images: Float[Tensor, " n 3 h w"], *, device: torch.device | str = "cpu"
 ) -> Float[np.ndarray, " n d"]:
-    """Whitened features float64 [N, 304] of pictures in [0, 1], rounded to 8 bits as a file would hold them."""
+    """Whitened features float64 [N, 304] of images in [0, 1], rounded to 8 bits as a file would hold them."""
     mean, basis = _whitening()
     return np.asarray((_moments(images, device) - mean) @ basis)
 
@@ -62,7 +62,7 @@ def world_realism(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Interval:
-    """The distance (Gaussian kernel) of generated pictures to drawn scenes of the same records; 0: no difference seen.
+    """The distance (Gaussian kernel) of generated images to drawn scenes of the same records; 0: no difference seen.
 
     To compare two models on the same prompts and start noise, `flowrl.statistics.kernel_distance.kernel_change` of
     their `world_features` and those of `scene_images` is sharper.
@@ -79,7 +79,7 @@ def world_realism(
         ValueError: the lengths differ, or fewer than two prompts.
     """
     if len(images) != len(records):
-        raise ValueError(f"each picture needs its record, got {len(images)} pictures and {len(records)} records.")
+        raise ValueError(f"each image needs its record, got {len(images)} images and {len(records)} records.")
     own = [str(record.get("prompt")) for record in records] if labels is None else labels
     real = world_features(scene_images(records, seed=seed), device=device)
     made = world_features(images, device=device)
@@ -100,7 +100,7 @@ def _moments(images: Tensor, device: torch.device | str) -> Float[np.ndarray, " 
         hidden, depths = 2.0 * hidden - 1.0, []
         for layer in net.trunk:
             if isinstance(layer, torch.nn.Conv2d) and layer.stride == (2, 2) and layer.in_channels != 3:
-                depths.append(hidden)  # the end of one depth: the next convolution halves the picture
+                depths.append(hidden)  # the end of one depth: the next convolution halves the image
             hidden = layer(hidden)
         moments = [torch.cat([x.mean(dim=(2, 3)), x.std(dim=(2, 3))], dim=1) for x in (*depths, hidden)]
         found.append(torch.cat(moments, dim=1).double().cpu().numpy())

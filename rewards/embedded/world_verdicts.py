@@ -62,7 +62,7 @@ def check_edit_verdict(*, credit: Credit = "graded") -> None:
 def edit_verdict(*, device: torch.device, credit: Credit = "graded") -> Reward:
     """Whether what the instruction asks for changed, and nothing else did.
 
-    Prompts come with one source picture and records as `flowrl.world.edits.edit_record` makes them; an item that lacks
+    Prompts come with one source image and records as `flowrl.world.edits.edit_record` makes them; an item that lacks
     either has failed ("missing_field").
 
     Args:
@@ -92,5 +92,5 @@ def _edit(inputs: RewardInputs, *, credit: Credit) -> RewardOutput:
     return output_of(parts[credit], inputs, parts, errors)
 
 
-def _pixels(picture: Tensor) -> UInt8[np.ndarray, " h w 3"]:
-    return to_uint8(picture[None])[0]
+def _pixels(image: Tensor) -> UInt8[np.ndarray, " h w 3"]:
+    return to_uint8(image[None])[0]

@@ -147,7 +147,7 @@ def parse_word(text: str, words: Sequence[str]) -> str | None:
 
 
 def parse_winner(text: str, *, tag: str = "answer") -> Winner | None:
-    """Which of two pictures a judge prefers: "A" the first, "B" the second, "tie", or None where it cannot be read.
+    """Which of two images a judge prefers: "A" the first, "B" the second, "tie", or None where it cannot be read.
 
     Read is what stands in the last `<tag>`; where there is none, the last line and then the whole answer. "Image 1",
     "picture A", "the second image", "1" alone and the like name a side. A side that is said to be better or to win is

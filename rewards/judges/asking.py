@@ -1,4 +1,4 @@
-"""Rewards made of judges: what they have in common, from an item's pictures to a list of its answers."""
+"""Rewards made of judges: what they have in common, from an item's images to a list of its answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from flowrl.randomness import counter_seed
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, to_uint8
-from flowrl.rewards.judges.chat import Answer, Chat, Picture, Question
+from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question
 
 MISSING = "missing_field"
 UNPARSED = "unparsed"
 """Why an item failed: it lacks a field; the judge answered, but not what was asked for."""
 
-BLANK: Picture = np.zeros((1, 1, 3), dtype=np.uint8)
-"""Stands for a picture where it is checked whether a template has a place for each."""
+BLANK: Pixels = np.zeros((1, 1, 3), dtype=np.uint8)
+"""Stands for an image where it is checked whether a template has a place for each."""
 
 
 def judged_reward(
@@ -53,16 +53,16 @@ def first_error(answers: Sequence[Answer]) -> str | None:
     return next((answer.error for answer in answers if answer.error is not None), None)
 
 
-def picture_of(image: Tensor) -> Picture:
-    """One float picture [3, H, W] as 8-bit [H, W, 3]."""
-    picture: Picture = to_uint8(image[None])[0]
-    return picture
+def pixels_of(image: Tensor) -> Pixels:
+    """One float image [3, H, W] as 8-bit [H, W, 3]."""
+    pixels: Pixels = to_uint8(image[None])[0]
+    return pixels
 
 
-def source_of(inputs: RewardInputs, item: int) -> Picture | None:
-    """The picture that an editing instruction is about, None where the item has none; of several the first."""
+def source_of(inputs: RewardInputs, item: int) -> Pixels | None:
+    """The image that an editing instruction is about, None where the item has none; of several the first."""
     sources = inputs.source_images[item] if inputs.source_images is not None else []
-    return picture_of(sources[0]) if sources else None
+    return pixels_of(sources[0]) if sources else None
 
 
 def draw_seed(name: str, inputs: RewardInputs, item: int, draw: int = 0) -> int:

@@ -1,7 +1,7 @@
 """Learning a rubric from preference pairs: rules written by a judge, weights fitted to people's choices.
 
 AutoRubric-T2I (arXiv 2605.17602): a judge says why the winners of some pairs win, in the form of yes/no rules; another
-(or the same) answers every rule for both pictures of every pair; an l1-penalised logistic regression keeps the few
+(or the same) answers every rule for both images of every pair; an l1-penalised logistic regression keeps the few
 rules that predict the winners; the pairs that these get wrong give rise to new rules, and so on. A few hundred pairs
 are enough. The paper's prompts and penalty are not published; those here are our own.
 
@@ -107,7 +107,7 @@ def train_rubric(
         similarity: overlap of words, in (0, 1], from which on two rules are the same.
         penalty: of the l1 norm of the weights; more of it keeps fewer rules.
         top: rules kept at most.
-        negative: what becomes of rules whose yes speaks against a picture: `reject` leaves them out and fits again,
+        negative: what becomes of rules whose yes speaks against an image: `reject` leaves them out and fits again,
             `flip` keeps them with the good answer no.
         held_out: fraction of the pairs on which the finished rubric is measured, and which it never sees.
         temperature: of the proposals; 0 is greedy.

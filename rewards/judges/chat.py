@@ -19,7 +19,7 @@ from jaxtyping import UInt8
 
 from flowrl.config.options import check_options
 
-Picture = UInt8[np.ndarray, " h w 3"]
+Pixels = UInt8[np.ndarray, " h w 3"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class Question:
     """One user turn, and how it is to be answered.
 
     Attributes:
-        parts: texts and 8-bit pictures [H, W, 3], in the order in which the judge reads them.
+        parts: texts and 8-bit images [H, W, 3], in the order in which the judge reads them.
         system: the system turn, None for none.
         max_tokens: length of the answer at most.
         temperature: 0 is greedy.

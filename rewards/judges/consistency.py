@@ -1,6 +1,6 @@
-"""Consistency of pictures that belong together: the cells of a grid, or a picture before and after an edit.
+"""Consistency of images that belong together: the cells of a grid, or an image before and after an edit.
 
-PaCo-RL (arXiv 2512.04784): a judge is shown two pictures and asked whether they are consistent; the score is its
+PaCo-RL (arXiv 2512.04784): a judge is shown two images and asked whether they are consistent; the score is its
 probability of yes at the first answered token, also of a judge that was trained to give reasons after. Checkpoints
 X-GenGroup/PaCo-Reward-7B. The shipped templates are our own words; scores of a published checkpoint need its published
 template, in the repository X-GenGroup/PaCo-RL; see `flowrl.rewards.judges.templates`. A template of `grid` may hold
@@ -9,7 +9,7 @@ asked once for each pair, whatever the criteria.
 
     mode         compared                              one reward
     grid         all pairs of cells                    mean over pairs, then over criteria
-    edit         source and edited picture             sqrt(consistency * following the instruction)
+    edit         source and edited image               sqrt(consistency * following the instruction)
     clip_text    each cell and its own sub-prompt      reward `subfigures` of `clip_score`
     clip_image   all pairs of cells                    reward `subfigure_similarity`
 """
@@ -35,10 +35,10 @@ from flowrl.rewards.judges.asking import (
     ask_items,
     first_error,
     judged_reward,
-    picture_of,
+    pixels_of,
     source_of,
 )
-from flowrl.rewards.judges.chat import Answer, Chat, Picture, Question, build_chat, check_chat
+from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, build_chat, check_chat
 from flowrl.rewards.judges.subfigures import DEFAULT_MODEL, mean_over_cells, mean_over_pairs
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 from flowrl.rewards.networks.clip_encoder import prompt_reward, transformers_clip
@@ -92,9 +92,9 @@ def grid_consistency(
     model: str = DEFAULT_MODEL,
     revision: str | None = None,
 ) -> Reward:
-    """Whether pictures that belong together do so; see the module for the modes.
+    """Whether images that belong together do so; see the module for the modes.
 
-    An item has failed ("missing_field") if its prompt names no grid of two cells or more, if it lacks a source picture
+    An item has failed ("missing_field") if its prompt names no grid of two cells or more, if it lacks a source image
     in `edit`, or if it has not as many sub-prompts as cells in `clip_text`; and if any of its questions failed.
 
     Args:
@@ -102,7 +102,7 @@ def grid_consistency(
         judge: which one, see `flowrl.rewards.judges.chat`; one that gives log-probabilities. Only for `grid` and
         `edit`.
         mode: `grid`, `edit`, `clip_text` or `clip_image`.
-        criteria: in what respects the pictures are compared, each in a question of its own; null for style, logic and
+        criteria: in what respects the images are compared, each in a question of its own; null for style, logic and
             identity in one. A prompt's metadata may have its own, `criteria`: a text, a list of texts, or a mapping of
             dimensions to either or to texts by name, as in T2IS-Bench; dimensions count alike, and in each its texts.
         grid: the shape of all grids, such as 2x2; null reads it off each prompt.
@@ -167,7 +167,7 @@ def _texts(given: Any) -> list[Any]:
     return given if isinstance(given, list) else [given]
 
 
-def _ask(words: Template, pair: Sequence[Picture], prompt: str, criterion: str = "") -> Question:
+def _ask(words: Template, pair: Sequence[Pixels], prompt: str, criterion: str = "") -> Question:
     fields = {"prompt": prompt, "theme": theme(prompt), "criterion": criterion}
     return Question(parts=words.parts(pair, **fields), system=words.system_of(**fields), top_logprobs=TOP_LOGPROBS)
 
@@ -192,7 +192,7 @@ def _score_grid(
     questions, shares = [], []
     for item, prompt in enumerate(inputs.prompts):
         found = shape or grid_shape(prompt)
-        cells = [] if found is None else [picture_of(cell) for cell in split_grid(inputs.images[item][None], *found)[0]]
+        cells = [] if found is None else [pixels_of(cell) for cell in split_grid(inputs.images[item][None], *found)[0]]
         respects = _respects(inputs.metadata[item], criteria)
         if "{criterion}" not in words.user + (words.system or ""):
             respects = [("", 1.0)]
@@ -220,7 +220,7 @@ def _score_edit(
         shares.append([share for _, share in respects])
         if source is None:
             continue
-        pair = [source, picture_of(inputs.images[item])]
+        pair = [source, pixels_of(inputs.images[item])]
         questions[-1] = [_ask(templates["edit_following"], pair, prompt)]
         questions[-1] += [_ask(templates["consistency_edit"], pair, prompt, criterion) for criterion, _ in respects]
     values: list[float | None] = []

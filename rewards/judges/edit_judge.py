@@ -2,7 +2,7 @@
 
 `edit_score` asks for a digit and takes its expectation (UniWorld-V2, Edit-R1, arXiv 2510.16888), or for ratings of
 semantic consistency and perceptual quality (EditScore, VIEScore). `edit_principles` first turns the instruction into
-principles (Edit-R1 with a reasoning verifier, arXiv 2604.27505). Both need the source picture.
+principles (Edit-R1 with a reasoning verifier, arXiv 2604.27505). Both need the source image.
 
 The shipped templates are our own words. Scores of a published checkpoint need its published template: PKU-YuanGroup/
 Edit-R1 for digits, X-GenGroup/PaCo-RL for the ratings; see `flowrl.rewards.judges.templates`.
@@ -30,7 +30,7 @@ from flowrl.rewards.judges.asking import (
     first_error,
     judged_reward,
     number_list,
-    picture_of,
+    pixels_of,
     source_of,
 )
 from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, check_chat
@@ -135,7 +135,7 @@ def _score_digits(inputs: RewardInputs, *, chat: Chat, words: Template, requirem
             questions.append([])
             continue
         fields = {"prompt": prompt, "requirement": wanted}
-        parts = words.parts([source, picture_of(inputs.images[item])], **fields)
+        parts = words.parts([source, pixels_of(inputs.images[item])], **fields)
         questions.append([Question(parts=parts, system=words.system_of(**fields), top_logprobs=TOP_LOGPROBS)])
     levels = [_level(answers) for answers in ask_items(chat, questions)]
     return output_of([level for level, _ in levels], inputs, errors=[error for _, error in levels])
@@ -153,17 +153,17 @@ def _score_ratings(
 ) -> RewardOutput:
     questions: list[list[Question]] = []
     for item, prompt in enumerate(inputs.prompts):
-        source, edited = source_of(inputs, item), picture_of(inputs.images[item])
+        source, edited = source_of(inputs, item), pixels_of(inputs.images[item])
         shown = {"edit_instruction": [source, edited], "edit_quality": [edited]} if source is not None else {}
         questions.append([
             Question(
-                parts=templates[name].parts([p for p in pictures if p is not None], prompt=prompt),
+                parts=templates[name].parts([p for p in images if p is not None], prompt=prompt),
                 system=templates[name].system_of(prompt=prompt),
                 seed=draw_seed(name, inputs, item, draw) if answer["temperature"] > 0 else None,
                 **answer,
             )
             for draw in range(draws)
-            for name, pictures in shown.items()
+            for name, images in shown.items()
         ])  # fmt: skip
     values: list[float | None] = []
     errors: list[str | None] = []
@@ -228,9 +228,9 @@ def edit_principles(
 ) -> Reward:
     """An edit held to the principles of its instruction, in [0, 1].
 
-    A planner reads the instruction and the source picture and writes principles of three kinds: what must be kept,
+    A planner reads the instruction and the source image and writes principles of three kinds: what must be kept,
     what must follow the instruction, what must look right. A prompt's metadata may bring them instead, as
-    `principles: ["KEEP: the sky is unchanged", ...]`. The judge checks each on the source and the edited picture; the
+    `principles: ["KEEP: the sky is unchanged", ...]`. The judge checks each on the source and the edited image; the
     checks are put together as `aggregate` says, and the sub-scores are the means of the kinds. An item any of whose
     checks failed has failed.
 

@@ -1,13 +1,13 @@
-"""Picture quality from the words that a vision-language model would go on with: excellent, good, fair, poor or bad.
+"""Image quality from the words that a vision-language model would go on with: excellent, good, fair, poor or bad.
 
-The model reads the picture, a question about its quality, and the beginning of its own answer, so that the next token
+The model reads the image, a question about its quality, and the beginning of its own answer, so that the next token
 is the level. With z the five logits there and w a weight for each level,
 
     value = sum_k w_k softmax(z)_k
 
 Q-Align (Wu et al. 2023, arXiv 2312.17090) and DeQA (You et al. 2025, arXiv 2501.11561) train models for this. Theirs
 need code of their own and an old transformers, so they run behind a server; here the same read-out works on any stock
-model of transformers, whose values rank pictures but are not those scores.
+model of transformers, whose values rank images but are not those scores.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def level_tokens(
     dtype: Dtype = "bfloat16",
     batch_size: int = 1,
 ) -> Reward:
-    """The expected level of each picture, in [1, 5] for `deqa`, [0, 1] for `qalign`, [0.2, 1] for `zero_one`.
+    """The expected level of each image, in [1, 5] for `deqa`, [0, 1] for `qalign`, [0.2, 1] for `zero_one`.
 
     A template is the question, a line `<|answer|>`, and the beginning of the answer, after which the level follows.
     Published scores of Q-Align and DeQA need their models and templates (repositories Q-Future/Q-Align and
@@ -79,7 +79,7 @@ def level_tokens(
         weights: of the five levels; `deqa`, `qalign` or `zero_one`.
         template: a text file instead of this package's.
         dtype: of the model; the softmax runs in float64.
-        batch_size: pictures that the model sees at once. With one, no value depends on the others; in bfloat16 larger
+        batch_size: images that the model sees at once. With one, no value depends on the others; in bfloat16 larger
             batches change the last digits.
 
     Raises:
@@ -166,10 +166,10 @@ def _score(
     batch_size: int,
     device: torch.device,
 ) -> RewardOutput:
-    pictures = [Image.fromarray(image) for image in to_uint8(inputs.images)]
+    images = [Image.fromarray(image) for image in to_uint8(inputs.images)]
     values: list[float] = []
-    for begin in range(0, len(pictures), batch_size):
-        part = pictures[begin : begin + batch_size]
+    for begin in range(0, len(images), batch_size):
+        part = images[begin : begin + batch_size]
         batch = processor(text=[chat] * len(part), images=part, padding=True, return_tensors="pt")
         batch = batch.to(device, network.dtype)  # of whole numbers the device only
         with torch.autocast(device.type, enabled=False):

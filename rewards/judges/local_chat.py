@@ -118,11 +118,11 @@ class LocalChat:
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """Answers in the order of the questions; see `Chat`."""
-        # Only questions of one form go together: every row of a batch has as many pictures and is answered as long.
+        # Only questions of one form go together: every row of a batch has as many images and is answered as long.
         forms: dict[tuple[int, int, bool], list[int]] = {}
         for place, question in enumerate(questions):
-            pictures = sum(not isinstance(part, str) for part in question.parts)
-            forms.setdefault((pictures, question.max_tokens, question.temperature > 0), []).append(place)
+            images = sum(not isinstance(part, str) for part in question.parts)
+            forms.setdefault((images, question.max_tokens, question.temperature > 0), []).append(place)
         answers = [Answer()] * len(questions)
         for places in forms.values():
             for start in range(0, len(places), self.batch_size):

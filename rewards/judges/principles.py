@@ -23,11 +23,11 @@ from flowrl.rewards.judges.asking import (
     ask_items,
     draw_seed,
     first_error,
-    picture_of,
+    pixels_of,
     source_of,
     weighted_mean,
 )
-from flowrl.rewards.judges.chat import Answer, Chat, Picture, Question
+from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question
 from flowrl.rewards.judges.templates import Template
 
 Verify = Literal["reasoned", "yes_no"]
@@ -41,7 +41,7 @@ SCORE = r"(?m)^\W*score\W{0,4}[:\uff1a]\W{0,4}?(\d+(?:\.\d+)?)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Principle:
-    """One statement that an edited picture must satisfy, of a kind in `KINDS`."""
+    """One statement that an edited image must satisfy, of a kind in `KINDS`."""
 
     kind: str
     text: str
@@ -90,7 +90,7 @@ def aggregate_principles(
 
 
 class Planner:
-    """Turns instructions into principles, each pair of instruction and source picture once.
+    """Turns instructions into principles, each pair of instruction and source image once.
 
     All samples of a group thus are held to the same principles, and a batch costs one question a prompt. Failed
     decompositions are not kept. Greedy answers, so that processes that ask separately agree. Safe to use from several
@@ -102,12 +102,12 @@ class Planner:
         self.plans: dict[str, Plan] = {}
         self._lock = threading.Lock()
 
-    def plan(self, instructions: Sequence[str], sources: Sequence[Picture]) -> list[Plan | str]:
+    def plan(self, instructions: Sequence[str], sources: Sequence[Pixels]) -> list[Plan | str]:
         """The principles of each edit, or the short word that says why there are none."""
         with self._lock:
             return self._plan(instructions, sources)
 
-    def _plan(self, instructions: Sequence[str], sources: Sequence[Picture]) -> list[Plan | str]:
+    def _plan(self, instructions: Sequence[str], sources: Sequence[Pixels]) -> list[Plan | str]:
         keys = [_key(*edit) for edit in zip(instructions, sources, strict=True)]
         new = {
             key: (instruction, source)
@@ -175,9 +175,9 @@ def score_principles(
     questions: list[list[Question]] = []
     for item, (source, plan) in enumerate(zip(sources, plans, strict=True)):
         checked = plan if source is not None and isinstance(plan, tuple) else ()
-        pictures = [source, picture_of(inputs.images[item])] if source is not None else []
+        images = [source, pixels_of(inputs.images[item])] if source is not None else []
         questions.append([
-            _check_question(words, pictures, inputs, item, number, principle, verify, answer)
+            _check_question(words, images, inputs, item, number, principle, verify, answer)
             for number, principle in enumerate(checked)
         ])  # fmt: skip
     values: list[float | None] = []
@@ -201,11 +201,11 @@ def score_principles(
 
 
 def _check_question(
-    words: Template, pictures: Sequence[Picture], inputs: RewardInputs, item: int, number: int, principle: Principle,
+    words: Template, images: Sequence[Pixels], inputs: RewardInputs, item: int, number: int, principle: Principle,
     verify: Verify, answer: Mapping[str, Any],
 ) -> Question:  # fmt: skip
     fields = {"prompt": inputs.prompts[item], "principle": principle.text, "kind": principle.kind}
-    parts, system = words.parts(pictures, **fields), words.system_of(**fields)
+    parts, system = words.parts(images, **fields), words.system_of(**fields)
     if verify == "yes_no":
         return Question(parts=parts, system=system, top_logprobs=TOP_LOGPROBS)
     seed = draw_seed("principle", inputs, item, number) if answer["temperature"] > 0 else None
@@ -222,5 +222,5 @@ def _verdict(answer: Answer, verify: Verify) -> float | None:
     return None if score is None else score / 10
 
 
-def _key(instruction: str, source: Picture) -> str:
+def _key(instruction: str, source: Pixels) -> str:
     return hashlib.sha256(f"{instruction}\0{source.shape}\0".encode() + source.tobytes()).hexdigest()

@@ -22,8 +22,8 @@ import torch
 from flowrl.files import replacing
 from flowrl.rewards import Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.judges.answers import yes_no
-from flowrl.rewards.judges.asking import BLANK, UNPARSED, ask_items, first_error, judged_reward, picture_of
-from flowrl.rewards.judges.chat import Answer, Chat, Picture, Question, build_chat, check_chat
+from flowrl.rewards.judges.asking import BLANK, UNPARSED, ask_items, first_error, judged_reward, pixels_of
+from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, build_chat, check_chat
 from flowrl.rewards.judges.templates import Template, load_templates
 
 OWNER = "reward 'rubric'"
@@ -33,7 +33,7 @@ TOP_LOGPROBS = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """A question about one picture and its prompt, the answer that speaks for the picture, and what it counts."""
+    """A question about one image and its prompt, the answer that speaks for the image, and what it counts."""
 
     text: str
     weight: float = 1.0
@@ -75,7 +75,7 @@ def _rule(rule: Any, number: int, path: str | Path) -> Rule:
     if not (math.isfinite(weight) and weight > 0):
         raise ValueError(
             f"rule {number} of {str(path)!r} has weight {weight}: it must be above 0. A rule that speaks against a "
-            f'picture takes "answer": "no" with a positive weight.'
+            f'image takes "answer": "no" with a positive weight.'
         )
     return Rule(text=text.strip(), weight=float(weight), answer=answer)
 
@@ -90,10 +90,10 @@ def save_rubric(path: str | Path, rules: Sequence[Rule], info: Mapping[str, Any]
     return path
 
 
-def rule_question(words: Template, picture: Picture, prompt: str, rule: str) -> Question:
+def rule_question(words: Template, image: Pixels, prompt: str, rule: str) -> Question:
     """What the judge is asked about one rule."""
     fields = {"prompt": prompt, "rule": rule}
-    return Question(parts=words.parts([picture], **fields), system=words.system_of(**fields), top_logprobs=TOP_LOGPROBS)
+    return Question(parts=words.parts([image], **fields), system=words.system_of(**fields), top_logprobs=TOP_LOGPROBS)
 
 
 def rule_probability(answer: Answer) -> float | None:
@@ -152,8 +152,8 @@ def _score(
 ) -> RewardOutput:
     questions = []
     for item, prompt in enumerate(inputs.prompts):
-        picture = picture_of(inputs.images[item])
-        questions.append([rule_question(words, picture, prompt, rule.text) for rule in rules])
+        image = pixels_of(inputs.images[item])
+        questions.append([rule_question(words, image, prompt, rule.text) for rule in rules])
     total = math.fsum(rule.weight for rule in rules)
     values: list[float | None] = []
     errors: list[str | None] = []

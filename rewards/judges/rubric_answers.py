@@ -1,6 +1,6 @@
-"""What learning a rubric asks a judge: why winners win, and every rule of both pictures of every pair.
+"""What learning a rubric asks a judge: why winners win, and every rule of both images of every pair.
 
-Pairs are lines of JSON, with pictures by path, relative to the file. `margin` is another reward's lead of the winner:
+Pairs are lines of JSON, with images by path, relative to the file. `margin` is another reward's lead of the winner:
 
     {"prompt": "a red cat", "winner": "a/0.png", "loser": "a/1.png", "margin": 0.8}
 """
@@ -20,9 +20,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from flowrl.progress import Advance, progress
-from flowrl.rewards.image_files import read_picture
+from flowrl.rewards.image_files import read_image
 from flowrl.rewards.judges.asking import UNPARSED
-from flowrl.rewards.judges.chat import Chat, Picture, Question
+from flowrl.rewards.judges.chat import Chat, Pixels, Question
 from flowrl.rewards.judges.rubric import rule_probability, rule_question
 from flowrl.rewards.judges.templates import Template
 
@@ -32,7 +32,7 @@ MAX_TOKENS = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreferencePair:
-    """Two pictures of one prompt, of which people preferred `winner`."""
+    """Two images of one prompt, of which people preferred `winner`."""
 
     prompt: str
     winner: Path
@@ -44,7 +44,7 @@ def load_pairs(path: str | Path) -> list[PreferencePair]:
     """The pairs of a file of JSON lines; see the module.
 
     Raises:
-        ValueError: naming file and line, for a line that is no pair or a picture that is not there.
+        ValueError: naming file and line, for a line that is no pair or an image that is not there.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -68,15 +68,15 @@ def _pair(line: str, where: str, folder: Path) -> PreferencePair:
     if not isinstance(margin, int | float) or isinstance(margin, bool) or not math.isfinite(margin):
         raise ValueError(f"{where} must have the texts prompt, winner and loser, and margin a number if given.")
     paths = {side: folder / Path(record[side]).expanduser() for side in ("winner", "loser")}
-    for side, picture in paths.items():
-        if not picture.is_file():
-            raise ValueError(f"{where}: there is no picture {str(picture)!r} ({side}).")
+    for side, image in paths.items():
+        if not image.is_file():
+            raise ValueError(f"{where}: there is no image {str(image)!r} ({side}).")
     return PreferencePair(prompt=record["prompt"], margin=float(margin), **paths)
 
 
-def load_picture(path: Path) -> Picture:
-    """A picture of a pair, see `read_picture`."""
-    return read_picture(path, owner="preference pairs")
+def load_image(path: Path) -> Pixels:
+    """An image of a pair, see `read_image`."""
+    return read_image(path, owner="preference pairs")
 
 
 def parse_rules(text: str) -> list[str]:
@@ -120,7 +120,7 @@ def propose_rules(
 def _why(pair: PreferencePair, words: Template, count: int, temperature: float, seed: int) -> Question:
     fields = {"prompt": pair.prompt, "count": str(count)}
     return Question(
-        parts=words.parts([load_picture(pair.winner), load_picture(pair.loser)], **fields),
+        parts=words.parts([load_image(pair.winner), load_image(pair.loser)], **fields),
         system=words.system_of(**fields),
         max_tokens=MAX_TOKENS,
         temperature=temperature,
@@ -129,7 +129,7 @@ def _why(pair: PreferencePair, words: Template, count: int, temperature: float, 
 
 
 class AnswerCache:
-    """Probabilities of yes by judge, template, picture, prompt and rule, in a file that only ever grows.
+    """Probabilities of yes by judge, template, image, prompt and rule, in a file that only ever grows.
 
     Failed answers are not kept: they are asked again.
     """
@@ -149,11 +149,11 @@ class AnswerCache:
             with path.open("a", encoding="utf-8") as stream:
                 stream.write("\n")
 
-    def key(self, picture: Path, prompt: str, rule: str) -> str:
-        """The name of one answer; the picture goes by its content."""
-        if picture not in self.digests:
-            self.digests[picture] = hashlib.sha256(picture.read_bytes()).hexdigest()
-        return hashlib.sha256("\0".join((self.prefix, self.digests[picture], prompt, rule)).encode()).hexdigest()
+    def key(self, image: Path, prompt: str, rule: str) -> str:
+        """The name of one answer; the image goes by its content."""
+        if image not in self.digests:
+            self.digests[image] = hashlib.sha256(image.read_bytes()).hexdigest()
+        return hashlib.sha256("\0".join((self.prefix, self.digests[image], prompt, rule)).encode()).hexdigest()
 
     def add(self, new: Mapping[str, float]) -> None:
         """Keeps answers, in memory and in the file."""
@@ -176,9 +176,9 @@ def score_rules(
     Only what the cache does not hold is asked.
     """
     needed = {
-        cache.key(picture, pair.prompt, rule): (picture, pair.prompt, rule)
+        cache.key(image, pair.prompt, rule): (image, pair.prompt, rule)
         for pair in pairs
-        for picture in (pair.winner, pair.loser)
+        for image in (pair.winner, pair.loser)
         for rule in rules
     }
     open_keys = [key for key in needed if key not in cache.values]
@@ -188,7 +188,7 @@ def score_rules(
             keys = open_keys[start : start + QUESTIONS_AT_ONCE]
             _ask_rules(chat, keys, needed, words, cache, errors, advance)
     scores = [
-        [[cache.values.get(cache.key(picture, pair.prompt, rule), math.nan) for rule in rules] for picture in side]
+        [[cache.values.get(cache.key(image, pair.prompt, rule), math.nan) for rule in rules] for image in side]
         for pair in pairs
         for side in [(pair.winner, pair.loser)]
     ]
@@ -199,8 +199,8 @@ def _ask_rules(
     chat: Chat, keys: Sequence[str], needed: Mapping[str, tuple[Path, str, str]], words: Template, cache: AnswerCache,
     errors: Counter[str], advance: Advance,
 ) -> None:  # fmt: skip
-    pictures = {path: load_picture(path) for path in {needed[key][0] for key in keys}}
-    questions = [rule_question(words, pictures[path], prompt, rule) for path, prompt, rule in (needed[k] for k in keys)]
+    images = {path: load_image(path) for path in {needed[key][0] for key in keys}}
+    questions = [rule_question(words, images[path], prompt, rule) for path, prompt, rule in (needed[k] for k in keys)]
     new: dict[str, float] = {}
     for key, answer in zip(keys, chat.ask(questions), strict=True):
         probability = rule_probability(answer)

@@ -75,7 +75,7 @@ def select_rules(
 ) -> Float64[np.ndarray, " m"]:
     """The fitted weights of the `top` rules that count most, 0 for the others.
 
-    A negative weight says that yes to the rule speaks against the picture. Such a rule was proposed to say the
+    A negative weight says that yes to the rule speaks against the image. Such a rule was proposed to say the
     opposite, so most often it only corrects for others: `reject` drops these rules and fits again until none is left.
     `flip` keeps the sign, for a rule whose good answer is no.
 

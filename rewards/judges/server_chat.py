@@ -100,7 +100,7 @@ def server_chat(
         deadline: seconds for all tries of one question.
         retries: tries after the first, see `flowrl.rewards.serving.retries`. An answer that is no chat completion is
             asked for again, with another seed where answers are sampled.
-        image_format: how pictures travel: `png`, without loss, or `jpeg95`, smaller.
+        image_format: how images travel: `png`, without loss, or `jpeg95`, smaller.
         tokens_key: what the server calls the length of the answer; some hosted models know the second only.
         seed: of the waits between tries.
         extra_body: further keys of the request, such as {chat_template_kwargs: {enable_thinking: false}}.
@@ -165,7 +165,7 @@ class ServerChat:
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """Answers in the order of the questions; see `Chat`."""
-        encoded: dict[int, str] = {}  # a picture that is part of many questions is encoded once
+        encoded: dict[int, str] = {}  # an image that is part of many questions is encoded once
 
         def one(place: int) -> Answer:
             body = self._body(questions[place], encoded)
@@ -214,13 +214,13 @@ class ServerChat:
         return Answer(error=failed.error)
 
 
-def data_url(picture: np.ndarray, image_format: ImageFormat) -> str:
-    """An 8-bit picture [H, W, 3] as the data URL of a file."""
+def data_url(image: np.ndarray, image_format: ImageFormat) -> str:
+    """An 8-bit image [H, W, 3] as the data URL of a file."""
     file = io.BytesIO()
     if image_format == "png":
-        Image.fromarray(picture).save(file, format="PNG", compress_level=1)  # the pixels are the same at every level
+        Image.fromarray(image).save(file, format="PNG", compress_level=1)  # the pixels are the same at every level
     else:
-        Image.fromarray(picture).save(file, format="JPEG", quality=95)
+        Image.fromarray(image).save(file, format="JPEG", quality=95)
     kind = "png" if image_format == "png" else "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 

@@ -1,13 +1,13 @@
-"""Pictures that are grids of sub-figures, judged cell by cell (PaCo-RL, arXiv 2512.04784).
+"""Images that are grids of sub-figures, judged cell by cell (PaCo-RL, arXiv 2512.04784).
 
     subfigures              another reward of each cell and its own sub-prompt, mean over cells
     subfigure_similarity    cosine of CLIP's embeddings of two cells, mean over all pairs of cells
 
 PaCo-RL's CLIP-T is `subfigures` of `clip_score`, its CLIP-I `subfigure_similarity`, both with LAION's CLIP ViT-H/14.
 Whether a judge finds cells consistent is `flowrl.rewards.judges.consistency`. The similarity is highest where all cells
-are the same picture, so it needs a reward beside it that asks for the content of each.
+are the same image, so it needs a reward beside it that asks for the content of each.
 
-Letters: B pictures, n cells of each.
+Letters: B images, n cells of each.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def subfigures(
 
     A prompt's metadata may have `sub_prompts`, a list with one entry a cell, row by row: a text, or an object with
     `prompt` that is the cell's metadata. Otherwise they are read off the prompt, see
-    `flowrl.prompts.grids.sub_prompts`. Source and reference pictures are given to every cell of their picture.
+    `flowrl.prompts.grids.sub_prompts`. Source and reference images are given to every cell of their image.
 
     An item has failed ("missing_field") if its prompt names no grid of two cells or more, or has not one sub-prompt a
     cell; and if any of its cells failed, under the cells' reason, or "cell_failed" where they give several. Sub-scores
@@ -79,10 +79,10 @@ def subfigures(
 
     Args:
         device: where the inner reward runs.
-        reward: a built-in reward of pictures, of kind pointwise or remote.
+        reward: a built-in reward of images, of kind pointwise or remote.
         options: its options.
         grid: the shape of all grids, such as 2x2; null reads it off each prompt.
-        cells_per_call: cells that the inner reward is given at a time, rounded to whole pictures, at least one.
+        cells_per_call: cells that the inner reward is given at a time, rounded to whole images, at least one.
 
     Raises:
         ValueError: for a reward or options that cannot work; when called, for `sub_prompts` that are no such list.
@@ -90,7 +90,7 @@ def subfigures(
     check_subfigures(reward=reward, options=options, grid=grid, cells_per_call=cells_per_call)
     inner = build_nested(reward, options, device=device, owner=OWNER)
     if "videos" in inner.needs:
-        raise ValueError(f"{OWNER}: reward {reward!r} looks at videos, and the cells of a grid are pictures.")
+        raise ValueError(f"{OWNER}: reward {reward!r} looks at videos, and the cells of a grid are images.")
     return mean_over_cells(inner, grid=grid, cells_per_call=cells_per_call)
 
 
@@ -122,9 +122,9 @@ def _score_cells(inputs: RewardInputs, *, inner: Reward, grid: str | None, cells
 
 
 def _cells(inputs: RewardInputs, items: list[int], shape: Shape, prompts: Sequence[list[Prompt]]) -> RewardInputs:
-    """The cells of some pictures as pictures of their own, those of one picture side by side."""
+    """The cells of some images as images of their own, those of one image side by side."""
     number = shape[0] * shape[1]
-    small = replace(inputs, images=inputs.images[..., :1, :1], videos=None, fps=None)  # not every picture n times
+    small = replace(inputs, images=inputs.images[..., :1, :1], videos=None, fps=None)  # not every image n times
     repeated = small[[item for item in items for _ in range(number)]]
     places = torch.arange(number, device=repeated.group_ids.device).repeat(len(items))
     flat = [prompt for own in prompts for prompt in own]
@@ -137,11 +137,11 @@ def _cells(inputs: RewardInputs, items: list[int], shape: Shape, prompts: Sequen
     )
 
 
-def _mean(output: RewardOutput, pictures: int) -> RewardOutput:
-    """One value a picture from those of its cells, which lie side by side."""
-    values, valid = output.values.unflatten(0, (pictures, -1)), output.valid.unflatten(0, (pictures, -1)).all(1)
+def _mean(output: RewardOutput, images: int) -> RewardOutput:
+    """One value an image from those of its cells, which lie side by side."""
+    values, valid = output.values.unflatten(0, (images, -1)), output.valid.unflatten(0, (images, -1)).all(1)
     failed, reasons = int((~valid).sum()), list(output.errors)
-    parts = {name: _row_mean(part.unflatten(0, (pictures, -1))) for name, part in output.parts.items()}
+    parts = {name: _row_mean(part.unflatten(0, (images, -1))) for name, part in output.parts.items()}
     return RewardOutput(
         values=torch.where(valid, _row_mean(values), torch.nan),
         valid=valid,
@@ -194,7 +194,7 @@ def subfigure_similarity(
         library: as of `clip_score`.
         preprocess: as of `clip_score`.
         grid: the shape of all grids, such as 2x2; null reads it off each prompt.
-        cells_per_call: cells that are encoded at a time, rounded to whole pictures, at least one.
+        cells_per_call: cells that are encoded at a time, rounded to whole images, at least one.
 
     Raises:
         ValueError: for bad values, or a model that is neither on disk nor to be had from the hub.
@@ -246,7 +246,7 @@ def _check(grid: str | None, cells_per_call: int, *, owner: str) -> None:
 
 
 def _shapes(inputs: RewardInputs, grid: str | None) -> list[Shape | None]:
-    """The grid of each picture: the given one, else the one that its prompt names."""
+    """The grid of each image: the given one, else the one that its prompt names."""
     return [grid_shape(grid or prompt) for prompt in inputs.prompts]
 
 
@@ -256,7 +256,7 @@ def _by_shape(
     score: Callable[[list[int], Shape], RewardOutput],
     cells_per_call: int,
 ) -> RewardOutput:
-    """Scores pictures that are cut alike together; those without a grid have failed. In the order of the inputs."""
+    """Scores images that are cut alike together; those without a grid have failed. In the order of the inputs."""
     device = inputs.images.device
     order = [item for item, shape in enumerate(shapes) if shape is None]
     pieces = [RewardOutput(

@@ -8,7 +8,7 @@ A template is plain UTF-8 text.
 
 - `{prompt}` and the other fields of the question are filled in; braces around anything else stay as they are, so JSON
   needs no escaping.
-- `<image>` marks where a picture stands. Without any mark all pictures come first, in the order of the question.
+- `<image>` marks where an image stands. Without any mark all images come first, in the order of the question.
 - A line `=== user ===` ends the system turn. Without it there is none.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from flowrl.rewards.judges.chat import Picture
+from flowrl.rewards.judges.chat import Pixels
 
 IMAGE = "<image>"
 USER = "=== user ==="
@@ -64,24 +64,24 @@ class Template:
         """The system turn with its fields filled in."""
         return None if self.system is None else _fill(self.system, fields)
 
-    def parts(self, pictures: Sequence[Picture], **fields: str) -> tuple[str | Picture, ...]:
-        """The user turn: texts and pictures in the order in which they are read.
+    def parts(self, images: Sequence[Pixels], **fields: str) -> tuple[str | Pixels, ...]:
+        """The user turn: texts and images in the order in which they are read.
 
         Raises:
-            ValueError: if the template marks places for another number of pictures.
+            ValueError: if the template marks places for another number of images.
         """
         pieces = self.user.split(IMAGE)
         texts = [_fill(piece, fields) for piece in pieces]  # filled after splitting: a prompt may say <image>
         if len(pieces) == 1:
-            return (*pictures, texts[0])
-        if len(pieces) - 1 != len(pictures):
+            return (*images, texts[0])
+        if len(pieces) - 1 != len(images):
             raise ValueError(
-                f"the template marks {len(pieces) - 1} places with {IMAGE}, and the question has {len(pictures)} "
-                f"pictures: mark as many places, or none to have all pictures first."
+                f"the template marks {len(pieces) - 1} places with {IMAGE}, and the question has {len(images)} "
+                f"images: mark as many places, or none to have all images first."
             )
-        mixed: list[str | Picture] = [texts[0]]
-        for picture, text in zip(pictures, texts[1:], strict=True):
-            mixed += [picture, text]
+        mixed: list[str | Pixels] = [texts[0]]
+        for image, text in zip(images, texts[1:], strict=True):
+            mixed += [image, text]
         return tuple(part for part in mixed if not isinstance(part, str) or part.strip())
 
 

@@ -1,11 +1,11 @@
-"""Pictures rated by a judge that writes down its score: UnifiedReward, aesthetic judges, RationalRewards, edit ratings.
+"""Images rated by a judge that writes down its score: UnifiedReward, aesthetic judges, RationalRewards, edit ratings.
 
     style           asked for                                      one reward             published use
     final_score     "Final Score: X", X in 1 .. 5                  X / 5                  flow_grpo
     dimensions      alignment, coherence, style, each 1 .. 5       weighted mean, raw     Pref-GRPO, verl-omni, UniRL
     aesthetic       <Score>X</Score>, a whole number 1 .. 5        X / 5                  flow_grpo with Qwen2.5-VL
     rational        a score 1 .. 4 for each aspect, or N/A         (mean - 1) / 3         RationalRewards-8B-T2I
-    rational_edit   the same, of an edited picture                 (mean - 1) / 3         RationalRewards-8B-Edit
+    rational_edit   the same, of an edited image                   (mean - 1) / 3         RationalRewards-8B-Edit
     edit            quality and instruction, two of 0 .. 25 each   weighted mean, raw     Pref-GRPO, UnifiedReward-Edit
 
 UnifiedReward (arXiv 2503.05236): checkpoints CodeGoat24/UnifiedReward-* on the hub, TIGER-Lab/RationalRewards-8B-*.
@@ -39,11 +39,11 @@ from flowrl.rewards.judges.asking import (
     first_error,
     judged_reward,
     number_list,
-    picture_of,
+    pixels_of,
     source_of,
     weighted_mean,
 )
-from flowrl.rewards.judges.chat import Chat, Picture, Question, build_chat, check_chat
+from flowrl.rewards.judges.chat import Chat, Pixels, Question, build_chat, check_chat
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 Style = Literal["final_score", "dimensions", "aesthetic", "rational", "rational_edit", "edit"]
@@ -106,7 +106,7 @@ def check(
         )
     check_answer_options(max_tokens, temperature, owner=OWNER)
     for name, words in load_templates(ask.templates, template, owner=OWNER).items():
-        words.parts([BLANK] * _num_pictures(name, num_frames), prompt="")
+        words.parts([BLANK] * _num_images(name, num_frames), prompt="")
     check_chat(judge, owner=OWNER)
 
 
@@ -122,9 +122,9 @@ def unified_reward(
     max_tokens: int | None = None,
     temperature: float | None = None,
 ) -> Reward:
-    """A judge's written rating of each picture, or of each edit of a source picture.
+    """A judge's written rating of each image, or of each edit of a source image.
 
-    An answer without the score that was asked for is a failed item ("unparsed"), as is an edit without a source picture
+    An answer without the score that was asked for is a failed item ("unparsed"), as is an edit without a source image
     ("missing_field"). A number outside the scale is cut to its end. Sub-scores are unscaled.
 
     Args:
@@ -221,7 +221,7 @@ def _mean_aspect(text: str) -> float | None:
     return math.fsum(min(max(score, 1.0), 4.0) for score in scores) / len(scores) if scores else None
 
 
-def _num_pictures(template: str, num_frames: int) -> int:
+def _num_images(template: str, num_frames: int) -> int:
     return 2 if template in ("edit_instruction", "rational_edit") else num_frames
 
 
@@ -271,11 +271,11 @@ def _score(
     )
 
 
-def _shown(inputs: RewardInputs, item: int, num_frames: int) -> list[Picture]:
-    """The picture of an item, or frames of its video."""
+def _shown(inputs: RewardInputs, item: int, num_frames: int) -> list[Pixels]:
+    """The image of an item, or frames of its video."""
     if num_frames == 1:
-        return [picture_of(inputs.images[item])]
+        return [pixels_of(inputs.images[item])]
     if inputs.videos is None:
-        raise ValueError(f"{OWNER}: num_frames is {num_frames}, but pictures are made, not videos: leave it out.")
+        raise ValueError(f"{OWNER}: num_frames is {num_frames}, but images are made, not videos: leave it out.")
     places = frame_places(inputs.videos.shape[1], policy="uniform", count=num_frames)
     return list(to_uint8(inputs.videos[item, places]))

@@ -1,6 +1,6 @@
 """Questions with a short answer: does the judge say yes, or what the prompt's record expects?
 
-{name: yes_no, judge: {...}}                                              does the picture match the prompt?
+{name: yes_no, judge: {...}}                                              does the image match the prompt?
 {name: yes_no, judge: {...}, score: mass}                                 VQAScore (arXiv 2404.01291)
 {name: yes_no, judge: {...}, questions_field: vqa_list, aggregation: gm}  Soft-TIFA, of GenEval 2
 {name: yes_no, judge: {...}, inverted: true, num_frames: 8}               anomalies in videos, as Cosmos-Reason1
@@ -23,8 +23,8 @@ from flowrl.rewards import Reward, RewardInputs, RewardOutput, output_of, to_uin
 from flowrl.rewards.frames import frame_places
 from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word, soft_tifa
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
-from flowrl.rewards.judges.asking import MISSING, UNPARSED, ask_items, draw_seed, judged_reward, picture_of
-from flowrl.rewards.judges.chat import Answer, Chat, Picture, Question, build_chat, check_chat
+from flowrl.rewards.judges.asking import MISSING, UNPARSED, ask_items, draw_seed, judged_reward, pixels_of
+from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, build_chat, check_chat
 from flowrl.rewards.judges.templates import Template, parse_template
 
 Score = Literal["odds", "mass", "word"]
@@ -96,13 +96,13 @@ def yes_no(
     temperature: float = 0.0,
     max_tokens: int | None = None,
 ) -> Reward:
-    """A judge's answer to a question about the picture, in [0, 1]; greedy, one token, unless the word is read.
+    """A judge's answer to a question about the image, in [0, 1]; greedy, one token, unless the word is read.
 
     Args:
         device: where a judge in this process runs.
         judge: which model answers, see `flowrl.rewards.judges.chat`.
         template: a text file with the question, see `flowrl.rewards.judges.templates`; its fields are {prompt}, and
-            {question} with `questions_field`. Null takes ours: does the picture match the prompt, for `inverted` is
+            {question} with `questions_field`. Null takes ours: does the image match the prompt, for `inverted` is
             there an anomaly.
         score: `odds` (null without questions): `sigmoid(lp_yes - lp_no)`; `mass` (null with them): the probability of
             yes, or of the expected answer, as it is, so that a judge which would say something else gives little;
@@ -111,9 +111,9 @@ def yes_no(
         questions_field: field of the prompt's record with a list of [question, expected answer], or of mappings with
             the keys question and answer. A count is expected as a digit or as a word.
         aggregation: `am` arithmetic, `gm` geometric mean over the questions of a prompt; both are logged.
-        with_sources: whether the judge first sees the pictures that the prompt's instruction is about.
-        with_references: whether it then sees the reference pictures.
-        num_frames: of a video, how many frames the judge sees, spread evenly; null for the picture, or first frame.
+        with_sources: whether the judge first sees the images that the prompt's instruction is about.
+        with_references: whether it then sees the reference images.
+        num_frames: of a video, how many frames the judge sees, spread evenly; null for the image, or first frame.
         average: draws of which the mean is taken, for `word`; those that cannot be read are left out.
         temperature: of the draws.
         max_tokens: length of an answer at most, for `word`; null for 512.
@@ -170,7 +170,7 @@ def yes_no(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asking:
-    """How pictures are asked about; fields as the options of `yes_no`, defaults filled in."""
+    """How images are asked about; fields as the options of `yes_no`, defaults filled in."""
 
     template: Template
     score: Score
@@ -204,16 +204,16 @@ def _score(inputs: RewardInputs, *, chat: Chat, asking: Asking) -> RewardOutput:
 
 def _ask(inputs: RewardInputs, item: int, asking: Asking) -> list[tuple[Question, Forms]] | str:
     """What is asked about an item, with the forms of each good answer; or the word for what is missing."""
-    pictures = _pictures(inputs, item, asking)
+    images = _images(inputs, item, asking)
     expected = _expected(inputs.metadata[item], asking)
     if isinstance(expected, str):
         return expected
-    if pictures is None:
+    if images is None:
         return MISSING
     asked = []
     for text, forms in expected:
         fields = {"prompt": inputs.prompts[item]} | ({} if text is None else {"question": text})
-        parts, system = asking.template.parts(pictures, **fields), asking.template.system_of(**fields)
+        parts, system = asking.template.parts(images, **fields), asking.template.system_of(**fields)
         for draw in range(asking.average):
             question = Question(
                 parts=parts,
@@ -248,9 +248,9 @@ def _expected(metadata: Mapping[str, Any], asking: Asking) -> list[tuple[str | N
     return found
 
 
-def _pictures(inputs: RewardInputs, item: int, asking: Asking) -> list[Picture] | None:
+def _images(inputs: RewardInputs, item: int, asking: Asking) -> list[Pixels] | None:
     """What the judge sees, in its order: sources, references, then what was made. None where an item lacks some."""
-    pictures: list[Picture] = []
+    images: list[Pixels] = []
     for wanted, given in (
         (asking.with_sources, inputs.source_images),
         (asking.with_references, inputs.reference_images),
@@ -258,13 +258,13 @@ def _pictures(inputs: RewardInputs, item: int, asking: Asking) -> list[Picture] 
         if wanted and (given is None or not given[item]):
             return None
         if wanted and given is not None:
-            pictures += [picture_of(image) for image in given[item]]
+            images += [pixels_of(image) for image in given[item]]
     if asking.num_frames is None:
-        return [*pictures, picture_of(inputs.images[item])]
+        return [*images, pixels_of(inputs.images[item])]
     if inputs.videos is None:
-        raise ValueError(f"{OWNER}: num_frames is about videos, and pictures are made: leave it out.")
+        raise ValueError(f"{OWNER}: num_frames is about videos, and images are made: leave it out.")
     places = frame_places(inputs.videos.shape[1], policy="uniform", count=asking.num_frames)
-    return [*pictures, *to_uint8(inputs.videos[item, places])]
+    return [*images, *to_uint8(inputs.videos[item, places])]
 
 
 def _read(forms: Sequence[Forms], answers: Sequence[Answer], asking: Asking) -> list[float] | str:

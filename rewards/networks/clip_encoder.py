@@ -1,8 +1,8 @@
-"""CLIP as rewards use it: unit embeddings of pictures and texts, from transformers or open_clip, and scores of both.
+"""CLIP as rewards use it: unit embeddings of images and texts, from transformers or open_clip, and scores of both.
 
 Scorers run in float32 with autocast off: scores of a group differ by about 0.01, which half precision would round away.
 
-Shapes: b pictures, d the width of the embeddings.
+Shapes: b images, d the width of the embeddings.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 
 Library = Literal["transformers", "open_clip"]
 Preprocess = Literal["processor", "bilinear", "bicubic"]
-"""How a picture becomes the network's input. `processor`: rounded to 8 bits, then as the checkpoint's own processor
-does it; no gradient. `bilinear` and `bicubic`: the float picture, short side to the network's size (antialiased), the
+"""How an image becomes the network's input. `processor`: rounded to 8 bits, then as the checkpoint's own processor
+does it; no gradient. `bilinear` and `bicubic`: the float image, short side to the network's size (antialiased), the
 middle square, OpenAI's mean and deviation; the gradient flows."""
 
 Scaling = Callable[[Tensor, float], Tensor]
@@ -104,8 +104,8 @@ def encoder_of(
 
 
 def _processed(images: Float[Tensor, " b 3 h w"], *, processor: Any) -> Float[Tensor, " b 3 s s"]:
-    pictures = [Image.fromarray(image) for image in to_uint8(images)]
-    pixels: Tensor = processor(pictures, return_tensors="pt")["pixel_values"]
+    pil_images = [Image.fromarray(image) for image in to_uint8(images)]
+    pixels: Tensor = processor(pil_images, return_tensors="pt")["pixel_values"]
     return pixels
 
 
@@ -226,14 +226,14 @@ def prompt_reward(
 
 
 def gradient_of(inputs: RewardInputs, encoder: ClipEncoder) -> torch.set_grad_enabled:
-    """Records a graph only where the pictures ask for one and the encoder can carry it; the weights are frozen."""
+    """Records a graph only where the images ask for one and the encoder can carry it; the weights are frozen."""
     return torch.set_grad_enabled(torch.is_grad_enabled() and encoder.differentiable and inputs.images.requires_grad)
 
 
 def scored(score: Float[Tensor, " b"], inputs: RewardInputs, threshold: float | None = None) -> RewardOutput:
     """Scores as an output on the images' device; with a threshold `1[score > threshold]`, the score as a part."""
     score = score.to(inputs.images.device)
-    # A NaN may lie where the crop does not look, and the picture is broken all the same.
+    # A NaN may lie where the crop does not look, and the image is broken all the same.
     valid = torch.isfinite(score.detach()) & torch.isfinite(inputs.images.detach()).flatten(1).all(1)
     score = torch.where(valid, score, torch.nan)
     failed = int((~valid).sum())

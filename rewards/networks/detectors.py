@@ -1,4 +1,4 @@
-"""Judges: what finds objects in a picture and names their colours, for rewards that work by GenEval's rules."""
+"""Judges: what finds objects in an image and names their colours, for rewards that work by GenEval's rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Judge(Protocol):
     def version(self) -> str: ...
 
     def detect(self, images: UInt8[np.ndarray, " b h w 3"]) -> list[list[Detection]]:
-        """All detections of each picture, unfiltered: the rules apply their own thresholds."""
+        """All detections of each image, unfiltered: the rules apply their own thresholds."""
         ...
 
     def color_of(self, image: UInt8[np.ndarray, " h w 3"], detection: Detection) -> str:
@@ -73,7 +73,7 @@ def build_judge(name: str, *, device: torch.device, options: Mapping[str, Any] |
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FunctionJudge:
-    """A `Judge` made of a detector of single pictures and a colour function."""
+    """A `Judge` made of a detector of single images and a colour function."""
 
     detect_one: Callable[[UInt8[np.ndarray, " h w 3"]], list[Detection]]
     color: Callable[[UInt8[np.ndarray, " h w 3"], Detection], str]

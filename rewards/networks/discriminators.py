@@ -1,4 +1,4 @@
-"""Discriminators: networks that tell reference pictures from generated ones (Adv-GRPO, arXiv 2511.20256).
+"""Discriminators: networks that tell reference images from generated ones (Adv-GRPO, arXiv 2511.20256).
 
 Three backbones, each with little to train:
 
@@ -6,10 +6,10 @@ Three backbones, each with little to train:
     clip        a CLIP model such as PickScore, whose last vision block is trained; the logit is exp(logit_scale) cos
     attributes  the frozen convolutions of the embedded world's scorer, read by the same head: needs no download
 
-Reference and generated pictures take one path: 8-bit, the middle square, resized. A difference that preprocessing made
+Reference and generated images take one path: 8-bit, the middle square, resized. A difference that preprocessing made
 would be the easiest one to learn.
 
-Letters: B pictures, P patches, D features.
+Letters: B images, P patches, D features.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from flowrl.rewards.networks.pretrained import (
 
 Backbone = Literal["dinov2", "clip", "attributes"]
 Loss = Literal["hinge", "logistic", "pairwise"]
-Picture = UInt8[np.ndarray, " h w 3"]
+Pixels = UInt8[np.ndarray, " h w 3"]
 
 OWNER = "reward 'adversarial'"
 DINOV2_MODEL = "facebook/dinov2-base"
 CLIP_MODEL = "yuvalkirstain/PickScore_v1"
-CLIP_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"  # the pictures and words that PickScore was trained with
+CLIP_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"  # the images and words that PickScore was trained with
 DINOV2_SIZE = 518
 HIDDEN = 512
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 
 class Logits(NamedTuple):
-    """What a discriminator says, positive for "a reference": of whole pictures [B], and of patches [B, n], n may be 0.
+    """What a discriminator says, positive for "a reference": of whole images [B], and of patches [B, n], n may be 0.
 
     Attributes:
         whole: of the class token.
@@ -64,7 +64,7 @@ class Logits(NamedTuple):
 
 
 class Discriminator(Protocol):
-    """`trained` are the parameters that learn, by name; `num_patches` is 0 where only whole pictures are judged."""
+    """`trained` are the parameters that learn, by name; `num_patches` is 0 where only whole images are judged."""
 
     @property
     def trained(self) -> dict[str, nn.Parameter]: ...
@@ -74,9 +74,9 @@ class Discriminator(Protocol):
     def version(self) -> str: ...
 
     def judge(
-        self, pictures: Sequence[Picture], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
+        self, images: Sequence[Pixels], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
     ) -> Logits:
-        """Logits of pictures; of all patches, or of `places` [B, n]. `as_reward`: to be given as a reward."""
+        """Logits of images; of all patches, or of `places` [B, n]. `as_reward`: to be given as a reward."""
         ...
 
 
@@ -86,7 +86,7 @@ class HeadDiscriminator:
 
     Attributes:
         head: D numbers to one, the same for the class token and the patches.
-        pixels: pictures to [B, 3, H, W]; the flag says whether a smaller picture is made with antialiasing.
+        pixels: images to [B, 3, H, W]; the flag says whether a smaller image is made with antialiasing.
         tokens: pixels to [B, 1 + P, D], the class token first.
         num_patches: P.
         version: of the backbone.
@@ -94,7 +94,7 @@ class HeadDiscriminator:
     """
 
     head: nn.Sequential
-    pixels: Callable[[Sequence[Picture], bool], Tensor]
+    pixels: Callable[[Sequence[Pixels], bool], Tensor]
     tokens: Callable[[Tensor], Tensor]
     num_patches: int
     version: str
@@ -105,12 +105,12 @@ class HeadDiscriminator:
         return dict(self.head.named_parameters())
 
     def judge(
-        self, pictures: Sequence[Picture], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
+        self, images: Sequence[Pixels], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
     ) -> Logits:
         """As `Discriminator`; prompts are not read."""
         quirks = self.published and as_reward
         with torch.no_grad():
-            tokens = self.tokens(self.pixels(pictures, not quirks))
+            tokens = self.tokens(self.pixels(images, not quirks))
             if quirks:
                 tokens = F.normalize(tokens, dim=-1, eps=1e-6)
             if places is not None:
@@ -122,7 +122,7 @@ class HeadDiscriminator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipDiscriminator:
-    """A CLIP model whose last vision block is trained; how well a picture fits its prompt is the logit."""
+    """A CLIP model whose last vision block is trained; how well an image fits its prompt is the logit."""
 
     network: Any
     processor: Any
@@ -134,12 +134,12 @@ class ClipDiscriminator:
         return {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
 
     def judge(
-        self, pictures: Sequence[Picture], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
+        self, images: Sequence[Pixels], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
     ) -> Logits:
         """As `Discriminator`; there are no patches."""
         device = self.network.logit_scale.device
-        images = [Image.fromarray(picture) for picture in pictures]
-        pixels = self.processor.image_processor(images, return_tensors="pt")["pixel_values"].to(device)
+        pil_images = [Image.fromarray(image) for image in images]
+        pixels = self.processor.image_processor(pil_images, return_tensors="pt")["pixel_values"].to(device)
         # Of the implementations of attention this one's gradient is the same each time.
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             image = clip_image(self.network, pixels)
@@ -150,7 +150,7 @@ class ClipDiscriminator:
 
 
 def discriminator_loss(loss: Loss, real: Float[Tensor, " *shape"], fake: Float[Tensor, " *shape"]) -> Float[Tensor, ""]:
-    """What is minimised, from logits of references and of generated pictures.
+    """What is minimised, from logits of references and of generated images.
 
         hinge     ½ [mean relu(1 - real) + mean relu(1 + fake)]
         logistic  ½ [mean softplus(-real) + mean softplus(fake)]
@@ -170,7 +170,7 @@ def discriminator_loss(loss: Loss, real: Float[Tensor, " *shape"], fake: Float[T
 
 def make_head(features: int, *, seed: int, device: torch.device | str = "cpu") -> nn.Sequential:
     """Linear(D, 512), GELU, Linear(512, 1). The first is drawn from the seed; the last is zero, so that a head which
-    has learned nothing gives 0 to every picture rather than noise.
+    has learned nothing gives 0 to every image rather than noise.
     """
     first = skip_init(nn.Linear, features, HIDDEN, device=device)
     last = skip_init(nn.Linear, HIDDEN, 1, device=device)
@@ -182,14 +182,14 @@ def make_head(features: int, *, seed: int, device: torch.device | str = "cpu") -
     return nn.Sequential(first, nn.GELU(), last)
 
 
-def _squares(pictures: Sequence[Picture], size: int, device: torch.device, *, antialias: bool) -> Tensor:
-    """[B, 3, size, size] in [0, 1]: the middle squares of 8-bit pictures of any sizes, bicubic."""
+def _squares(images: Sequence[Pixels], size: int, device: torch.device, *, antialias: bool) -> Tensor:
+    """[B, 3, size, size] in [0, 1]: the middle squares of 8-bit images of any sizes, bicubic."""
     squares = []
-    for picture in pictures:
-        height, width = picture.shape[:2]
+    for image in images:
+        height, width = image.shape[:2]
         side = min(height, width)
         top, left = (height - side) // 2, (width - side) // 2
-        square = np.ascontiguousarray(picture[top : top + side, left : left + side].transpose(2, 0, 1))
+        square = np.ascontiguousarray(image[top : top + side, left : left + side].transpose(2, 0, 1))
         pixels = torch.from_numpy(square).to(device)[None].float() / 255.0
         if side != size:
             pixels = F.interpolate(pixels, (size, size), mode="bicubic", antialias=antialias, align_corners=False)
@@ -221,7 +221,7 @@ def dinov2_discriminator(
     width: int = network.config.hidden_size
     return HeadDiscriminator(
         head=make_head(width, seed=seed, device=device),
-        pixels=lambda pictures, antialias: (_squares(pictures, image_size, device, antialias=antialias) - mean) / std,
+        pixels=lambda images, antialias: (_squares(images, image_size, device, antialias=antialias) - mean) / std,
         tokens=lambda pixels: network(pixel_values=pixels).last_hidden_state,
         num_patches=(image_size // patch) ** 2,
         version=f"dinov2:{model}@{fingerprint([network.embeddings.patch_embeddings.projection.weight])}:{image_size}px",
@@ -241,7 +241,7 @@ def attributes_discriminator(*, seed: int, device: torch.device) -> HeadDiscrimi
 
     return HeadDiscriminator(
         head=make_head(net.cells.in_channels, seed=seed, device=device),
-        pixels=lambda pictures, antialias: _squares(pictures, SIZE, device, antialias=antialias),
+        pixels=lambda images, antialias: _squares(images, SIZE, device, antialias=antialias),
         tokens=tokens,
         num_patches=GRID * GRID,
         version=f"attributes@{fingerprint([net.cells.weight])}:{SIZE}px",
@@ -268,6 +268,6 @@ def clip_discriminator(*, model: str, processor: str, revision: str | None, devi
 
 
 def patch_places(num_patches: int, count: int, batch: int, seed: int) -> Int64[Tensor, " b n"]:
-    """Places of `count` patches for each of `batch` pictures, with replacement: a function of the seed."""
+    """Places of `count` patches for each of `batch` images, with replacement: a function of the seed."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     return torch.randint(num_patches, (batch, count), generator=generator)

@@ -7,7 +7,7 @@ transformers detector", and expect counting to differ most, whose threshold of 0
 
 Licence: Meta's Mask2Former weights are CC BY-NC 4.0, for non-commercial use only.
 
-Shapes: b pictures [H, W], Q queries, C = 80 classes; n <= 100 detections of a picture.
+Shapes: b images [H, W], Q queries, C = 80 classes; n <= 100 detections of an image.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHORT_SIDE, LONG_SIDE, MULTIPLE, PADDING = 800, 1333, 32, 128
 PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 MAX_DETECTIONS = 100
 BACKGROUND = 153  # grey, #999
-BATCH = 8  # pictures that the detector sees at once
+BATCH = 8  # images that the detector sees at once
 MASK_SCORE = 0.05  # far below GenEval's threshold of 0.3
 
 
@@ -95,9 +95,9 @@ class Mask2FormerJudge:
 
     @torch.no_grad()
     def detect(self, images: UInt8[np.ndarray, " b h w 3"]) -> list[list[Detection]]:
-        """The 100 best detections of each picture, unfiltered; those that score below 0.05 carry no mask.
+        """The 100 best detections of each image, unfiltered; those that score below 0.05 carry no mask.
 
-        No threshold of GenEval lets those through, and a hundred masks of every picture would fill the memory.
+        No threshold of GenEval lets those through, and a hundred masks of every image would fill the memory.
         """
         found = []
         for start in range(0, len(images), BATCH):
@@ -141,7 +141,7 @@ def fitted_size(height: int, width: int) -> tuple[int, int]:
 
 
 def preprocess(images: UInt8[Tensor, " b h w 3"]) -> tuple[Float[Tensor, " b 3 hp wp"], tuple[int, int]]:
-    """What the detector is fed, and the size of the picture in it, which fills its top left.
+    """What the detector is fed, and the size of the image in it, which fills its top left.
 
     Bilinear without antialiasing and rounded to 8 bits, as OpenCV resizes; padded with grey before it is normalised.
     """
@@ -156,7 +156,7 @@ def preprocess(images: UInt8[Tensor, " b h w 3"]) -> tuple[Float[Tensor, " b 3 h
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """Detections of one picture, best class probability first; `masks` are those of the queries, `query` picks."""
+    """Detections of one image, best class probability first; `masks` are those of the queries, `query` picks."""
 
     label: Int64[Tensor, " n"]
     query: Int64[Tensor, " n"]
@@ -175,15 +175,15 @@ def post_process(
     """Detections as GenEval's detector makes them (OpenMMLab's rules, not those of transformers' post-processing).
 
     `P = softmax(class_logits)` without the last class; the 100 largest P of all (query, class), so a query may appear
-    under several classes. Mask `B = M > 0`, with M the logits at picture size; the score is `P` times the mean of
+    under several classes. Mask `B = M > 0`, with M the logits at image size; the score is `P` times the mean of
     `sigmoid(M)` over B. The box is (x_min, y_min, x_max + 1, y_max + 1) of B, zeros where B is empty.
 
     Args:
         class_logits: [Q, C + 1], "no object" last.
         mask_logits: [Q, h, w] at the network's own, lower, resolution.
         padded: (height, width) of the network's input.
-        fitted: (height, width) of the picture in it.
-        size: (height, width) of the picture as it was given.
+        fitted: (height, width) of the image in it.
+        size: (height, width) of the image as it was given.
     """
     probability = class_logits.float().softmax(-1)[:, :-1]
     best, index = probability.flatten().topk(min(MAX_DETECTIONS, probability.numel()))
@@ -222,18 +222,18 @@ def _detections(found: Found) -> list[Detection]:
 
 
 def object_crop(image: UInt8[np.ndarray, " h w 3"], detection: Detection) -> Image.Image:
-    """The detection's box cut out of the picture, in which everything outside its mask, if it has one, is grey."""
+    """The detection's box cut out of the image, in which everything outside its mask, if it has one, is grey."""
     if detection.mask is not None:
         image = np.where(detection.mask[..., None], image, np.uint8(BACKGROUND))
     x1, y1, x2, y2 = (round(side) for side in detection.box)
     return Image.fromarray(image).crop((x1, y1, x2, y2))
 
 
-def clip_pixels(picture: Image.Image, size: int) -> Float[Tensor, " 3 size size"]:
+def clip_pixels(image: Image.Image, size: int) -> Float[Tensor, " 3 size size"]:
     """CLIP's preprocessing: short side to `size` (bicubic), the middle square, OpenAI's mean and deviation.
 
     An elongated object loses its ends here, as in GenEval.
     """
-    square = vision.center_crop(vision.resize(picture, [size], vision.InterpolationMode.BICUBIC), [size, size])
+    square = vision.center_crop(vision.resize(image, [size], vision.InterpolationMode.BICUBIC), [size, size])
     pixels: Tensor = vision.normalize(vision.pil_to_tensor(square).float() / 255.0, list(CLIP_MEAN), list(CLIP_STD))
     return pixels

@@ -1,12 +1,12 @@
-"""Features of pictures from frozen networks, for heads that learn what people prefer.
+"""Features of images from frozen networks, for heads that learn what people prefer.
 
-    clip        unit embedding of the picture, and its product, entry by entry, with that of the prompt: 2 D numbers, of
+    clip        unit embedding of the image, and its product, entry by entry, with that of the prompt: 2 D numbers, of
                 which a linear head can make a taste, CLIPScore, and one CLIPScore weighted by direction
     dinov2      class token and mean of the patches: 2 D numbers; the prompt is not read
     attributes  means of the embedded world's scorer over its cells, and the share of cells of each kind of object: 93
                 numbers, without any download; the prompt is not read
 
-Shapes: b pictures, d features.
+Shapes: b images, d features.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Features:
     """A loaded backbone.
 
     Attributes:
-        of: float32 pictures [b, 3, H, W] in [0, 1] and b prompts -> features [b, d] on the backbone's device.
+        of: float32 images [b, 3, H, W] in [0, 1] and b prompts -> features [b, d] on the backbone's device.
         width: d.
         reads_prompts: whether the prompts matter.
-        differentiable: whether the gradient of the pictures passes.
+        differentiable: whether the gradient of the images passes.
         version: fingerprint of the weights and the preprocessing.
     """
 
@@ -79,7 +79,7 @@ def build_features(
         model: a local folder or an id on the hub; None takes that of `MODELS`.
         revision: branch, tag or commit on the hub.
         preprocess: of clip, see `flowrl.rewards.networks.clip_encoder`.
-        image_size: of dinov2: pictures' short side, a multiple of the model's patches.
+        image_size: of dinov2: images' short side, a multiple of the model's patches.
         device: where it runs.
         owner: who wants it, for messages.
 
@@ -98,10 +98,10 @@ def _clip(model: str, revision: str | None, preprocess: Preprocess, device: torc
     encoder = transformers_clip(model, device=device, revision=revision, preprocess=preprocess, owner=owner)
 
     def of(images: Tensor, prompts: list[str]) -> Tensor:
-        picture = encoder.images(images)
+        image = encoder.images(images)
         with torch.no_grad():
             text = encoder.texts(prompts)
-        return torch.cat([picture, picture * text], dim=1)
+        return torch.cat([image, image * text], dim=1)
 
     with torch.no_grad():
         width = 2 * encoder.texts(["a"]).shape[1]

@@ -238,7 +238,7 @@ def clip_text(network: Any, tokenizer: Any, texts: list[str], device: torch.devi
 
 
 def clip_image(network: Any, pixels: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b d"]:
-    """Unit embeddings of pictures that went through CLIP's preprocessing."""
+    """Unit embeddings of images that went through CLIP's preprocessing."""
     return _unit(network.get_image_features(pixel_values=pixels))
 
 

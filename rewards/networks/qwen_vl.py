@@ -4,9 +4,9 @@ The text that the model reads is a template with `{prompt}` and one or more rewa
 package's folder `templates` have the structure that such models expect and wording of their own; a checkpoint's
 published scores need the template that it was trained with.
 
-Position ids. Qwen2-VL places the tokens of a picture on three axes (M-RoPE). Reward models trained through a forward
+Position ids. Qwen2-VL places the tokens of an image on three axes (M-RoPE). Reward models trained through a forward
 pass of their own passed no positions and so trained with plain 0, 1, 2, ... for all tokens: `sequential`. Ports that
-call the stock model use the three axes: `mrope`. The two agree on text alone and differ as soon as there is a picture.
+call the stock model use the three axes: `mrope`. The two agree on text alone and differ as soon as there is an image.
 
 Letters: b samples, l tokens, k special tokens, d hidden width, o outputs of the head.
 """
@@ -41,7 +41,7 @@ MAX_ASPECT = 200
 
 
 def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = FACTOR) -> tuple[int, int]:
-    """The size that Qwen2-VL resizes a picture to: multiples of `factor`, nearly the same shape, an area in bounds.
+    """The size that Qwen2-VL resizes an image to: multiples of `factor`, nearly the same shape, an area in bounds.
 
     Both sides are rounded to multiples. If the area is then above `max_pixels`, both sides are divided by
     sqrt(height width / max_pixels) and rounded down; if below `min_pixels`, multiplied likewise and rounded up.
@@ -50,7 +50,7 @@ def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int, f
         ValueError: if one side is over 200 times the other.
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ValueError(f"a picture's longer side may be {MAX_ASPECT} times its shorter one, got {height} x {width}.")
+        raise ValueError(f"an image's longer side may be {MAX_ASPECT} times its shorter one, got {height} x {width}.")
     rows, columns = (max(factor, round(side / factor) * factor) for side in (height, width))
     if rows * columns > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
@@ -87,10 +87,10 @@ def frame_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count:
     return [round(i * (num_frames - 1) / (number - 1)) for i in range(number)]
 
 
-def resized_picture(picture: UInt8[np.ndarray, " h w 3"], *, min_pixels: int, max_pixels: int) -> Image.Image:
-    """A picture at the size of `smart_resize`, by Pillow's bicubic filter."""
-    rows, columns = smart_resize(picture.shape[0], picture.shape[1], min_pixels=min_pixels, max_pixels=max_pixels)
-    return Image.fromarray(picture).resize((columns, rows), Image.Resampling.BICUBIC)
+def resized_image(image: UInt8[np.ndarray, " h w 3"], *, min_pixels: int, max_pixels: int) -> Image.Image:
+    """An image at the size of `smart_resize`, by Pillow's bicubic filter."""
+    rows, columns = smart_resize(image.shape[0], image.shape[1], min_pixels=min_pixels, max_pixels=max_pixels)
+    return Image.fromarray(image).resize((columns, rows), Image.Resampling.BICUBIC)
 
 
 def resized_frames(
@@ -292,7 +292,7 @@ def last_hidden(backbone: Any, batch: Mapping[str, Tensor], *, position_mode: Po
 
 
 def check_prompts(prompts: Sequence[str], tokenizer: Any, *, owner: str) -> None:
-    """Refuses prompts that hold a token of the chat format, which would end the turn or stand in for a picture.
+    """Refuses prompts that hold a token of the chat format, which would end the turn or stand in for an image.
 
     Raises:
         ValueError: naming the first.
@@ -310,9 +310,9 @@ def encode(
     images: Sequence[Image.Image] | None = None,
     videos: Sequence[Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """What the model reads: per sample one user turn of picture or clip, if given, then text, and the answer begun.
+    """What the model reads: per sample one user turn of image or clip, if given, then text, and the answer begun.
 
-    Pictures and clips are taken at their size; bring them to it before.
+    Images and clips are taken at their size; bring them to it before.
     """
     kind = [{"type": "image"}] if images is not None else [{"type": "video"}] if videos is not None else []
     turns = [[{"role": "user", "content": [*kind, {"type": "text", "text": text}]}] for text in texts]

@@ -197,7 +197,7 @@ def inputs_of(items: Sequence[Item], iteration: int = 0) -> RewardInputs:
     first = items[0]
 
     def lists(pick: Callable[[Item], Sequence[Pixels]]) -> list[list[Tensor]]:
-        return [[_floats([picture])[0] for picture in pick(item)] for item in items]
+        return [[_floats([image])[0] for image in pick(item)] for item in items]
 
     videos = _floats([frame for item in items for frame in item.frames]) if first.frames else None
     return RewardInputs(
@@ -214,9 +214,9 @@ def inputs_of(items: Sequence[Item], iteration: int = 0) -> RewardInputs:
     )
 
 
-def _floats(pictures: Sequence[Pixels]) -> Tensor:
-    """Float32 [n, 3, H, W] in [0, 1] of pictures of one size; `to_uint8` gives the same pictures back."""
-    pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
+def _floats(images: Sequence[Pixels]) -> Tensor:
+    """Float32 [n, 3, H, W] in [0, 1] of images of one size; `to_uint8` gives the same images back."""
+    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
     return torch.empty(pixels.shape, dtype=torch.float32).copy_(pixels).div_(255.0)
 
 

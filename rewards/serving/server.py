@@ -1,7 +1,7 @@
 """A reward server: rewards behind HTTP, for trainings on other machines or in other environments.
 
-    POST /v1/score              JSON, pictures as base64; see `flowrl.rewards.serving.wire`
-    POST /v1/score/multipart    the same JSON in a part named `request`, pictures as parts of their own
+    POST /v1/score              JSON, images as base64; see `flowrl.rewards.serving.wire`
+    POST /v1/score/multipart    the same JSON in a part named `request`, images as parts of their own
     GET  /health                200 while requests are taken, 503 while the server stops; versions, queues, limits
     GET  /metrics               Prometheus text
 
@@ -54,7 +54,7 @@ def make_app(
         token: that every request must carry (`Authorization: Bearer ...`), /health without details aside; None for
             none.
         max_bytes: of a request's body.
-        max_pixels: of all pictures of a request together.
+        max_pixels: of all images of a request together.
         max_items: of a request.
         queue_size: items of each reward that may wait; a request that finds them waiting gets 429.
         batch_size: items of one call of a pointwise reward.

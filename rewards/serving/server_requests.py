@@ -84,7 +84,7 @@ async def answer(request: Request, content_type: str) -> Response:
         queue = _queue(service, decoded.reward)
         name = queue.name
         queued = queue.submit(decoded)
-        del decoded  # the queue alone holds the pictures
+        del decoded  # the queue alone holds the images
         scores = await _outcome(request, queued)
         service.metrics.latency(name, time.perf_counter() - start)
         response = Response(encode_reply(queue.reward.version, scores), media_type="application/json")
@@ -105,7 +105,7 @@ async def answer(request: Request, content_type: str) -> Response:
 
 
 async def _received(service: Service, request: Request, content_type: str) -> ScoreRequest:
-    """The decoded request; decoding runs in a thread, as pictures take time."""
+    """The decoded request; decoding runs in a thread, as images take time."""
     held: list[int] = []
     try:
         async with asyncio.timeout(service.body_timeout):

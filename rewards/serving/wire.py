@@ -1,11 +1,11 @@
-"""The format in which pictures go to a reward server and scores come back: JSON, schema 1, no pickle.
+"""The format in which images go to a reward server and scores come back: JSON, schema 1, no pickle.
 
     request  {"schema": 1, "reward": name, "iteration": 0, "group_ids": [...], "items": [{"id": 0, "prompt": "...",
-              "images": [picture], "source_images": [...], "reference_images": [...], "frames": [...], "fps": 8.0,
+              "images": [image], "source_images": [...], "reference_images": [...], "frames": [...], "fps": 8.0,
               "metadata": {}, "sample_id": 0}]}
     reply    {"schema": 1, "version": "...", "items": [{"id": 0, "value": 0.5 or null, "parts": {}, "error": null}]}
 
-A picture is base64 of a PNG (JPEG and WebP are read too), or in a multipart request the name of the part that holds the
+An image is base64 of a PNG (JPEG and WebP are read too), or in a multipart request the name of the part that holds the
 file. Replies are matched by id, never by position. `id`, `prompt` and either one image or frames must be given; the
 rest may be left out. Everything here is a pure function of bytes; what a stranger sent is refused with `WireError`.
 """
@@ -20,20 +20,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowrl.rewards.serving.wire_images import Pixels, WireError, bad_request, decode_picture, encode_picture, short
+from flowrl.rewards.serving.wire_images import Pixels, WireError, bad_request, decode_image, encode_image, short
 
 SCHEMA = 1
 
 _INT64 = 2**63
-_PICTURES = ("images", "source_images", "reference_images", "frames")
-_ITEM_KEYS = ("id", "prompt", *_PICTURES, "fps", "metadata", "sample_id")
+_IMAGES = ("images", "source_images", "reference_images", "frames")
+_ITEM_KEYS = ("id", "prompt", *_IMAGES, "fps", "metadata", "sample_id")
 _REQUEST_KEYS = ("schema", "reward", "iteration", "group_ids", "items")
 _LONGEST_WORD = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one request may hold: bytes of its body, pixels of all its pictures together, items."""
+    """What one request may hold: bytes of its body, pixels of all its images together, items."""
 
     max_bytes: int = 64 * 2**20
     max_pixels: int = 64_000_000
@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Item:
-    """One sample; pictures are 8-bit RGB [H, W, 3], and `image` is the first frame where there are `frames`."""
+    """One sample; images are 8-bit RGB [H, W, 3], and `image` is the first frame where there are `frames`."""
 
     id: int
     prompt: str
@@ -62,9 +62,9 @@ class Item:
 
     @property
     def num_pixels(self) -> int:
-        """Pixels of all its pictures."""
-        pictures = (*(self.frames or (self.image,)), *self.source_images, *self.reference_images)
-        return sum(picture.shape[0] * picture.shape[1] for picture in pictures)
+        """Pixels of all its images."""
+        images = (*(self.frames or (self.image,)), *self.source_images, *self.reference_images)
+        return sum(image.shape[0] * image.shape[1] for image in images)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -110,12 +110,12 @@ def encode_request(items: Sequence[Item], *, reward: str | None, iteration: int 
 
 
 def _encoded_item(item: Item) -> dict[str, Any]:
-    pictures = {
+    images = {
         "images": () if item.frames else (item.image,), "frames": item.frames, "source_images": item.source_images,
         "reference_images": item.reference_images,
     }  # fmt: skip
     encoded: dict[str, Any] = {"id": item.id, "prompt": item.prompt, "sample_id": item.sample_id}
-    encoded |= {key: [encode_picture(picture) for picture in value] for key, value in pictures.items() if value}
+    encoded |= {key: [encode_image(image) for image in value] for key, value in images.items() if value}
     if item.fps is not None:
         encoded["fps"] = item.fps
     if item.metadata:
@@ -145,7 +145,7 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     Args:
         body: JSON text.
         limits: what it may hold.
-        files: of a multipart request: the files by the names of their parts; pictures in the JSON are such names.
+        files: of a multipart request: the files by the names of their parts; images in the JSON are such names.
 
     Raises:
         WireError: 413 for more than `limits` allows, 422 for anything that is not as the module describes.
@@ -171,14 +171,14 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
         raise bad_request(f"group_ids must be a list with one whole number for each of the {len(items)} items")
     left = limits.max_pixels
 
-    def picture(value: Any, where: str) -> Pixels:
+    def image(value: Any, where: str) -> Pixels:
         nonlocal left
-        decoded = decode_picture(_file(value, files, where), left, where)
+        decoded = decode_image(_file(value, files, where), left, where)
         left -= decoded.shape[0] * decoded.shape[1]
         return decoded
 
     decoded = [
-        _item(item, f"items[{i}]", None if groups is None else _integer(groups[i], f"group_ids[{i}]"), picture)
+        _item(item, f"items[{i}]", None if groups is None else _integer(groups[i], f"group_ids[{i}]"), image)
         for i, item in enumerate(items)
     ]
     if len({item.id for item in decoded}) != len(decoded):
@@ -186,7 +186,7 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     return ScoreRequest(reward=reward, items=tuple(decoded), iteration=_integer(iteration, "iteration"))
 
 
-def _item(value: Any, where: str, group: int | None, picture: Callable[[Any, str], Pixels]) -> Item:
+def _item(value: Any, where: str, group: int | None, image: Callable[[Any, str], Pixels]) -> Item:
     data = _mapping(value, where, _ITEM_KEYS)
     number, prompt, fps = _integer(data.get("id"), f"{where}.id"), data.get("prompt"), data.get("fps")
     if not isinstance(prompt, str) or any("\ud800" <= letter <= "\udfff" for letter in prompt):
@@ -196,22 +196,21 @@ def _item(value: Any, where: str, group: int | None, picture: Callable[[Any, str
     metadata = data.get("metadata")
     if not (metadata is None or isinstance(metadata, dict)):
         raise bad_request(f"{where}.metadata must be a mapping, got {short(metadata)}")
-    lists: dict[str, Any] = {key: data.get(key) or [] for key in _PICTURES}
+    lists: dict[str, Any] = {key: data.get(key) or [] for key in _IMAGES}
     for key, given in lists.items():
         if not isinstance(given, list):
-            raise bad_request(f"{where}.{key} must be a list of pictures, got {short(given)}")
+            raise bad_request(f"{where}.{key} must be a list of images, got {short(given)}")
     if len(lists["images"]) > 1 or not (lists["images"] or lists["frames"]):
-        raise bad_request(f"{where} must have one picture in images, or frames, got {len(lists['images'])} images")
-    pictures = {
-        key: tuple(picture(value, f"{where}.{key}[{j}]") for j, value in enumerate(given))
-        for key, given in lists.items()
+        raise bad_request(f"{where} must have one image in images, or frames, got {len(lists['images'])} images")
+    images = {
+        key: tuple(image(value, f"{where}.{key}[{j}]") for j, value in enumerate(given)) for key, given in lists.items()
     }
-    if len({frame.shape for frame in pictures["frames"]}) > 1:
+    if len({frame.shape for frame in images["frames"]}) > 1:
         raise bad_request(f"{where}.frames must all have one size")
     return Item(
-        id=number, prompt=prompt, image=(pictures["images"] or pictures["frames"])[0], frames=pictures["frames"],
-        fps=None if fps is None else float(fps), source_images=pictures["source_images"],
-        reference_images=pictures["reference_images"], metadata=metadata or {},
+        id=number, prompt=prompt, image=(images["images"] or images["frames"])[0], frames=images["frames"],
+        fps=None if fps is None else float(fps), source_images=images["source_images"],
+        reference_images=images["reference_images"], metadata=metadata or {},
         group_id=number if group is None else group,
         sample_id=_integer(data.get("sample_id", number), f"{where}.sample_id"),
     )  # fmt: skip

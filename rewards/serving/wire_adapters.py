@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl.rewards.serving.wire import Item, Reply, Score, decode_reply, encode_request, json_metadata, read_value
-from flowrl.rewards.serving.wire_images import encode_picture, short
+from flowrl.rewards.serving.wire_images import encode_image, short
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +50,11 @@ def _decode_flowrl(reply: Any, ids: Sequence[int], reward: str | None) -> Reply:
 
 
 def _encode_flow_factory(items: Sequence[Item], reward: str | None, iteration: int) -> dict[str, Any]:
-    videos = [[encode_picture(frame) for frame in item.frames] for item in items]
-    conditions = [[encode_picture(picture) for picture in item.source_images] for item in items]
+    videos = [[encode_image(frame) for frame in item.frames] for item in items]
+    conditions = [[encode_image(image) for image in item.source_images] for item in items]
     return {
         "prompt": [item.prompt for item in items],
-        "image": None if any(videos) else [encode_picture(item.image) for item in items],
+        "image": None if any(videos) else [encode_image(item.image) for item in items],
         "video": videos if any(videos) else None,
         "condition_images": conditions if any(conditions) else None,
         "condition_videos": None,
@@ -75,8 +75,8 @@ def _decode_flow_factory(reply: Any, ids: Sequence[int], reward: str | None) -> 
 
 def _encode_unirl(items: Sequence[Item], reward: str | None, iteration: int) -> dict[str, Any]:
     def turns(item: Item) -> list[dict[str, str]]:
-        # A picture to be edited comes as an earlier turn; scorers of pictures look at the last one.
-        return [{"text": item.prompt, "image_b64": encode_picture(p)} for p in (*item.source_images, item.image)]
+        # An image to be edited comes as an earlier turn; scorers of images look at the last one.
+        return [{"text": item.prompt, "image_b64": encode_image(p)} for p in (*item.source_images, item.image)]
 
     return {
         "requests": [

@@ -1,4 +1,4 @@
-"""Pictures on the wire: encoded files from anybody, checked before anything is unpacked, and 8-bit RGB arrays."""
+"""Images on the wire: encoded files from anybody, checked before anything is unpacked, and 8-bit RGB arrays."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class WireError(ValueError):
         self.word = word
 
 
-def encode_picture(picture: Pixels) -> str:
-    """Base64 of a picture's PNG; lossless, with zlib's fastest level, since it lives for one request."""
+def encode_image(image: Pixels) -> str:
+    """Base64 of an image's PNG; lossless, with zlib's fastest level, since it lives for one request."""
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, format="PNG", compress_level=1)
+    Image.fromarray(image).save(buffer, format="PNG", compress_level=1)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def decode_picture(data: bytes, max_pixels: int, where: str = "the picture") -> Pixels:
-    """An encoded picture as 8-bit RGB [H, W, 3], turned as its EXIF orientation says, on white where it is transparent.
+def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixels:
+    """An encoded image as 8-bit RGB [H, W, 3], turned as its EXIF orientation says, on white where it is transparent.
 
-    The size is read from the header, and nothing is unpacked of a picture that is too large.
+    The size is read from the header, and nothing is unpacked of an image that is too large.
 
     Raises:
         WireError: 413 for more pixels than `max_pixels` or Pillow's own guard against decompression bombs allow, 422

@@ -108,7 +108,7 @@ def test_the_overall_of_eight_categories() -> None:
     prompt=st.text(st.characters(codec="utf-8", exclude_characters="/_\x00\n\r"), min_size=1, max_size=40),
     number=st.integers(0, 10**7),
 )
-def test_names_of_pictures_come_back(prompt: str, number: int) -> None:
+def test_names_of_images_come_back(prompt: str, number: int) -> None:
     assert t2i_compbench.parse_file_name(t2i_compbench.file_name(prompt, number)) == (prompt, number)
     assert vbench.parse_file_name(vbench.file_name(prompt, number)) == (prompt, number)
 
@@ -120,7 +120,7 @@ def test_bad_names_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot name a file"):
         vbench.file_name("a/b", 0)
     with pytest.raises(ValueError, match="is named"):
-        t2i_compbench.parse_file_name("picture.png")
+        t2i_compbench.parse_file_name("image.png")
     with pytest.raises(ValueError, match="is named"):
         vbench.parse_file_name("video.mp4")
 
@@ -281,7 +281,7 @@ def test_failed_judgements_of_edits_are_left_out_unless_asked() -> None:
 
 
 @pytest.mark.parametrize(("scores", "expected"), [((1, 4, 4), 3.0), ((1, 4, 5), 3.333333), ((1, 5, 5), 3.666667)])
-def test_imgedit_of_a_picture(scores: tuple[float, ...], expected: float) -> None:
+def test_imgedit_of_an_image(scores: tuple[float, ...], expected: float) -> None:
     assert imgedit_image(scores) == pytest.approx(expected, abs=5e-7)
 
 

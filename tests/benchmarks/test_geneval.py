@@ -318,7 +318,7 @@ def test_aggregate_macro_and_micro() -> None:
     assert scores.macro == pytest.approx(0.478203, abs=1e-6)
     assert scores.micro == pytest.approx(1018 / 2176)
     assert (scores.num_images, scores.num_prompts) == (2176, 544)
-    # A prompt counts once any of its four pictures is right: ceil(correct / 4) of each task in this table.
+    # A prompt counts once any of its four images is right: ceil(correct / 4) of each task in this table.
     assert scores.prompts_correct == pytest.approx(sum(math.ceil(c / 4) for c, _ in counts.values()) / 544)
 
 

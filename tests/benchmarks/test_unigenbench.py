@@ -143,7 +143,7 @@ def test_no_rows_are_refused() -> None:
 
 
 def of_share(label: str, percent: float, points: int) -> list[tuple[list[str], list[int]]]:
-    """Rows of one test point each, 4 pictures for each of `points` prompts, with the published share of them met."""
+    """Rows of one test point each, 4 images for each of `points` prompts, with the published share of them met."""
     met = round(percent / 100 * 4 * points)
     return [([label], [int(k < met)]) for k in range(4 * points)]
 
@@ -169,7 +169,7 @@ def test_the_overall_is_the_unweighted_mean_of_the_primaries() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(order=st.permutations(range(len(ROWS))))
-def test_the_order_of_pictures_does_not_matter(order: list[int]) -> None:
+def test_the_order_of_images_does_not_matter(order: list[int]) -> None:
     shuffled, scores = aggregate([ROWS[i] for i in order]), aggregate(ROWS)
     assert (shuffled.primary, shuffled.sub, shuffled.skipped) == (scores.primary, scores.sub, scores.skipped)
 
@@ -225,7 +225,7 @@ def test_intervals_refuse_what_cannot_be_compared() -> None:
     rows, prompts = many_rows(0.5, seed=5, prompts=3)
     with pytest.raises(ValueError, match="one for each"):
         score_intervals(rows, prompts[:-1])
-    with pytest.raises(ValueError, match="no picture was judged"):
+    with pytest.raises(ValueError, match="no image was judged"):
         score_intervals([(["Style"], None)], ["a"])
     with pytest.raises(ValueError, match="one side only"):
         paired_intervals((rows, prompts), (rows, [prompt + 1 for prompt in prompts]))

@@ -58,8 +58,8 @@ def result_of(out: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_folder_of_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, out = write_folder(tmp_path / "pictures", picture=mixed, samples=4), tmp_path / "out"
+def test_a_folder_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, out = write_folder(tmp_path / "images", image=mixed, samples=4), tmp_path / "out"
     before = sorted(folder.rglob("*"))
     assert flowrl_eval("--images", folder, "--out", out) == 0
     printed = capsys.readouterr().out
@@ -78,14 +78,14 @@ def test_a_folder_of_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:
-    folder, out = write_folder(tmp_path / "pictures", picture=mixed), tmp_path / "out"
+    folder, out = write_folder(tmp_path / "images", image=mixed), tmp_path / "out"
     assert flowrl_eval("--images", folder, "--compare", write_folder(tmp_path / "other"), "--out", out) == 0
     page = (out / "page.html").read_text()
     assert page.startswith("<!DOCTYPE html>")
     assert "<script" not in page
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
     assert "default-src 'none'" in page
-    for words in ("Scores with 95 % intervals", "Change from other to pictures", "What went wrong", "too few"):
+    for words in ("Scores with 95 % intervals", "Change from other to images", "What went wrong", "too few"):
         assert words in page
     assert page.count("<svg") == 4  # scores and changes, each for desktop and phone
     assert page.count("data:image/png") >= 6
@@ -129,7 +129,7 @@ def test_a_model_is_compared_with_another_on_the_same_noise(
     assert [source.model for source in loads] == ["toy", "other/toy"]
 
 
-def test_drawn_folders_are_compared_as_pictures_that_share_noise(
+def test_drawn_folders_are_compared_as_images_that_share_noise(
     tmp_path: Path, prompts: Path, loads: list[Source], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("toy", "--prompts", prompts, "--samples", 1, "--steps", 2, "--guidance", 1)
@@ -216,7 +216,7 @@ def test_means_over_models_have_students_interval() -> None:
         (("--images", "x", "--compare", "base"), "needs a MODEL with a LoRA"),
         (("toy", "--option", "detector"), "must be KEY=VALUE"),
         (("toy", "--steps", "0"), "must be at least 1"),
-        (("asset:tiny-wan",), r"asset:tiny-wan makes videos \(family wan\) and flowrl eval judges pictures"),
+        (("asset:tiny-wan",), r"asset:tiny-wan makes videos \(family wan\) and flowrl eval judges images"),
         (("toy", "--compare", "asset:tiny-wan"), "asset:tiny-wan makes videos"),
         (("toy", "--prompts", "nowhere.jsonl"), "there is no 'nowhere.jsonl'"),
         (("toy", "--train-prompts", "nowhere.txt"), "there is no 'nowhere.txt'"),
@@ -240,7 +240,7 @@ def test_settings_from_arguments(tmp_path: Path) -> None:
     assert other.base is not None
     assert other.base.folder == other.out / "base"
     assert settings_of(parse("a/b"))[0].batch_size == 8
-    folder = write_folder(tmp_path / "pictures", samples=3, picture=empty)
+    folder = write_folder(tmp_path / "images", samples=3, image=empty)
     (given,) = settings_of(parse("--images", folder))
     assert (given.samples, given.subject.images, given.subject.source) == (3, folder, None)
     several = settings_of(parse("a/b", "a/c", "--compare", "d", "--out", "x"))

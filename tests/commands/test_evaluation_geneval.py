@@ -1,4 +1,4 @@
-"""GenEval on folders of pictures: verdicts, the published result file, the journal, and what is refused."""
+"""GenEval on folders of images: verdicts, the published result file, the journal, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from PIL import Image
 from flowrl.benchmarks.geneval.published import published_records
 from flowrl.benchmarks.geneval.rules import Detection
 from flowrl.commands.eval.geneval_result import kinds, score_rows
-from flowrl.commands.eval.geneval_runner import benchmark_prompts, check, judge_name, judge_pictures, run
+from flowrl.commands.eval.geneval_runner import benchmark_prompts, check, judge_images, judge_name, run
 from flowrl.generation.folders import read_folder
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import EMBEDDED, Source
@@ -32,7 +32,7 @@ SHAPES = build_judge("shapes", device=torch.device("cpu"))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """The judge of shapes, which remembers how many pictures it was shown at a time."""
+    """The judge of shapes, which remembers how many images it was shown at a time."""
 
     version: str = "watched-1"
     batches: list[tuple[int, ...]] = field(default_factory=list)
@@ -70,7 +70,7 @@ def test_scenes_that_hold_are_right_and_empty_ones_are_not(tmp_path: Path) -> No
     result = run(settings(write_folder(tmp_path / "a", samples=8), tmp_path / "out", samples=8))
     assert result.metrics["eval/geneval/score"] >= 0.95  # the detector itself errs in less than one of a hundred
     assert result.metrics["eval/geneval/strict"] == result.metrics["eval/geneval/micro"]
-    nothing = run(settings(write_folder(tmp_path / "b", picture=empty), tmp_path / "out2"))
+    nothing = run(settings(write_folder(tmp_path / "b", image=empty), tmp_path / "out2"))
     assert nothing.metrics["eval/geneval/score"] == nothing.metrics["eval/geneval/pass_at_2"] == 0
     assert [row["reason"] for row in nothing.rows[::2]] == [
         "expected circle>=1, found 0",
@@ -83,14 +83,14 @@ def test_scenes_that_hold_are_right_and_empty_ones_are_not(tmp_path: Path) -> No
 
 
 def test_rewards_are_those_that_training_uses(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "a", samples=3, picture=lambda record, sample: right(RECORDS[sample], sample))
+    folder = write_folder(tmp_path / "a", samples=3, image=lambda record, sample: right(RECORDS[sample], sample))
     rows = run(settings(folder, tmp_path / "out", samples=3)).rows
-    pictures = read_folder(folder)
-    images = torch.stack([torch.from_numpy(picture.pixels().copy()).permute(2, 0, 1) / 255 for picture in pictures])
+    files = read_folder(folder)
+    images = torch.stack([torch.from_numpy(file.pixels().copy()).permute(2, 0, 1) / 255 for file in files])
     output = geneval_reward(SHAPES)(
         RewardInputs(
-            prompts=[picture.prompt for picture in pictures], images=images,
-            metadata=[picture.record for picture in pictures], group_ids=torch.zeros(len(images), dtype=torch.long),
+            prompts=[file.prompt for file in files], images=images,
+            metadata=[file.record for file in files], group_ids=torch.zeros(len(images), dtype=torch.long),
             sample_ids=torch.arange(len(images)), iteration=0,
         )
     )  # fmt: skip
@@ -101,12 +101,12 @@ def test_rewards_are_those_that_training_uses(tmp_path: Path) -> None:
 
 
 def test_the_result_file_is_the_published_one(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "a", picture=mixed)
+    folder = write_folder(tmp_path / "a", image=mixed)
     result = run(settings(folder, tmp_path / "out"))
     rows = read_rows(tmp_path / "out" / "model" / "results.jsonl")
     keys = ["filename", "tag", "prompt", "correct", "reason", "metadata", "details"]
     assert all(list(row) == keys for row in rows)
-    assert [row["filename"] for row in rows] == [picture.file for picture in read_folder(folder)]
+    assert [row["filename"] for row in rows] == [image.file for image in read_folder(folder)]
     assert [json.loads(row["metadata"]) for row in rows[::2]] == RECORDS
     assert all(isinstance(row["correct"], bool) for row in rows)
     details = json.loads(rows[0]["details"])
@@ -132,48 +132,48 @@ def test_kept_detections_follow_the_threshold_of_counting(tmp_path: Path) -> Non
         def color_of(self, image: Any, detection: Detection) -> str:
             return "red"
 
-    pictures = read_folder(write_folder(tmp_path / "a", [RECORDS[0], RECORDS[2]], samples=1))
-    first, counting = judge_pictures(pictures, Unsure(), subject(tmp_path / "out"), show=False)
+    images = read_folder(write_folder(tmp_path / "a", [RECORDS[0], RECORDS[2]], samples=1))
+    first, counting = judge_images(images, Unsure(), subject(tmp_path / "out"), show=False)
     assert [detail[4] for detail in first["details"]["circle"]] == [0.95, 0.8]
     assert [detail[4] for detail in counting["details"]["circle"]] == [0.95]
     assert first["correct"]
     assert counting["reason"] == "expected circle>=3, found 1"
 
 
-def test_pictures_of_several_sizes_are_judged_size_by_size(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "a", picture=mixed)
+def test_images_of_several_sizes_are_judged_size_by_size(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "a", image=mixed)
     for index in (1, 4):
         path = folder / f"{index:05d}" / "samples" / "00000.png"
-        with Image.open(path) as picture:
-            larger = picture.resize((96, 128), Image.Resampling.NEAREST)
+        with Image.open(path) as image:
+            larger = image.resize((96, 128), Image.Resampling.NEAREST)
         larger.save(path)
     judge = Watched()
-    rows = judge_pictures(read_folder(folder), judge, subject(tmp_path / "out"), show=False)
+    rows = judge_images(read_folder(folder), judge, subject(tmp_path / "out"), show=False)
     assert sorted(judge.batches) == [(2, 128, 96), (10, 64, 64)]
-    assert [row["file"] for row in rows] == [picture.file for picture in read_folder(folder)]
+    assert [row["file"] for row in rows] == [image.file for image in read_folder(folder)]
 
 
 def test_what_was_judged_is_not_judged_again(tmp_path: Path) -> None:
-    folder, place = write_folder(tmp_path / "a", picture=mixed), subject(tmp_path / "out")
+    folder, place = write_folder(tmp_path / "a", image=mixed), subject(tmp_path / "out")
     first = Watched()
-    rows = judge_pictures(read_folder(folder), first, place, show=False)
+    rows = judge_images(read_folder(folder), first, place, show=False)
     assert first.seen == 12
     (journal,) = place.folder.glob("journal-*.jsonl")
     lines = journal.read_bytes().split(b"\n")
     assert len(lines) == 1 + 12 + 1
     journal.write_bytes(b"\n".join(lines[:8]) + b"\n" + lines[8][:25])  # killed within the eighth answer
     second = Watched()
-    assert judge_pictures(read_folder(folder), second, place, show=False) == rows
+    assert judge_images(read_folder(folder), second, place, show=False) == rows
     assert second.seen == 12 - 7
     assert len(read_rows(journal)) == 13
     third = Watched()
-    assert judge_pictures(read_folder(folder), third, place, show=False) == rows
+    assert judge_images(read_folder(folder), third, place, show=False) == rows
     assert third.seen == 0
 
 
-def test_a_changed_picture_or_record_or_judge_is_judged_anew(tmp_path: Path) -> None:
+def test_a_changed_image_or_record_or_judge_is_judged_anew(tmp_path: Path) -> None:
     folder, place = write_folder(tmp_path / "a"), subject(tmp_path / "out")
-    judge_pictures(read_folder(folder), Watched(), place, show=False)
+    judge_images(read_folder(folder), Watched(), place, show=False)
     path = folder / "00003" / "samples" / "00001.png"
     Image.fromarray(empty(RECORDS[3], 1)).save(path)
     os.utime(path, ns=(1, 1))
@@ -181,12 +181,12 @@ def test_a_changed_picture_or_record_or_judge_is_judged_anew(tmp_path: Path) -> 
         json.dumps(RECORDS[0] | {"exclude": [{"class": "circle", "count": 1}]})
     )
     judge = Watched()
-    rows = judge_pictures(read_folder(folder), judge, place, show=False)
+    rows = judge_images(read_folder(folder), judge, place, show=False)
     assert judge.seen == 3
     assert [row["correct"] for row in rows[:2]] == [False, False]
     assert not rows[7]["correct"]
     other = Watched(version="watched-2")
-    assert judge_pictures(read_folder(folder), other, place, show=False) == rows
+    assert judge_images(read_folder(folder), other, place, show=False) == rows
     assert other.seen == 12
     assert len(list(place.folder.glob("journal-*.jsonl"))) == 2
 
@@ -221,7 +221,7 @@ def test_kinds_of_failure() -> None:
 
 
 def test_a_comparison_pairs_prompts_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", picture=mixed)
+    ours, theirs = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", image=mixed)
     result = run(settings(ours, tmp_path / "out", theirs))
     change = result.differences["overall (macro)"]
     before, after = (metrics["eval/geneval/score"] for metrics in (result.base_metrics, result.metrics))
@@ -241,7 +241,7 @@ def test_a_comparison_pairs_prompts_and_samples(tmp_path: Path, monkeypatch: pyt
 
 
 def test_rows_of_one_text_are_numbered_wherever_they_lie(tmp_path: Path) -> None:
-    # Folders made row by row hold a prompt under several numbers, one picture each.
+    # Folders made row by row hold a prompt under several numbers, one image each.
     rows = [{"task": "t", "prompt": text, "correct": True} for text in ("a", "b", "a", "a")]
     assert [(row.prompt, row.sample) for row in score_rows(rows)] == [("a", 0), ("b", 0), ("a", 1), ("a", 2)]
     folder = write_folder(tmp_path / "a", [RECORDS[0], RECORDS[1], RECORDS[0]], samples=1)
@@ -250,7 +250,7 @@ def test_rows_of_one_text_are_numbered_wherever_they_lie(tmp_path: Path) -> None
     assert len(result.rows) == 3
 
 
-def test_fewer_prompts_and_samples_of_given_pictures(tmp_path: Path) -> None:
+def test_fewer_prompts_and_samples_of_given_images(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a", samples=4)
     result = run(settings(folder, tmp_path / "out", samples=3, num_prompts=2))
     assert [(row["index"], row["sample"]) for row in result.rows] == [(i, s) for i in (1, 4) for s in range(3)]
@@ -313,7 +313,7 @@ def test_prompts_without_records_or_with_strange_objects_are_refused(tmp_path: P
 
 def test_every_kind_of_failure_has_examples(tmp_path: Path) -> None:
     wrong: Sequence[dict[str, Any]] = [*RECORDS[1:], RECORDS[0]]
-    folder = write_folder(tmp_path / "a", picture=lambda record, sample: right(wrong[RECORDS.index(record)], sample))
+    folder = write_folder(tmp_path / "a", image=lambda record, sample: right(wrong[RECORDS.index(record)], sample))
     result = run(settings(folder, tmp_path / "out"))
     failed = {kind for row in result.rows for kind in kinds(row["reason"])}
     assert len(failed) >= 2

@@ -1,4 +1,4 @@
-"""Panels of scorers, diversity, T2I-CompBench and DPG-Bench, from pictures to a result, without weights."""
+"""Panels of scorers, diversity, T2I-CompBench and DPG-Bench, from images to a result, without weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.eval_text import as_text
 from flowrl.generation import features, scorers
 from flowrl.generation.features import check_features, features_of
-from flowrl.generation.folders import Picture
+from flowrl.generation.folders import ImageFile
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.judges.chat import Answer, Question
 
@@ -31,7 +31,7 @@ from flowrl.rewards.judges.chat import Answer, Question
 @pytest.fixture(autouse=True)
 def _drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (panel, t2i_compbench, dpg_bench):
-        monkeypatch.setattr(module, "pictures_of", draw_flat)
+        monkeypatch.setattr(module, "images_of", draw_flat)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 class Counting:
-    """Levels of pictures as a reward, NaN above 250; counts what it is asked."""
+    """Levels of images as a reward, NaN above 250; counts what it is asked."""
 
     def __init__(self, kind: str = "pointwise") -> None:
         self.asked = 0
@@ -91,9 +91,7 @@ def test_means_of_a_panel_and_the_change_to_a_base(
     assert counting.asked == 12  # from the journal
 
 
-def test_failed_pictures_are_in_no_mean_and_are_asked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_images_are_in_no_mean_and_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = scored_by(monkeypatch)
     folder = tmp_path / "images"
     folder.mkdir()
@@ -151,7 +149,7 @@ def test_panels_without_prompts_or_with_a_judge_are_refused(tmp_path: Path, prom
         panel.check(settings_for(tmp_path / "out", "drawbench", images=tmp_path / "images"))
 
 
-def test_rewards_that_compare_a_prompts_pictures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewards_that_compare_a_prompts_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Sum:
         terms = (type("Term", (), {"key": "win_rate", "reward": Counting("pairwise").reward})(),)
 
@@ -166,7 +164,7 @@ def test_rewards_that_compare_a_prompts_pictures_are_refused(monkeypatch: pytest
 def test_diversity_of_pixels(tmp_path: Path, prompts: Path) -> None:
     given = settings_for(tmp_path / "out", "diversity", prompts=str(prompts), samples=2, options={"features": "pixels"})
     result = run(panel, given)
-    # Two flat pictures of neighbouring levels: every pixel differs by 1/255.
+    # Two flat images of neighbouring levels: every pixel differs by 1/255.
     assert result.metrics["eval/diversity/diversity"] == pytest.approx(1 / 255)
     assert list(result.intervals) == ["diversity"]
     both = run(panel, settings_for(tmp_path / "both", "diversity", prompts=str(prompts), samples=2, base=True,
@@ -175,7 +173,7 @@ def test_diversity_of_pixels(tmp_path: Path, prompts: Path) -> None:
 
 
 def test_diversity_of_clip_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The encoder is replaced: what is checked is that each picture gets the embedding of its own pixels."""
+    """The encoder is replaced: what is checked is that each image gets the embedding of its own pixels."""
 
     class Processor:
         @staticmethod
@@ -186,12 +184,12 @@ def test_diversity_of_clip_embeddings(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(features, "load_clip", lambda model, **options: (None, Processor))
     monkeypatch.setattr(features, "clip_image", lambda network, pixels: pixels.mean(dim=(1, 2)))
     monkeypatch.setattr(features, "clip_fingerprint", lambda network: "none")
-    pictures = []
+    images = []
     for number, grey in enumerate((5, 50, 90)):
         path = tmp_path / f"{number}.png"
         flat(grey).save(path)
-        pictures.append(Picture(file=path.name, path=path, index=0, sample=number, record={"prompt": "a"}))
-    found, version = features_of(pictures, "clip", "my/clip")
+        images.append(ImageFile(file=path.name, path=path, index=0, sample=number, record={"prompt": "a"}))
+    found, version = features_of(images, "clip", "my/clip")
     assert found.tolist() == [[5.0] * 3, [50.0] * 3, [90.0] * 3]
     assert version == "clip:my/clip@none"
     assert check_features("pixels", None) == "pixels"
@@ -209,7 +207,7 @@ def dataset(tmp_path: Path) -> Path:
     return folder
 
 
-def test_pictures_get_the_names_that_the_scripts_read(
+def test_images_get_the_names_that_the_scripts_read(
     tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting = Counting()
@@ -233,7 +231,7 @@ def test_pictures_get_the_names_that_the_scripts_read(
     assert run(t2i_compbench, given).metrics["eval/t2i_compbench/color"] == 0.5
     assert counting.asked == 4
     (theirs / "vqa_result.json").write_text(json.dumps([{"question_id": 9, "answer": 1}]))
-    with pytest.raises(ValueError, match="another set of pictures"):
+    with pytest.raises(ValueError, match="another set of images"):
         t2i_compbench.run(given)
 
 
@@ -296,12 +294,12 @@ def test_grids_are_written_where_no_judge_is_named(tmp_path: Path, dense: Path) 
     assert result.metrics == {"eval/dpg_bench/grids": 2.0}
 
 
-def test_a_judge_answers_every_question_about_every_picture(
+def test_a_judge_answers_every_question_about_every_image(
     tmp_path: Path, dense: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer(question: Question) -> Answer:
         asked = "".join(part for part in question.parts if isinstance(part, str))
-        # No cube in the last picture of a (level 3); dogs in two of b's four (levels 10 to 13).
+        # No cube in the last image of a (level 3); dogs in two of b's four (levels 10 to 13).
         yes = level(question) != 3 if "cube" in asked else level(question) not in (12, 13)
         return Answer(text="Yes." if yes else "no")
 
@@ -313,7 +311,7 @@ def test_a_judge_answers_every_question_about_every_picture(
     # a: 1, 1, 1, and 0 of 2 in the last (red falls with the cube); b: 2 of 4.
     assert result.metrics["eval/dpg_bench/score"] == pytest.approx(100 * (0.75 + 0.5) / 2)
     assert result.metrics["eval/dpg_bench/attribute"] == 100.0  # before dependencies
-    assert result.metrics["eval/dpg_bench/entity"] == 0.0  # of the last pictures
+    assert result.metrics["eval/dpg_bench/entity"] == 0.0  # of the last images
     assert any("not mPLUG-large" in note for note in result.notes)
     run(dpg_bench, given)
     assert len(judge.asked) == 12
@@ -341,7 +339,7 @@ def test_items_without_all_answers_are_skipped_and_asked_again(
     ("more", "message"),
     [
         ({"prompts": None}, "TencentQQGYLab/ELLA"),
-        ({"samples": 2}, "4 pictures"),
+        ({"samples": 2}, "4 images"),
         ({"options": {"crops": "5"}}, "crops 1 to 4"),
         ({"options": {"crop": "1"}}, "did you mean 'crops'"),
         ({"judge": "mplug"}, "unknown judge"),

@@ -1,4 +1,4 @@
-"""UniGenBench from pictures to a result, with a judge that answers by a function of the question."""
+"""UniGenBench from images to a result, with a judge that answers by a function of the question."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Two pictures of each prompt; the level is 2 * row + sample."""
+    """Two images of each prompt; the level is 2 * row + sample."""
     folder = tmp_path / "images"
     folder.mkdir()
     for row, index in enumerate(ITEMS):
@@ -64,8 +64,8 @@ def points_of(question: Question) -> int:
 
 
 def level_of(question: Question) -> int:
-    (picture,) = (part for part in question.parts if isinstance(part, np.ndarray))
-    return int(picture[0, 0, 0])
+    (image,) = (part for part in question.parts if isinstance(part, np.ndarray))
+    return int(image[0, 0, 0])
 
 
 def met_if_even(question: Question) -> Answer:
@@ -91,13 +91,13 @@ def run(given: Settings) -> Result:
 # ---- a whole evaluation ----------------------------------------------------------------------------------------------
 
 
-def test_every_test_point_of_every_picture_is_counted(
+def test_every_test_point_of_every_image_is_counted(
     tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = judged_by(monkeypatch, met_if_even)
     result = run(settings(tmp_path / "out", prompts, images))
     assert len(judge.asked) == 6
-    assert result.metrics["eval/unigenbench/overall"] == 0.5  # every first picture meets all, every second nothing
+    assert result.metrics["eval/unigenbench/overall"] == 0.5  # every first image meets all, every second nothing
     assert result.metrics["eval/unigenbench/entity_layout"] == 0.5
     assert result.metrics["eval/unigenbench/skipped"] == 0
     assert [row["met"] for row in result.rows[:3]] == [[True] * 3, [False] * 3, [True] * 2]
@@ -154,7 +154,7 @@ def test_chinese_prompts_are_asked_about_in_chinese(
 def test_a_model_is_compared_to_its_base_on_the_same_prompts(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unigenbench, "pictures_of", draw_flat)
+    monkeypatch.setattr(unigenbench, "images_of", draw_flat)
     judged_by(monkeypatch, lambda question: reply([int(level_of(question) < 100)] * points_of(question)))
     result = run(settings(tmp_path / "out", prompts, base=True))
     assert result.metrics["eval/unigenbench/overall"] == 1.0
@@ -168,17 +168,17 @@ def test_a_model_is_compared_to_its_base_on_the_same_prompts(
     assert sorted(path.name for path in results.iterdir()) == ["base_en.csv", "base_en.json"]
 
 
-def test_pictures_in_genevals_layout_are_found_by_their_prompts(
+def test_images_in_genevals_layout_are_found_by_their_prompts(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unigenbench, "pictures_of", draw_flat)
+    monkeypatch.setattr(unigenbench, "images_of", draw_flat)
     judged_by(monkeypatch, met_if_even)
     run(settings(tmp_path / "out", prompts))
     again = run(settings(tmp_path / "again", prompts, tmp_path / "out" / "model" / "images"))
     assert [row["index"] for row in again.rows] == [0, 0, 7, 7, 12, 12]
     assert again.metrics["eval/unigenbench/overall"] == 0.5
     other = write(tmp_path / "other.csv", {0: ("another prompt", record(["Style"]))})
-    with pytest.raises(ValueError, match="has 0 pictures of prompt 0"):
+    with pytest.raises(ValueError, match="has 0 images of prompt 0"):
         unigenbench.check(settings(tmp_path / "again", other, tmp_path / "out" / "model" / "images"))
 
 
@@ -219,7 +219,7 @@ def test_unreadable_replies_are_asked_for_again_with_other_seeds(
     assert {question.temperature for question in judge.asked[6:]} == {RETRY_TEMPERATURE}
 
 
-def test_pictures_without_scores_are_skipped_counted_and_kept(
+def test_images_without_scores_are_skipped_counted_and_kept(
     tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never_for_three(question: Question) -> Answer:
@@ -230,16 +230,16 @@ def test_pictures_without_scores_are_skipped_counted_and_kept(
     result = run(given)
     assert len(judge.asked) == 5 + 4
     assert result.metrics["eval/unigenbench/skipped"] == 1
-    assert result.metrics["eval/unigenbench/entity_layout"] == 1.0  # of the one picture that is left
+    assert result.metrics["eval/unigenbench/entity_layout"] == 1.0  # of the one image that is left
     assert (result.rows[3]["met"], result.rows[3]["error"]) == (None, "unparsed")
-    assert any("1 of 6 pictures have no scores (unparsed 1)" in note for note in result.notes)
+    assert any("1 of 6 images have no scores (unparsed 1)" in note for note in result.notes)
     text = (tmp_path / "out" / "model" / "results" / "model_en.csv").read_text()
     assert ",null," in text
     assert run(given).metrics == result.metrics
     assert len(judge.asked) == 9
 
 
-def test_pictures_whose_server_failed_are_asked_for_in_the_next_sitting(
+def test_images_whose_server_failed_are_asked_for_in_the_next_sitting(
     tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     down = True
@@ -278,8 +278,8 @@ def test_a_judge_that_answers_nothing_is_an_error_and_nothing_is_lost(
 def test_a_judge_whose_replies_are_all_unreadable_is_an_error(
     tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged_by(monkeypatch, lambda question: Answer(text="A nice picture."))
-    with pytest.raises(ValueError, match="no readable answer to any picture"):
+    judged_by(monkeypatch, lambda question: Answer(text="A nice image."))
+    with pytest.raises(ValueError, match="no readable answer to any image"):
         run(settings(tmp_path / "out", prompts, images, options={"attempts": "1"}))
 
 
@@ -299,14 +299,14 @@ def test_an_answer_that_was_cut_off_after_its_end_is_read(
 # ---- going on, and starting anew -------------------------------------------------------------------------------------
 
 
-def test_answers_are_kept_by_picture_question_and_judge(
+def test_answers_are_kept_by_image_question_and_judge(
     tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = judged_by(monkeypatch, met_if_even)
     run(settings(tmp_path / "out", prompts, images))
     run(settings(tmp_path / "out", prompts, images))
     assert len(judge.asked) == 6
-    flat(9, size=4).save(images / "0_0.png")  # another picture
+    flat(9, size=4).save(images / "0_0.png")  # another image
     run(settings(tmp_path / "out", prompts, images))
     assert len(judge.asked) == 7
     write(prompts, {i: (text, record(points, descriptions=["refers to"] * len(points)))
@@ -402,8 +402,8 @@ def test_a_template_may_have_a_system_turn(tmp_path: Path) -> None:
     template = tmp_path / "theirs.txt"
     template.write_text("Judge {prompt}.\n=== user ===\n{testpoints} {definitions} {descriptions}")
     item = Item(index=0, prompt="a cat", points=("Style",), descriptions=("ink",))
-    picture = np.zeros((2, 2, 3), dtype=np.uint8)
-    question = read_wording("en", str(template), None).question(item, picture, max_tokens=9, temperature=0.0, seed=1)
+    image = np.zeros((2, 2, 3), dtype=np.uint8)
+    question = read_wording("en", str(template), None).question(item, image, max_tokens=9, temperature=0.0, seed=1)
     assert question.system == "Judge a cat."
     assert text_of(question).endswith("Style: ink")
 
@@ -434,17 +434,17 @@ def test_a_judge_may_stand_in_a_file(tmp_path: Path) -> None:
     assert read_judge(str(tmp_path / "judge.yaml"), {}, owner="test") == {"server": "http://a/v1", "model": "m"}
 
 
-# ---- pictures --------------------------------------------------------------------------------------------------------
+# ---- images ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_picture_is_an_error_before_anything_is_asked(
+def test_a_missing_image_is_an_error_before_anything_is_asked(
     tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = judged_by(monkeypatch, met_if_even)
     (images / "7_1.png").unlink()
     given = settings(tmp_path / "out", prompts, images)
     for function in (unigenbench.check, unigenbench.run):
-        with pytest.raises(ValueError, match=r"lacks 1 of 6 pictures \(7_1.png\)"):
+        with pytest.raises(ValueError, match=r"lacks 1 of 6 images \(7_1.png\)"):
             function(given)
     assert not judge.asked
     with pytest.raises(ValueError, match="no folder"):

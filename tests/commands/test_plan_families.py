@@ -19,7 +19,7 @@ from flowrl.pipelines.common import first_expert
 
 FLUX, QWEN = "black-forest-labs/FLUX.1-dev", "Qwen/Qwen-Image"
 WAN_1_3B, WAN_14B = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "Wan-AI/Wan2.1-T2V-14B-Diffusers"
-PICTURE, PICTURE_22 = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", "Wan-AI/Wan2.2-I2V-A14B-Diffusers"
+IMAGE, IMAGE_22 = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", "Wan-AI/Wan2.2-I2V-A14B-Diffusers"
 
 MEASURED = {
     "FLUX.1-dev": ("flux", FLUX, (512, 512, None), 512, 21.50),
@@ -32,7 +32,7 @@ MEASURED = {
 """Family, checkpoint, size, text tokens -> TF of a forward pass, counted independently of these functions."""
 
 MORE = {  # checkpoints whose networks read something else than the first of their family
-    "wan": (PICTURE, PICTURE_22, "Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
+    "wan": (IMAGE, IMAGE_22, "Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
     "qwen_image_edit": ("Qwen/Qwen-Image-Edit-2511",),
     "cogvideox": ("THUDM/CogVideoX-5b",),
 }
@@ -101,8 +101,8 @@ def test_text_that_a_table_of_positions_has_no_place_for_is_refused() -> None:
 
 
 def test_image_to_video_of_wan_2_1_always_reads_a_full_prompt() -> None:
-    assert wan.text_tokens(PICTURE, 128) == 512
-    assert wan.text_tokens(PICTURE_22, 128) == 128
+    assert wan.text_tokens(IMAGE, 128) == 512
+    assert wan.text_tokens(IMAGE_22, 128) == 128
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

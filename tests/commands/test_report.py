@@ -212,7 +212,7 @@ def test_text_from_the_run_is_escaped(tmp_path: Path) -> None:
     assert "<h1>r&lt;b&gt;</h1>" in page
 
 
-def test_small_pictures_keep_their_pixels_and_large_ones_are_reduced(tmp_path: Path) -> None:
+def test_small_images_keep_their_pixels_and_large_ones_are_reduced(tmp_path: Path) -> None:
     small = parse(page_of(make_run(tmp_path / "small", side=16))).images
     large = parse(page_of(make_run(tmp_path / "large", side=600))).images
     assert {image.get("class") for image in small} == {"pixels"}
@@ -238,7 +238,7 @@ def test_health_marks_what_is_off(tmp_path: Path) -> None:
     assert page_of(folder).count("! look here") == 2
 
 
-def test_run_without_evaluation_or_pictures_claims_nothing(tmp_path: Path) -> None:
+def test_run_without_evaluation_or_images_claims_nothing(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "r", evaluate=False, sample=False))
     parse(page)
     assert "no held-out evaluation" in page

@@ -1,4 +1,4 @@
-"""Reports of runs that make videos or edit pictures."""
+"""Reports of runs that make videos or edit images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 import torch
 
-from flowrl.commands.report import shown_samples as pictures
+from flowrl.commands.report import shown_samples
 from flowrl.commands.report.run import write_report
 from flowrl.media.kept import write_samples
 
@@ -20,7 +20,7 @@ PROMPT = 'turn it <b>red</b> & "round"'
 
 
 class Media(HTMLParser):
-    """Collects pictures, clips, figures and the policy of a page."""
+    """Collects images, clips, figures and the policy of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,9 +90,9 @@ def test_clips_beyond_the_limit_are_linked_from_wherever_the_page_is(
 ) -> None:
     run = make_run(tmp_path / "a run", video=True, sources=0)
     total = sum(len(clip_bytes(run, mark, sample)) for mark in (0, 4) for sample in (0, 1))
-    monkeypatch.setattr(pictures, "MAX_EMBEDDED", total)
+    monkeypatch.setattr(shown_samples, "MAX_EMBEDDED", total)
     assert str(media_of(write_report(run))[0].clips[0]["src"]).startswith("data:")
-    monkeypatch.setattr(pictures, "MAX_EMBEDDED", total - 1)
+    monkeypatch.setattr(shown_samples, "MAX_EMBEDDED", total - 1)
     inside = write_report(run)
     outside = write_report(run, tmp_path / "pages" / "other.html")
     for page in (inside, outside):
@@ -106,7 +106,7 @@ def test_clips_beyond_the_limit_are_linked_from_wherever_the_page_is(
 
 
 def test_only_the_first_clips_are_shown_and_the_rest_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "MAX_CLIPS", 1)
+    monkeypatch.setattr(shown_samples, "MAX_CLIPS", 1)
     media, page = media_of(write_report(make_run(tmp_path / "r", video=True, sources=0)))
     assert (media.figures, len(media.clips)) == (1, 2)
     assert "1 more in samples/." in page
@@ -138,7 +138,7 @@ def test_an_animated_source_stands_above_its_clips(tmp_path: Path) -> None:
     assert "First the source" in page
 
 
-def test_a_damaged_picture_hides_its_prompt_only(tmp_path: Path) -> None:
+def test_a_damaged_image_hides_its_prompt_only(tmp_path: Path) -> None:
     clips = make_run(tmp_path / "clips", video=True, sources=0)
     (clips / "samples/iteration_000004/0000.png").write_bytes(b"\x89PNG broken")
     edits = make_run(tmp_path / "edits", video=False, sources=1)
@@ -146,7 +146,7 @@ def test_a_damaged_picture_hides_its_prompt_only(tmp_path: Path) -> None:
     assert [media_of(write_report(run))[0].figures for run in (clips, edits)] == [1, 1]
 
 
-def test_runs_of_pictures_load_nothing_as_before(tmp_path: Path) -> None:
+def test_runs_of_images_load_nothing_as_before(tmp_path: Path) -> None:
     media, page = media_of(write_report(make_run(tmp_path / "r", video=False, sources=0)))
     assert len(media.images) == 4
     assert not media.clips

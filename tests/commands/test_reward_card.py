@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from flowrl.commands.reward.arguments import add_card
-from flowrl.commands.reward.card import as_json, card, draw_pictures, without_cache
+from flowrl.commands.reward.card import as_json, card, draw_images, without_cache
 from flowrl.commands.reward.card_measure import Card, judge_order, measure
 from flowrl.commands.reward.card_page import render
 from flowrl.commands.reward.card_text import overall, percent, summary, verdicts
@@ -198,11 +198,11 @@ def test_lengths_that_differ_are_refused() -> None:
 def test_changes_change_as_they_say() -> None:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, size=(9, 12, 3), dtype=np.uint8)
-    picture = Image.fromarray(pixels)
-    np.testing.assert_array_equal(np.asarray(PERTURBATIONS["flip"][1](picture)), pixels[:, ::-1])
-    errors = [np.abs(np.asarray(jpeg(picture, q)).astype(float) - pixels).mean() for q in (95, 75, 50)]
+    image = Image.fromarray(pixels)
+    np.testing.assert_array_equal(np.asarray(PERTURBATIONS["flip"][1](image)), pixels[:, ::-1])
+    errors = [np.abs(np.asarray(jpeg(image, q)).astype(float) - pixels).mean() for q in (95, 75, 50)]
     assert 0 < errors[0] < errors[1] < errors[2]
-    assert half_and_back(picture).size == (12, 9)
+    assert half_and_back(image).size == (12, 9)
     flat = Image.new("RGB", (12, 9), (10, 200, 30))
     np.testing.assert_array_equal(np.asarray(half_and_back(flat)), np.asarray(flat))
     assert half_and_back(Image.new("RGB", (1, 1))).size == (1, 1)
@@ -214,9 +214,9 @@ GROUPS, SIZE, STEP, NOISE = 24, 6, 8.0, 0.02
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Plain pictures, six levels of red a prompt, that blue of another level tells apart from other prompts."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plain images, six levels of red a prompt, that blue of another level tells apart from other prompts."""
+    folder = tmp_path_factory.mktemp("images")
     for group in range(GROUPS):
         (folder / f"{group:02d}").mkdir()
         for number in range(SIZE):
@@ -226,12 +226,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def items(pictures: Path) -> list[Item]:
-    return read_items(pictures)
+def items(images: Path) -> list[Item]:
+    return read_items(images)
 
 
 def reward(value: Callable[[np.ndarray, int, int], float], name: str = "made") -> FunctionReward:
-    """A reward of a picture's mean colour, sample and iteration."""
+    """A reward of an image's mean colour, sample and iteration."""
 
     def score(inputs: RewardInputs) -> RewardOutput:
         means = inputs.images.mean(dim=(2, 3)).double().numpy()
@@ -322,7 +322,7 @@ def test_the_order_of_a_pairwise_judge(
     (tmp_path / "judges.py").write_text(JUDGES, encoding="utf-8")
     found = judge_order({"file": str(tmp_path / "judges.py"), "function": function}, items, device="cpu")
     assert (found.first_wins.mean, found.agreement.mean) == (bias, both)
-    assert found.count == GROUPS * SIZE  # a ring: as many pairs as pictures
+    assert found.count == GROUPS * SIZE  # a ring: as many pairs as images
 
 
 def test_answers_are_not_looked_up_in_the_second_pass() -> None:
@@ -342,7 +342,7 @@ def run(*arguments: str | Path) -> int:
     return card(parser.parse_args([str(text) for text in arguments]))
 
 
-def test_the_card_of_a_pairwise_reward(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_card_of_a_pairwise_reward(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "judges.py").write_text(JUDGES, encoding="utf-8")
     config = tmp_path / "rewards.yaml"
     judge = f"{{file: {tmp_path / 'judges.py'}, function: first}}"
@@ -352,14 +352,14 @@ def test_the_card_of_a_pairwise_reward(pictures: Path, tmp_path: Path, capsys: p
     small = tmp_path / "small"
     small.mkdir()
     for number in range(4):
-        (small / f"{number}.png").write_bytes((pictures / "00" / f"{number}.png").read_bytes())
+        (small / f"{number}.png").write_bytes((images / "00" / f"{number}.png").read_bytes())
     assert run(config, small, *with_others, "--out", out) == 0
     printed = capsys.readouterr().out
     assert max(len(line) for line in printed.splitlines()[:-1]) <= 80
-    assert "The picture shown first wins 100 % of the time" in " ".join(printed.split())
+    assert "The image shown first wins 100 % of the time" in " ".join(printed.split())
     told = json.loads((out / "card.json").read_text(encoding="utf-8"))
     assert told["order"]["first_wins"]["mean"] == 0.5
-    assert told["cost"]["calls"] == 1.5  # six pairs of four pictures
+    assert told["cost"]["calls"] == 1.5  # six pairs of four images
     assert set(told["perturbed"]) == {"jpeg50", "flip"}
     assert [row["file"] for row in told["values"]] == ["0.png", "1.png", "2.png", "3.png"]
     assert set(told["values"][0]) == {"file", "prompt", "first", "second", "jpeg50", "flip"}
@@ -369,7 +369,7 @@ def test_the_card_of_a_pairwise_reward(pictures: Path, tmp_path: Path, capsys: p
     assert "nan" not in page.lower()
 
 
-def test_pictures_are_drawn_for_the_prompts_of_a_file(tmp_path: Path) -> None:
+def test_images_are_drawn_for_the_prompts_of_a_file(tmp_path: Path) -> None:
     record = {"tag": "colors", "include": [{"class": "circle", "count": 1, "color": "red"}]}
     texts = ["a photo of a red circle", "a photo of a red circle", "a photo of a red square"]
     prompts = tmp_path / "prompts.jsonl"
@@ -383,12 +383,12 @@ def test_pictures_are_drawn_for_the_prompts_of_a_file(tmp_path: Path) -> None:
     assert drawn_items[0].metadata["tag"] == "colors"
     assert len({item.path.read_bytes() for item in drawn_items}) == 4
     told = json.loads((out / "card.json").read_text(encoding="utf-8"))
-    assert (told["pictures"], told["prompts"]) == (4, 2)
+    assert (told["images"], told["prompts"]) == (4, 2)
     with pytest.raises(ValueError, match="is there already: give it as FOLDER"):
         run(*given, "--out", out)
 
 
-def test_edits_of_one_instruction_are_told_apart_by_their_pictures(tmp_path: Path) -> None:
+def test_edits_of_one_instruction_are_told_apart_by_their_images(tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     for name, colour in (("a", "red"), ("b", "blue")):
         Image.new("RGB", (64, 64), colour).save(tmp_path / "given" / f"{name}.png")
@@ -396,7 +396,7 @@ def test_edits_of_one_instruction_are_told_apart_by_their_pictures(tmp_path: Pat
     rows = [{"prompt": text, "source": f"given/{name}.png"} for name in "aba"]
     prompts = tmp_path / "edits.jsonl"
     prompts.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    draw_pictures("asset:tiny-kontext", prompts, tmp_path / "images", num_prompts=8, samples=1)
+    draw_images("asset:tiny-kontext", prompts, tmp_path / "images", num_prompts=8, samples=1)
     drawn_items = read_items(tmp_path / "images")
     assert [(item.file, item.prompt) for item in drawn_items] == [(f"{p:05d}/samples/0000.png", text) for p in (0, 1)]
     assert [item.metadata["sources"] for item in drawn_items] == [
@@ -419,8 +419,8 @@ def test_json_knows_no_infinity(items: list[Item]) -> None:
     assert told["order"] is None
 
 
-def test_names_and_prompts_are_escaped(pictures: Path) -> None:
-    found = measure({"<b>": reward(red)}, read_items(pictures / "00", prompt="a <script> & more"), batch_size=4)
+def test_names_and_prompts_are_escaped(images: Path) -> None:
+    found = measure({"<b>": reward(red)}, read_items(images / "00", prompt="a <script> & more"), batch_size=4)
     page = render(found)
     assert "<script>" not in page
     assert "a &lt;script&gt; &amp; more" in page
@@ -429,8 +429,8 @@ def test_names_and_prompts_are_escaped(pictures: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("jpeg_compressibility",), "either a FOLDER of pictures or --model"),
-        (("jpeg_compressibility", ".", "--model", "asset:tiny-sd3"), "either a FOLDER of pictures or --model"),
+        (("jpeg_compressibility",), "either a FOLDER of images or --model"),
+        (("jpeg_compressibility", ".", "--model", "asset:tiny-sd3"), "either a FOLDER of images or --model"),
         (("jpeg_compressibility", "--model", "asset:tiny-sd3"), "add --prompts FILE"),
         (("jpeg_compressibility", "--model", "x", "--prompts", "p.txt", "--samples", "1"), "--samples 2, got 24, 1"),
         (("jpeg_compressibility,hps", "."), "a card is about one reward"),

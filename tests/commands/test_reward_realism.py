@@ -1,4 +1,4 @@
-"""`flowrl reward realism`: pictures that come nearer to drawn scenes are told from those that do not."""
+"""`flowrl reward realism`: images that come nearer to drawn scenes are told from those that do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIG = Path(__file__).resolve().parents[2] / "configs" / "tiny_grpo_geneval.ya
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run whose pictures are blurred scenes before and sharp ones after training."""
+    """A run whose images are blurred scenes before and sharp ones after training."""
     config = load_config(CONFIG, [f"eval.num_prompts={COUNT}", f"eval.num_images={COUNT}"])
     folder = tmp_path / "run"
     (folder / "eval").mkdir(parents=True)
@@ -29,11 +29,11 @@ def run(tmp_path: Path) -> Path:
     items = eval_items(read_prompts(resolve_path(config.prompts.eval)), num_prompts=COUNT)
     sharp = scene_images([item.prompt.metadata for item in items], seed=5, stream="made")
     blurred = interpolate(avg_pool2d(sharp, 4), scale_factor=4.0, mode="bilinear", align_corners=False)
-    for name, pictures in (("iteration_000000", blurred), ("iteration_000009", sharp)):
+    for name, images in (("iteration_000000", blurred), ("iteration_000009", sharp)):
         (folder / "eval" / f"{name}.jsonl").write_text("{}\n" * COUNT, encoding="utf-8")
         (folder / "samples" / name).mkdir(parents=True)
-        for place, picture in enumerate(torch.unbind(pictures)):
-            save_png(picture, folder / "samples" / name / f"{place:04d}.png")
+        for place, image in enumerate(torch.unbind(images)):
+            save_png(image, folder / "samples" / name / f"{place:04d}.png")
     return folder
 
 
@@ -46,12 +46,12 @@ def test_the_change_is_towards_the_scenes(run: Path, capsys: pytest.CaptureFixtu
     assert float(line[-1].rstrip(")")) < 0  # the upper end of the interval
 
 
-def test_runs_without_all_pictures_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_without_all_images_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reward", "realism", str(tmp_path)]) == 1
     assert "is no run folder" in capsys.readouterr().err
     next((run / "samples" / "iteration_000009").glob("*.png")).unlink()
     assert main(["reward", "realism", str(run)]) == 1
-    assert f"kept {COUNT - 1} of {COUNT} pictures: train with eval.num_images={COUNT}" in capsys.readouterr().err
+    assert f"kept {COUNT - 1} of {COUNT} images: train with eval.num_images={COUNT}" in capsys.readouterr().err
     (run / "eval" / "iteration_000009.jsonl").unlink()
     assert main(["reward", "realism", str(run)]) == 1
     assert "needs an evaluation before and one after" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`flowrl reward score`: which pictures with which prompts, in which batches, and what is written and printed."""
+"""`flowrl reward score`: which images with which prompts, in which batches, and what is written and printed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(*arguments: str | Path) -> int:
 
 
 def redness(inputs: RewardInputs) -> RewardOutput:
-    """Mean of the red channel; a black picture fails."""
+    """Mean of the red channel; a black image fails."""
     values = [float(image[0].mean()) for image in inputs.images]
     errors = [None if value else "no_red" for value in values]
     return output_of([value or None for value in values], inputs, {"twice": [2 * v for v in values]}, errors)
@@ -49,17 +49,17 @@ def reward(score: Any = redness, kind: str = "pointwise", needs: Sequence[str] =
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
 
-def test_one_prompt_for_all_pictures_at_any_depth(tmp_path: Path) -> None:
+def test_one_prompt_for_all_images_at_any_depth(tmp_path: Path) -> None:
     for name in ("b.png", "a/2.jpg", "a/10.webp", "a/x.JPEG"):
         save(tmp_path / name)
-    (tmp_path / "notes.txt").write_text("no picture", encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("no image", encoding="utf-8")
     items = read_items(tmp_path, prompt="a dog")
     assert [item.file for item in items] == ["a/10.webp", "a/2.jpg", "a/x.JPEG", "b.png"]
     assert {item.prompt for item in items} == {"a dog"}
     assert {item.group for item in items} == {0}
 
 
-def test_without_prompts_the_pictures_of_a_folder_are_a_group(tmp_path: Path) -> None:
+def test_without_prompts_the_images_of_a_folder_are_a_group(tmp_path: Path) -> None:
     for name in ("a/1.png", "b/1.png", "a/2.png"):
         save(tmp_path / name)
     assert [(item.file, item.group) for item in read_items(tmp_path)] == [
@@ -69,19 +69,19 @@ def test_without_prompts_the_pictures_of_a_folder_are_a_group(tmp_path: Path) ->
     ]
 
 
-def test_a_text_file_gives_each_picture_its_prompt(tmp_path: Path) -> None:
+def test_a_text_file_gives_each_image_its_prompt(tmp_path: Path) -> None:
     for name in ("1.png", "2.png", "3.png"):
-        save(tmp_path / "pictures" / name)
+        save(tmp_path / "images" / name)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat\na dog\na cat\n", encoding="utf-8")
-    items = read_items(tmp_path / "pictures", prompts=prompts)
+    items = read_items(tmp_path / "images", prompts=prompts)
     assert [(item.prompt, item.group) for item in items] == [("a cat", 0), ("a dog", 1), ("a cat", 0)]
     prompts.write_text("a cat\na dog\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="holds 2 prompts for the 3 pictures"):
-        read_items(tmp_path / "pictures", prompts=prompts)
+    with pytest.raises(ValueError, match="holds 2 prompts for the 3 images"):
+        read_items(tmp_path / "images", prompts=prompts)
 
 
-def test_a_jsonl_file_names_pictures_and_brings_metadata(tmp_path: Path) -> None:
+def test_a_jsonl_file_names_images_and_brings_metadata(tmp_path: Path) -> None:
     for name in ("p/1.png", "p/2.png", "p/3.png", "lists/source.png"):
         save(tmp_path / name)
     rows = [
@@ -131,10 +131,10 @@ def test_genevals_layout_names_its_own_prompts(tmp_path: Path) -> None:
         read_items(tmp_path, prompt="x")
 
 
-def test_folders_without_pictures_are_refused(tmp_path: Path) -> None:
+def test_folders_without_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no folder"):
         read_items(tmp_path / "none")
-    with pytest.raises(ValueError, match="holds no pictures"):
+    with pytest.raises(ValueError, match="holds no images"):
         read_items(tmp_path, prompt="x")
     with pytest.raises(ValueError, match="give one of them"):
         read_items(tmp_path, prompt="x", prompts=tmp_path / "p.txt")
@@ -255,22 +255,22 @@ def test_groups_samples_and_sources_reach_the_reward(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def images(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     for number, side in enumerate((16, 32, 16)):
         noise = rng.integers(0, 256, size=(side, side, 3), dtype=np.uint8)
-        path = tmp_path / "pictures" / f"{number}.png"
+        path = tmp_path / "images" / f"{number}.png"
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(noise).save(path)
-    return tmp_path / "pictures"
+    return tmp_path / "images"
 
 
-def test_scores_as_csv(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_as_csv(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "scores.csv"
     given = ["--option", "jpeg_compressibility.scale=ddpo", "--prompt", 'a "dog", wet', "--out", str(out)]
-    assert run("jpeg_compressibility,jpeg_incompressibility", pictures, *given) == 0
+    assert run("jpeg_compressibility,jpeg_incompressibility", images, *given) == 0
     rows = list(csv.DictReader(io.StringIO(out.read_text(encoding="utf-8"))))
-    sizes = [jpeg_bytes(np.asarray(Image.open(path))) for path in sorted(pictures.iterdir())]
+    sizes = [jpeg_bytes(np.asarray(Image.open(path))) for path in sorted(images.iterdir())]
     assert [float(row["jpeg_compressibility"]) for row in rows] == pytest.approx([-size / 1000 for size in sizes])
     assert [float(row["jpeg_incompressibility/kilobytes"]) for row in rows] == pytest.approx([s / 1000 for s in sizes])
     assert [row["file"] for row in rows] == ["0.png", "1.png", "2.png"]
@@ -305,7 +305,7 @@ def test_failures_are_counted_and_null(tmp_path: Path, capsys: pytest.CaptureFix
     assert [row["values"]["red"] for row in rows] == pytest.approx([0.2, None, 0.8])
     assert [row["error"] for row in rows] == [None, {"red": "not_finite"}, None]
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].split() == ["reward", "mean", "std", "lowest", "highest", "pictures", "invalid"]
+    assert printed[0].split() == ["reward", "mean", "std", "lowest", "highest", "images", "invalid"]
     assert printed[1].split() == ["red", "0.5", "0.4243", "0.2", "0.8", "3", "1"]
     assert printed[2] == "red, failed: not_finite 1"
     assert [line.split() for line in printed[3:-1]] == [
@@ -323,13 +323,13 @@ def test_a_reward_that_fails_everywhere_is_an_error(tmp_path: Path, capsys: pyte
     assert "red, failed: not_finite 1" in capsys.readouterr().out
 
 
-def test_bad_arguments_are_refused(pictures: Path, tmp_path: Path) -> None:
+def test_bad_arguments_are_refused(images: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.csv or a \.jsonl"):
-        run("jpeg_compressibility", pictures, "--out", tmp_path / "scores.txt")
+        run("jpeg_compressibility", images, "--out", tmp_path / "scores.txt")
     with pytest.raises(ValueError, match="--batch-size must be at least 1, got 0"):
-        run("jpeg_compressibility", pictures, "--batch-size", "0")
+        run("jpeg_compressibility", images, "--batch-size", "0")
     with pytest.raises(ValueError, match="option scale must be"):
-        run("jpeg_compressibility", pictures, "--option", "scale=raw", "--out", tmp_path / "s.csv")
+        run("jpeg_compressibility", images, "--option", "scale=raw", "--out", tmp_path / "s.csv")
 
 
 def test_text_is_cut_to_the_width() -> None:

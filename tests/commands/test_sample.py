@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> Tin
 
 @pytest.fixture(scope="module")
 def run(runs: TinyRuns) -> Path:
-    """Trained hard enough that eight-bit pictures differ."""
+    """Trained hard enough that eight-bit images differ."""
     return runs.train("run", "num_iterations=3", "optim.lr=1", "clip_range=0.9")
 
 
@@ -42,12 +42,12 @@ def _sample(source: Path, out: Path, *options: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
-def test_a_picture_a_prompt_and_seed_and_a_grid(run: Path, tmp_path: Path) -> None:
+def test_an_image_a_prompt_and_seed_and_a_grid(run: Path, tmp_path: Path) -> None:
     files = _sample(run, tmp_path, "--prompt", "two blue squares", "--prompt", "a red circle")
     assert set(files) == {f"{p:03d}_seed{s}.png" for p in (0, 1) for s in (0, 1, 5)} | {"grid.png"}
     assert len(set(files.values())) == 7
-    with Image.open(tmp_path / "000_seed0.png") as picture, Image.open(tmp_path / "grid.png") as sheet:
-        assert picture.size == (64, 64)
+    with Image.open(tmp_path / "000_seed0.png") as image, Image.open(tmp_path / "grid.png") as sheet:
+        assert image.size == (64, 64)
         assert sheet.size[0] >= 3 * 64
 
 
@@ -55,7 +55,7 @@ def test_a_seed_gives_the_same_files_again(run: Path, tmp_path: Path) -> None:
     assert _sample(run, tmp_path / "a") == _sample(run, tmp_path / "b")
 
 
-def test_a_picture_does_not_depend_on_its_neighbours_seeds(run: Path, tmp_path: Path) -> None:
+def test_an_image_does_not_depend_on_its_neighbours_seeds(run: Path, tmp_path: Path) -> None:
     assert main(["sample", str(run), "--prompt", "a red circle", "--seeds", "5,0,1", "--out", str(tmp_path / "c")]) == 0
     other = {path.name: path.read_bytes() for path in (tmp_path / "c").glob("0*.png")}
     together = _sample(run, tmp_path / "a")

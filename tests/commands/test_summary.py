@@ -50,16 +50,16 @@ def test_held_out_rewards_are_compared_by_the_samples_that_were_scored_both_time
     assert found == {"before": 0.4375, "after": 0.9375, "change": {"mean": 0.5, "low": 0.5, "high": 0.5}}
 
 
-def test_the_command_to_try_takes_an_evaluated_prompt_and_its_pictures(
+def test_the_command_to_try_takes_an_evaluated_prompt_and_its_images(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "samples").mkdir()
-    listed = [{"prompt": "make the cat's ball blue", "sample": 0, "seed": 1, "sources": ["a picture.png"]}]
+    listed = [{"prompt": "make the cat's ball blue", "sample": 0, "seed": 1, "sources": ["an image.png"]}]
     (folder / "samples" / "prompts.json").write_text(json.dumps(listed), encoding="utf-8")
     print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=True)
     words = shlex.split(capsys.readouterr().out.split("Try       ")[1].replace("\\\n", " "))
     assert words[:2] == ["flowrl", "sample"]
-    assert words[3:7] == ["--prompt", "make the cat's ball blue", "--source", "a picture.png"]
+    assert words[3:7] == ["--prompt", "make the cat's ball blue", "--source", "an image.png"]
 
 
 def test_a_reward_without_any_score_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

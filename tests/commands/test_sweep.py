@@ -172,7 +172,7 @@ def test_features_for_diversity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert found.shape == (3, width)
         pipeline: Any = Toy()
         row = judged(pipeline, Judges(rewards={}, features=embed), [prompt], images, 3)[0]
-        # Of the three pairs one is a picture with itself, and the other two are alike.
+        # Of the three pairs one is an image with itself, and the other two are alike.
         cosine = float(torch.nn.functional.cosine_similarity(found[0], found[1], dim=0))
         assert row["diversity"]["features"] == pytest.approx(2 * (1 - cosine) / 3, rel=1e-5, abs=1e-7)
     assert load_features("none", torch.device("cpu")) is None
@@ -200,7 +200,7 @@ def test_the_base_is_loaded_and_sampled_as_its_owner_does(runs: Path, monkeypatc
 
 
 def test_prompts_are_told_apart_by_what_they_are_about(swept: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    """One text with two pictures is two prompts; a row that is there twice is one."""
+    """One text with two images is two prompts; a row that is there twice is one."""
     for name, shade in (("dark", 0.2), ("light", 0.8)):
         save_png(torch.full((3, 2, 2), shade), tmp_path / f"{name}.png")
     rows = [{"prompt": "paint it", "source": f"{name}.png"} for name in ("dark", "light", "dark")]
@@ -434,11 +434,11 @@ def test_sources_that_are_none_are_refused(runs: Path, tmp_path: Path, monkeypat
 
 def test_models_that_make_videos_are_refused(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "pytorch_lora_weights.safetensors").touch()
-    with pytest.raises(ValueError, match=r"tiny-wan makes videos \(family wan\) and flowrl sweep judges pictures"):
+    with pytest.raises(ValueError, match=r"tiny-wan makes videos \(family wan\) and flowrl sweep judges images"):
         sweep(parse(str(tmp_path), "--base", "asset:tiny-wan", *COMMON))
 
 
-def test_a_reward_of_pictures_that_the_prompts_lack_is_refused() -> None:
+def test_a_reward_of_images_that_the_prompts_lack_is_refused() -> None:
     reward = FunctionReward(name="edit", score=lambda inputs: None, needs=frozenset({"source_images"}), version="1")  # type: ignore[arg-type,return-value]
     bare, full = Prompt(text="a", metadata={}), Prompt(text="a", metadata={}, sources=("a.png",))
     sweep_run._check_reward("edit", reward, [full, full], measured=True)

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from evaluation_folders import RECORDS, right, write_folder
 
-from flowrl.generation.folders import DRAWN, is_folder_of_pictures, read_folder
+from flowrl.generation.folders import DRAWN, is_folder_of_images, read_folder
 
 
 @pytest.mark.parametrize("name", ["{:05d}.png", "{:04d}.png", "{}.png"])
-def test_pictures_come_in_order_whatever_the_digits(tmp_path: Path, name: str) -> None:
-    pictures = read_folder(write_folder(tmp_path / "a", samples=11, name=name))
-    assert [(p.index, p.sample) for p in pictures] == [(i, s) for i in range(len(RECORDS)) for s in range(11)]
-    assert [p.record for p in pictures[::11]] == RECORDS
-    assert [p.prompt for p in pictures[::11]] == [record["prompt"] for record in RECORDS]
-    assert pictures[13].file == f"00001/samples/{name.format(2)}"
-    assert np.array_equal(pictures[2].pixels(), right(RECORDS[0], 2))
+def test_images_come_in_order_whatever_the_digits(tmp_path: Path, name: str) -> None:
+    images = read_folder(write_folder(tmp_path / "a", samples=11, name=name))
+    assert [(p.index, p.sample) for p in images] == [(i, s) for i in range(len(RECORDS)) for s in range(11)]
+    assert [p.record for p in images[::11]] == RECORDS
+    assert [p.prompt for p in images[::11]] == [record["prompt"] for record in RECORDS]
+    assert images[13].file == f"00001/samples/{name.format(2)}"
+    assert np.array_equal(images[2].pixels(), right(RECORDS[0], 2))
 
 
 def test_grids_and_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -30,20 +30,20 @@ def test_grids_and_other_files_are_left_alone(tmp_path: Path) -> None:
     (folder / "results.jsonl").write_text("x")
     (folder / "old").mkdir()
     assert len(read_folder(folder)) == 2 * len(RECORDS)
-    assert is_folder_of_pictures(folder)
-    assert not is_folder_of_pictures(folder / "old")
-    assert not is_folder_of_pictures(folder / "results.jsonl")
+    assert is_folder_of_images(folder)
+    assert not is_folder_of_images(folder / "old")
+    assert not is_folder_of_images(folder / "results.jsonl")
 
 
 def test_numbers_need_not_start_at_zero(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a", name="1{:03d}.png")
     (folder / "00000").rename(folder / "00900")
-    pictures = read_folder(folder)
-    assert [p.sample for p in pictures] == [0, 1] * len(RECORDS)
-    assert [p.index for p in pictures[::2]] == [1, 2, 3, 4, 5, 900]
+    images = read_folder(folder)
+    assert [p.sample for p in images] == [0, 1] * len(RECORDS)
+    assert [p.index for p in images[::2]] == [1, 2, 3, 4, 5, 900]
 
 
-def test_a_stamp_changes_with_the_picture(tmp_path: Path) -> None:
+def test_a_stamp_changes_with_the_image(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a")
     before = [p.stamp for p in read_folder(folder)]
     (folder / "00001" / "samples" / "00000.png").write_bytes(b"another")
@@ -52,15 +52,15 @@ def test_a_stamp_changes_with_the_picture(tmp_path: Path) -> None:
     assert len(set(before)) == len(before)
 
 
-def test_missing_pictures_are_refused(tmp_path: Path) -> None:
+def test_missing_images_are_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a")
     (folder / "00003" / "samples" / "00001.png").unlink()
-    with pytest.raises(ValueError, match=r"half-written: 6 prompts with 2 pictures.*prompt 00003 has 1 pictures"):
+    with pytest.raises(ValueError, match=r"half-written: 6 prompts with 2 images.*prompt 00003 has 1 images"):
         read_folder(folder)
     for path in (folder / "00003" / "samples").iterdir():
         path.unlink()
     (folder / "00003" / "samples").rmdir()
-    with pytest.raises(ValueError, match="prompt 00003 has 0 pictures"):
+    with pytest.raises(ValueError, match="prompt 00003 has 0 images"):
         read_folder(folder)
 
 
@@ -70,7 +70,7 @@ def test_an_own_folder_that_lacks_prompts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"half-written: 7 prompts .* 6 are there.*Finish it with the command"):
         read_folder(folder)
     (folder / DRAWN).write_text(json.dumps({"num_prompts": 6, "samples": 3}))
-    with pytest.raises(ValueError, match="prompt 00000 has 2 pictures"):
+    with pytest.raises(ValueError, match="prompt 00000 has 2 images"):
         read_folder(folder)
     (folder / DRAWN).write_text('{"num_')
     with pytest.raises(ValueError, match="no JSON"):
@@ -94,7 +94,7 @@ def test_foreign_folders_are_refused(tmp_path: Path) -> None:
 def test_one_number_twice_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a")
     (folder / "00001" / "samples" / "0001.png").write_bytes(b"again")
-    with pytest.raises(ValueError, match="two pictures of one number"):
+    with pytest.raises(ValueError, match="two images of one number"):
         read_folder(folder)
     folder = write_folder(tmp_path / "b")
     write_folder(tmp_path / "c", RECORDS[:1])
@@ -103,9 +103,9 @@ def test_one_number_twice_is_refused(tmp_path: Path) -> None:
         read_folder(folder)
 
 
-def test_a_picture_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+def test_an_image_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a")
     path = folder / "00001" / "samples" / "00000.png"
     path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(ValueError, match="is no whole picture"):
+    with pytest.raises(ValueError, match="is no whole image"):
         read_folder(folder)[2].pixels()

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation: layout, shared noise, going on after a kill, and folders that are refused."""
+"""Images of an evaluation: layout, shared noise, going on after a kill, and folders that are refused."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def drawn(folder: Path, prompts: list[Prompt] = PROMPTS, source: Source = SOURCE, **options: Any) -> dict[str, bytes]:
-    """Draws and returns all pictures by name."""
+    """Draws and returns all images by name."""
     settings: dict[str, Any] = {"label": "toy", "samples": 3, "seed": 5, "batch_size": 4, "show": False}
     draw(source, prompts, folder, **settings | options)
-    return {picture.file: picture.path.read_bytes() for picture in read_folder(folder)}
+    return {image.file: image.path.read_bytes() for image in read_folder(folder)}
 
 
 def test_the_layout_is_the_published_one(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_layout_is_the_published_one(tmp_path: Path) -> None:
         assert [json.loads(line) for line in lines] == [record]
 
 
-def test_pictures_are_functions_of_seed_prompt_and_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_functions_of_seed_prompt_and_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = drawn(tmp_path / "a")
     last = drawn(tmp_path / "b", PROMPTS[5:], samples=2)
     assert list(last.values()) == [whole["00005/samples/00000.png"], whole["00005/samples/00001.png"]]
@@ -80,7 +80,7 @@ def test_pictures_are_functions_of_seed_prompt_and_sample(tmp_path: Path, monkey
 
     monkeypatch.setattr(generate, "sample_normals", watched)
     drawn(tmp_path / "d", source=replace(SOURCE, model="another", num_steps=2))
-    # The counters of evaluations during training, so that pictures of both can be compared; no model among them.
+    # The counters of evaluations during training, so that images of both can be compared; no model among them.
     assert asked == [(5, "eval", prompt.text, sample) for prompt in PROMPTS for sample in range(3)]
 
 
@@ -97,20 +97,20 @@ def test_prompts_are_taken_once_and_evenly() -> None:
     assert choose([*PROMPTS, other], None) == PROMPTS  # the first of a text counts
 
 
-def test_prompts_of_one_text_with_other_pictures_are_told_apart(tmp_path: Path) -> None:
-    first, second = (Prompt(text="make it red", metadata={}, sources=(f"/pictures/{name}.png",)) for name in "ab")
+def test_prompts_of_one_text_with_other_images_are_told_apart(tmp_path: Path) -> None:
+    first, second = (Prompt(text="make it red", metadata={}, sources=(f"/images/{name}.png",)) for name in "ab")
     assert choose([first, second, first], None) == [first, second]
     items = [(index, sample) for index in range(2) for sample in range(2)]
     assert list(generate._numbers([first, second], items).values()) == [0, 1, 0, 1]
     assert list(generate._numbers([first, first], items).values()) == [0, 1, 2, 3]
 
 
-def test_records_name_pictures_by_absolute_paths(tmp_path: Path) -> None:
-    picture = str(tmp_path / "elsewhere" / "a.png")
-    prompt = Prompt(text="a", metadata={"prompt": "a", "tag": "x", "references": "a.png"}, references=(picture,))
+def test_records_name_images_by_absolute_paths(tmp_path: Path) -> None:
+    image = str(tmp_path / "elsewhere" / "a.png")
+    prompt = Prompt(text="a", metadata={"prompt": "a", "tag": "x", "references": "a.png"}, references=(image,))
     drawn(tmp_path / "a", [prompt], samples=1)
     record = json.loads((tmp_path / "a" / "00000" / "metadata.jsonl").read_text())
-    assert record == {"prompt": "a", "tag": "x", "references": [picture]}
+    assert record == {"prompt": "a", "tag": "x", "references": [image]}
 
 
 def test_prompts_without_a_negative_prompt_take_that_of_the_source(
@@ -179,7 +179,7 @@ def test_a_killed_process_is_continued_where_it_was(tmp_path: Path) -> None:
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     kept = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.glob("*/samples/0*.png")}
     assert 10 <= len(kept) < 200
-    with pytest.raises(ValueError, match=r"half-written: 6 prompts with 40 pictures each are expected"):
+    with pytest.raises(ValueError, match=r"half-written: 6 prompts with 40 images each are expected"):
         read_folder(folder)
     finished = drawn(folder, samples=40)
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in kept} == kept
@@ -254,7 +254,7 @@ def test_a_folder_whose_first_note_was_cut_short_starts_anew(tmp_path: Path) -> 
     assert len(drawn(tmp_path / "a")) == 18
 
 
-def test_a_picture_that_is_not_finite_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_is_not_finite_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Toy.decode
 
     def decode(self: Toy, latents: Any, *, gradient: bool = False) -> Any:

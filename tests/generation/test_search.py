@@ -215,7 +215,7 @@ class Counted(Toy):
 
 
 class Sourced(Counted):
-    """Reads source pictures, by their brightness."""
+    """Reads source images, by their brightness."""
 
     num_sources = (1, 1)
 
@@ -314,7 +314,7 @@ def test_small_batches_give_the_same_images() -> None:
 
 
 def test_prompts_keep_what_they_carry(tmp_path: Path) -> None:
-    """Negative prompts reach the velocity; of one text, each prompt is drawn and judged with its own picture."""
+    """Negative prompts reach the velocity; of one text, each prompt is drawn and judged with its own image."""
     rows = []
     for shade, name in ((0.25, "dark"), (0.75, "light")):
         save_png(torch.full((3, 2, 2), shade), tmp_path / f"{name}.png")

@@ -1,4 +1,4 @@
-"""Pictures in place of a model's: flat colours in GenEval's layout, so that runners can be tested without sampling."""
+"""Images in place of a model's: flat colours in GenEval's layout, so that runners can be tested without sampling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from flowrl.generation.folders import Picture, read_folder
+from flowrl.generation.folders import ImageFile, read_folder
 from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt
 
@@ -17,12 +17,12 @@ SIZE = 8
 
 
 def flat(level: int, size: int = SIZE) -> Image.Image:
-    """A grey picture of an 8-bit level."""
+    """A grey image of an 8-bit level."""
     return Image.fromarray(np.full((size, size, 3), level, dtype=np.uint8))
 
 
-def draw_flat(settings: Settings, subject: Subject, prompts: Sequence[Prompt]) -> list[Picture]:
-    """Stands for `pictures_of`: a picture's level is 10 * prompt + sample, one more for a subject named base."""
+def draw_flat(settings: Settings, subject: Subject, prompts: Sequence[Prompt]) -> list[ImageFile]:
+    """Stands for `images_of`: an image's level is 10 * prompt + sample, one more for a subject named base."""
     folder = subject.folder / "images"
     for index, prompt in enumerate(prompts):
         place = folder / f"{index:05d}" / "samples"
@@ -38,7 +38,7 @@ def draw_flat(settings: Settings, subject: Subject, prompts: Sequence[Prompt]) -
 def settings_for(
     out: Path, benchmark: str, *, images: Path | None = None, base: bool = False, **more: object
 ) -> Settings:
-    """Settings of a command about pictures that exist, or that `draw_flat` will make."""
+    """Settings of a command about images that exist, or that `draw_flat` will make."""
     subject = Subject(label="model", folder=out / "model", images=images)
     other = Subject(label="base", folder=out / "base") if base else None
     return Settings(benchmark=benchmark, subject=subject, base=other, out=out, show=False, **more)  # type: ignore[arg-type]

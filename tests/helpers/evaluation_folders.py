@@ -42,7 +42,7 @@ def write_folder(
     records: Sequence[dict[str, Any]] = RECORDS,
     *,
     samples: int = 2,
-    picture: Callable[[dict[str, Any], int], np.ndarray] = right,
+    image: Callable[[dict[str, Any], int], np.ndarray] = right,
     name: str = "{:05d}.png",
 ) -> Path:
     """A folder as the original scripts write it."""
@@ -51,7 +51,7 @@ def write_folder(
         place.mkdir(parents=True)
         (place.parent / "metadata.jsonl").write_text(json.dumps(record))
         for sample in range(samples):
-            Image.fromarray(picture(record, sample)).save(place / name.format(sample))
+            Image.fromarray(image(record, sample)).save(place / name.format(sample))
     return folder
 
 

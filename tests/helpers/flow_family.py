@@ -21,7 +21,7 @@ RANK, ALPHA = 2, 8
 
 
 class OnSchedule(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
-    """Stock Euler steps on exactly these levels: the last bit of a timestep would be seen in pictures at 1e-5."""
+    """Stock Euler steps on exactly these levels: the last bit of a timestep would be seen in images at 1e-5."""
 
     def __init__(self, schedule: Schedule) -> None:
         super().__init__()

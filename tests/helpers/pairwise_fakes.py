@@ -16,7 +16,7 @@ from flowrl.rewards.outputs import check_output
 
 
 def inputs_of(levels: Sequence[float], groups: Sequence[int] | None = None, **more: Any) -> RewardInputs:
-    """Flat grey pictures; a judge can read their quality off the level."""
+    """Flat grey images; a judge can read their quality off the level."""
     images = torch.tensor(levels, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 3, 4, 4).contiguous()
     group_ids = torch.tensor(groups if groups is not None else [0] * len(levels))
     return RewardInputs(

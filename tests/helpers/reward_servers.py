@@ -22,10 +22,10 @@ from flowrl.rewards.serving.server_requests import Service
 
 
 def samples(batch: int, *, size: tuple[int, int] = (6, 8), first: int = 0) -> RewardInputs:
-    """Pictures of one 8-bit grey each, `first + 0, first + 1, ...` of 255, so that a mean tells which is which."""
+    """Images of one 8-bit grey each, `first + 0, first + 1, ...` of 255, so that a mean tells which is which."""
     grey = torch.arange(first, first + batch, dtype=torch.float32) / 255.0
     return RewardInputs(
-        prompts=[f"picture {first + i}" for i in range(batch)],
+        prompts=[f"image {first + i}" for i in range(batch)],
         images=grey[:, None, None, None].expand(batch, 3, *size).contiguous(),
         metadata=[{"number": first + i} for i in range(batch)],
         group_ids=torch.arange(batch) // 2,
@@ -41,7 +41,7 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def level_of(inputs: RewardInputs) -> RewardOutput:
-    """The grey level of each picture, 0 to 255, and half of it as a part."""
+    """The grey level of each image, 0 to 255, and half of it as a part."""
     levels = [round(float(image.mean()) * 255) for image in inputs.images]
     return output_of(levels, inputs, {"half": [level / 2 for level in levels]})
 

@@ -45,7 +45,7 @@ def script(monkeypatch: pytest.MonkeyPatch, module: ModuleType, answer: Callable
 
 
 def level(question: Question) -> int:
-    """The 8-bit level of the last picture's first pixel."""
+    """The 8-bit level of the last image's first pixel."""
     return int([part for part in question.parts if isinstance(part, np.ndarray)][-1][0, 0, 0])
 
 
@@ -56,12 +56,12 @@ def yes(probability: float) -> Answer:
 
 
 def grey(levels: Sequence[float], size: int = 4) -> torch.Tensor:
-    """Flat pictures of these 8-bit levels, so that a judge's answer can depend on which picture it was shown."""
+    """Flat images of these 8-bit levels, so that a judge's answer can depend on which image it was shown."""
     return torch.tensor(levels)[:, None, None, None].expand(-1, 3, size, size).float() / 255
 
 
 def edits(levels: Sequence[float] = (50, 100, 150, 200)) -> RewardInputs:
-    """Edited pictures of these levels, of sources of the levels 10, 11 ..., each with a requirement."""
+    """Edited images of these levels, of sources of the levels 10, 11 ..., each with a requirement."""
     sources = [[image] for image in grey([10 + i for i in range(len(levels))])]
     inputs = inputs_of(grey(levels), source_images=sources)
     return replace(inputs, metadata=[{"requirement": f"need {i}"} for i in range(len(levels))])

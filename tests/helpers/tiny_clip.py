@@ -23,7 +23,7 @@ def text_tower(positions: int = 16) -> dict[str, Any]:
 
 
 def vision_tower(patch: int = 16) -> dict[str, Any]:
-    """The picture half, for pictures of 32 pixels."""
+    """The image half, for images of 32 pixels."""
     return {**_SIZES, "image_size": 32, "patch_size": patch}
 
 
@@ -50,10 +50,10 @@ def write_tiny_clip(folder: Path, *, seed: int = 0, patch: int = 16, positions: 
 
 
 def inputs_of(images: Tensor, prompts: list[str] | None = None, **fields: Any) -> RewardInputs:
-    """Inputs of these pictures; groups of two."""
+    """Inputs of these images; groups of two."""
     batch = len(images)
     return RewardInputs(
-        prompts=prompts or [f"picture {i}" for i in range(batch)],
+        prompts=prompts or [f"image {i}" for i in range(batch)],
         images=images,
         metadata=[{} for _ in range(batch)],
         group_ids=torch.arange(batch) // 2,
@@ -68,7 +68,7 @@ def random_images(batch: int = 4, height: int = 16, width: int | None = None, se
 
 
 def clip_inputs() -> RewardInputs:
-    """Four pictures of 40 x 56 pixels and prompts, one of them too long for the tiny CLIP."""
+    """Four images of 40 x 56 pixels and prompts, one of them too long for the tiny CLIP."""
     long = "a bench on a hill under a cloud and far more letters than the model can read"
     return inputs_of(random_images(4, 40, 56), ["a dog", "two cats", long, "red"])
 

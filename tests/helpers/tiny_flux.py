@@ -69,14 +69,14 @@ def _flux_parts(*, guidance_embeds: bool, scheduler: dict[str, Any]) -> dict[str
 
 
 def save_tiny_flux(folder: Path, *, distilled: bool = False) -> Path:
-    """A FLUX.1-dev pipeline of 32 x 32 pictures, or one as FLUX.1-schnell is: no guidance input, a static shift."""
+    """A FLUX.1-dev pipeline of 32 x 32 images, or one as FLUX.1-schnell is: no guidance input, a static shift."""
     scheduler = {"shift": 1.0} if distilled else DYNAMIC
     FluxPipeline(**_flux_parts(guidance_embeds=not distilled, scheduler=scheduler)).save_pretrained(folder)
     return folder
 
 
 def save_tiny_kontext(folder: Path) -> Path:
-    """A FLUX.1 Kontext pipeline of 32 x 32 pictures."""
+    """A FLUX.1 Kontext pipeline of 32 x 32 images."""
     FluxKontextPipeline(**_flux_parts(guidance_embeds=True, scheduler=DYNAMIC)).save_pretrained(folder)
     return folder
 
@@ -84,8 +84,8 @@ def save_tiny_kontext(folder: Path) -> Path:
 # ---- what tests of families do ---------------------------------------------------------------------------------------
 
 
-def pictures(count: int, height: int, width: int) -> list[Tensor]:
-    """Pictures [3, h, w] of 8-bit colours, all different, coarse enough to survive an 8-bit file."""
+def images(count: int, height: int, width: int) -> list[Tensor]:
+    """Images [3, h, w] of 8-bit colours, all different, coarse enough to survive an 8-bit file."""
     levels = (counter_normal((count, 3, height, width), "pictures") * 60 + 128).clamp(0, 255).round()
     return list(levels / 255)
 

@@ -49,7 +49,7 @@ def _language_model(kind: Any, tokenizer: Any, num_layers: int) -> dict[str, Any
 
 
 def _parts(*, guidance_embeds: bool) -> dict[str, Any]:
-    """Network, autoencoder with statistics that do something, and scheduler, of 64 x 64 pictures."""
+    """Network, autoencoder with statistics that do something, and scheduler, of 64 x 64 images."""
     vae = AutoencoderKLFlux2(
         latent_channels=4, sample_size=64, layers_per_block=1, norm_num_groups=4, block_out_channels=(4, 4, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,

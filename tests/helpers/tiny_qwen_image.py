@@ -95,13 +95,13 @@ def _parts(*, zero_cond_t: bool = False) -> dict[str, Any]:
 
 
 def save_tiny_qwen_image(folder: Path) -> Path:
-    """A complete pipeline folder for pictures of 16 x 16, latents [4, 8, 8], and Qwen-Image's scheduler."""
+    """A complete pipeline folder for images of 16 x 16, latents [4, 8, 8], and Qwen-Image's scheduler."""
     QwenImagePipeline(**_parts()).save_pretrained(folder)
     return folder
 
 
 def save_tiny_qwen_image_edit(folder: Path, *, several: bool = False, zero_cond_t: bool = False) -> Path:
-    """The same for edits of one source picture, or of several."""
+    """The same for edits of one source image, or of several."""
     parts = _parts(zero_cond_t=zero_cond_t)
     processor = transformers.Qwen2VLProcessor(
         image_processor=transformers.Qwen2VLImageProcessor(), tokenizer=parts["tokenizer"],

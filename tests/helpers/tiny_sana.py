@@ -26,7 +26,7 @@ def _tokenizer() -> GemmaTokenizer:
 
 
 def save_tiny_sana(folder: Path) -> Path:
-    """A complete pipeline folder for 64 x 64 pictures, with the published scheduler."""
+    """A complete pipeline folder for 64 x 64 images, with the published scheduler."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         tokenizer = _tokenizer()

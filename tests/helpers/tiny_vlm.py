@@ -90,7 +90,7 @@ def backbone_state(folder: Path) -> dict[str, Tensor]:
 
 
 def inputs_of(*, videos: bool = False, prompts: list[str] | None = None) -> RewardInputs:
-    """Pictures of 48 x 72 in coarse blocks of colour, or clips of six such frames at 8 a second."""
+    """Images of 48 x 72 in coarse blocks of colour, or clips of six such frames at 8 a second."""
     prompts = PROMPTS if prompts is None else prompts
     generator, batch = torch.Generator().manual_seed(0), len(prompts)
     frames = torch.rand(batch, 6, 3, 4, 6, generator=generator).repeat_interleave(12, -1).repeat_interleave(12, -2)

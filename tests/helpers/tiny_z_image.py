@@ -17,7 +17,7 @@ CHAT_TEMPLATE = (
 
 
 def save_tiny_z_image(folder: Path, *, dynamic: bool = False) -> Path:
-    """A complete pipeline folder for pictures of 16 x 16, latents [4, 8, 8], with a static shift or a dynamic one."""
+    """A complete pipeline folder for images of 16 x 16, latents [4, 8, 8], with a static shift or a dynamic one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         tokenizer = qwen_tokenizer()

@@ -40,8 +40,8 @@ def start_noise(pipeline: Any, b: int = len(PROMPTS)) -> Tensor:
     return counter_normal((b, *pipeline.latent_shape), "start")
 
 
-def picture(seed: int, height: int, width: int) -> Tensor:
-    """A source picture of 8-bit values: a colour gradient."""
+def image(seed: int, height: int, width: int) -> Tensor:
+    """A source image of 8-bit values: a colour gradient."""
     ramp = torch.linspace(0, 1, height)[:, None] * torch.linspace(seed % 3 / 2, 1, width)
     return torch.stack([ramp, 1 - ramp, ramp.flip(0)]).mul(255).round() / 255
 

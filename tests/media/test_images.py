@@ -1,4 +1,4 @@
-"""Pictures on disk: exact pixels, whole files, readable grids."""
+"""Images on disk: exact pixels, whole files, readable grids."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ def numbers(video: Tensor) -> list[int]:
 
 
 def save_gif(path: Path, frames: int) -> Path:
-    pictures = [Image.fromarray(to_pixels(frame)) for frame in levels(frames)]
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=100)
+    images = [Image.fromarray(to_pixels(frame)) for frame in levels(frames)]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=100)
     return path
 
 
-def picture(path: Path) -> Tensor:
+def image(path: Path) -> Tensor:
     with Image.open(path) as image:
         return as_tensor(image)
 
@@ -257,15 +257,15 @@ def test_beside_keeps_very_wide_sources_in_bounds_and_error_cases_teach() -> Non
         beside([[square], [square]], [square, panorama])
 
 
-def test_samples_of_pictures(tmp_path: Path) -> None:
+def test_samples_of_images(tmp_path: Path) -> None:
     kept = list(levels(3, 64, 64))
     write_samples(tmp_path, 10, kept, ["a", "b", "c"])
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.*")) == [
         "iteration_000010.png",
         *(f"iteration_000010/000{k}.png" for k in range(3)),
     ]
-    assert torch.equal(picture(tmp_path / "iteration_000010/0002.png"), kept[2])
-    assert picture(tmp_path / "iteration_000010.png").shape[-1] == 2 + 2 * (128 + 2)  # two columns, twice as large
+    assert torch.equal(image(tmp_path / "iteration_000010/0002.png"), kept[2])
+    assert image(tmp_path / "iteration_000010.png").shape[-1] == 2 + 2 * (128 + 2)  # two columns, twice as large
 
 
 def test_samples_of_videos(tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def test_samples_of_videos(tmp_path: Path) -> None:
     folder = tmp_path / "iteration_000010"
     assert sorted(p.name for p in folder.iterdir()) == ["0000.mp4", "0000.png", "0001.mp4", "0001.png"]
     assert numbers(read_video(folder / "0001.mp4", num_frames=3)) == [8, 4, 0]
-    assert torch.equal(picture(folder / "0000.png"), contact_row(kept[0]))
-    assert torch.equal(picture(tmp_path / "iteration_000010.png"), contact_sheet(kept, ["up", "down"]))
+    assert torch.equal(image(folder / "0000.png"), contact_row(kept[0]))
+    assert torch.equal(image(tmp_path / "iteration_000010.png"), contact_sheet(kept, ["up", "down"]))
 
 
 @pytest.mark.parametrize("fps", [None, 8.0])
@@ -285,9 +285,9 @@ def test_samples_beside_their_sources(tmp_path: Path, fps: float | None) -> None
     for iteration in (0, 10):
         write_samples(tmp_path, iteration, kept, ["a", "b"], sources, fps)
     assert sorted(p.name for p in (tmp_path / "sources").iterdir()) == ["0000.png", "0001.png", "0001_1.png"]
-    assert torch.equal(picture(tmp_path / "sources/0001_1.png"), sources[1][1])
+    assert torch.equal(image(tmp_path / "sources/0001_1.png"), sources[1][1])
     shown = [fitted(x, 448) if fps is None else contact_row(x) for x in kept]
-    assert torch.equal(picture(tmp_path / "iteration_000010.png"), beside(sources, shown, ["a", "b"]))
+    assert torch.equal(image(tmp_path / "iteration_000010.png"), beside(sources, shown, ["a", "b"]))
     assert (tmp_path / "iteration_000010/0001.mp4").is_file() == (fps is not None)
 
 
@@ -297,7 +297,7 @@ def test_samples_that_do_not_match_are_refused(tmp_path: Path) -> None:
         write_samples(tmp_path, 0, [clip], ["a", "b"], fps=8)
     with pytest.raises(ValueError, match="1 captions and 0 lists of sources"):
         write_samples(tmp_path, 0, [clip], ["a"], [], fps=8)
-    with pytest.raises(ValueError, match=r"fps=None asks for pictures .*\(3, 3, 16, 16\)"):
+    with pytest.raises(ValueError, match=r"fps=None asks for images .*\(3, 3, 16, 16\)"):
         write_samples(tmp_path, 0, [clip], ["a"])
     with pytest.raises(ValueError, match="asks for videos"):
         write_samples(tmp_path, 0, [clip[0]], ["a"], fps=8)

@@ -246,7 +246,7 @@ def without_metadata(lora: Path) -> None:
     save_file(load_file(file), file)
 
 
-def test_a_saved_lora_draws_the_same_pictures_in_stock_diffusers(tiny_sd3_folder: Path, saved: Path) -> None:
+def test_a_saved_lora_draws_the_same_images_in_stock_diffusers(tiny_sd3_folder: Path, saved: Path) -> None:
     pipeline, policy = adapted(tiny_sd3_folder)
     ours = pipeline.decode(sample_ode(pipeline, PROMPTS[:2], 4.5, 4))
     torch.testing.assert_close(stock_images(tiny_sd3_folder, saved), ours, atol=1e-5, rtol=0)

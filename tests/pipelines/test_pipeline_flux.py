@@ -53,7 +53,7 @@ def ode(pipeline: Flux, scale: float, b: int = 2) -> Tensor:
     return sample_ode(pipeline, pipeline.guided(pipeline.network, pipeline.encode(PROMPTS[:b]), None, scale), b)
 
 
-# ---- the same pictures as stock diffusers ----------------------------------------------------------------------------
+# ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_shifts_and_grids_that_do_not_exist_are_refused(folder: Path, distilled:
         load(folder).schedule(4, "karras")
 
 
-def test_encoding_pictures_is_the_inverse_of_what_the_vae_decodes(folder: Path) -> None:
+def test_encoding_images_is_the_inverse_of_what_the_vae_decodes(folder: Path) -> None:
     pipeline = load(folder)
     images = torch.linspace(0, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
     mode = pipeline.pipe.vae.encode(2 * images - 1).latent_dist.mode()
@@ -136,8 +136,8 @@ def test_embeddings_are_those_of_stock_and_independent_of_their_batch(folder: Pa
         pipeline.encode(["a pink star"])
 
 
-def test_source_pictures_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="flux takes no source picture"):
+def test_source_images_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="flux takes no source image"):
         load(folder).encode(PROMPTS[:1], [[torch.zeros(3, 32, 32)]])
 
 

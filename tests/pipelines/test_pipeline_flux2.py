@@ -12,7 +12,7 @@ import torch
 from diffusers import Flux2KleinPipeline, Flux2Pipeline
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 from PIL import Image
-from tiny_flux import ALPHA, PROMPTS, RANK, STEPS, adapted, check_replay, pictures, same, sample_ode, start_noise
+from tiny_flux import ALPHA, PROMPTS, RANK, STEPS, adapted, check_replay, images, same, sample_ode, start_noise
 from tiny_flux2 import LENGTH, save_tiny_flux2, save_tiny_flux2_dev
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from flowrl.pipelines import flux2
 from flowrl.pipelines.flux2 import Flux2
 from flowrl.pipelines.lora import Policy
 
-Pictures = list[list[Tensor]]
+Images = list[list[Tensor]]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, size: tuple[int, int]
     )  # fmt: skip
 
 
-def ode(pipeline: Flux2, scale: float, sources: Pictures | None = None, b: int = 2) -> Tensor:
+def ode(pipeline: Flux2, scale: float, sources: Images | None = None, b: int = 2) -> Tensor:
     """Finished latents of the first prompts, guided away from the empty one."""
     cond, negative = pipeline.encode(PROMPTS[:b], sources), pipeline.encode([""])
     return sample_ode(pipeline, pipeline.guided(pipeline.network, cond, negative, scale), b)
@@ -62,13 +62,13 @@ def stock(folder: Path, lora: Path | None = None) -> Any:
 
 
 def stock_call(
-    folder: Path, latents: Tensor, scale: float, output: str, size: tuple[int, int], sources: Pictures | None = None,
+    folder: Path, latents: Tensor, scale: float, output: str, size: tuple[int, int], sources: Images | None = None,
     lora: Path | None = None,
 ) -> Tensor:  # fmt: skip
     """One call a prompt, since stock gives all prompts of a call the same references."""
     images = []
     for row, x in enumerate(latents):
-        files = [Image.fromarray(to_pixels(picture)) for picture in sources[row]] if sources else []
+        files = [Image.fromarray(to_pixels(image)) for image in sources[row]] if sources else []
         images.append(
             stock(folder, lora)(
                 image=files or None, prompt=PROMPTS[row], guidance_scale=scale, latents=x[None],
@@ -88,7 +88,7 @@ def as_stock(pipeline: Flux2, latents: Tensor) -> Tensor:
     return Flux2KleinPipeline._unpatchify_latents(latents * std + bn.running_mean.view(1, -1, 1, 1))
 
 
-# ---- the same pictures as stock diffusers ----------------------------------------------------------------------------
+# ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_ode_sampling_equals_the_stock_pipeline(
 
 @pytest.mark.parametrize(("kind", "scale"), [("dev", 4.0), ("base", 4.0), ("klein", 1.0)])
 def test_sampling_with_references_equals_the_stock_pipeline(folders: dict[str, Path], kind: str, scale: float) -> None:
-    pipeline, (first, second, third) = shared(folders[kind], max_references=2), pictures(3, 64, 64)
+    pipeline, (first, second, third) = shared(folders[kind], max_references=2), images(3, 64, 64)
     assert pipeline.num_sources == (0, 2)
     for sources in ([[first], [second]], [[first, second], []], [[], [third], [second, first]]):
         start, final = start_noise(pipeline, len(sources)), ode(pipeline, scale, sources, len(sources))
@@ -139,17 +139,17 @@ def test_latents_are_folded_and_packed_as_stock_does() -> None:
     assert torch.equal(folded, Flux2Pipeline._patchify_latents(x))
     assert torch.equal(flux2.unfold(folded), x)
     assert torch.equal(flux2.pack(folded), Flux2Pipeline._pack_latents(folded))
-    for picture in range(3):  # references stand at 10, 20, ... in time
+    for image in range(3):  # references stand at 10, 20, ... in time
         ids = Flux2Pipeline._prepare_image_ids([folded[:1]] * 3)[0].view(3, 6, 4)
-        expected = ids[picture - 1] if picture else Flux2Pipeline._prepare_latent_ids(folded)[0]
-        assert torch.equal(flux2.token_ids(folded.shape[1:], picture), expected.float())
+        expected = ids[image - 1] if image else Flux2Pipeline._prepare_latent_ids(folded)[0]
+        assert torch.equal(flux2.token_ids(folded.shape[1:], image), expected.float())
 
 
-def test_pictures_are_encoded_as_stock_encodes_references(folders: dict[str, Path]) -> None:
+def test_images_are_encoded_as_stock_encodes_references(folders: dict[str, Path]) -> None:
     pipeline = shared(folders["dev"])
-    images = torch.stack(pictures(2, 64, 64))
-    expected = pipeline.pipe._encode_vae_image(2 * images - 1, generator=None)
-    torch.testing.assert_close(pipeline.encode_images(images), expected, atol=1e-5, rtol=0)
+    given = torch.stack(images(2, 64, 64))
+    expected = pipeline.pipe._encode_vae_image(2 * given - 1, generator=None)
+    torch.testing.assert_close(pipeline.encode_images(given), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(16, 4), (1024, 28), (4096, 50), (4300, 200), (4301, 4), (8192, 50)])
@@ -187,7 +187,7 @@ def test_embeddings_are_those_of_stock_and_independent_of_their_batch(folders: d
 
 
 def test_references_have_one_shape_and_another_size_encodes_them_anew(folders: dict[str, Path]) -> None:
-    pipeline, (first, second) = load(folders["base"], max_references=3), pictures(2, 96, 96)
+    pipeline, (first, second) = load(folders["base"], max_references=3), images(2, 96, 96)
     cond = pipeline.encode(PROMPTS[:2], [[first, second], []])
     assert cond.tensors["references"].shape == (2, 3, 16, 4, 4)
     assert cond.tensors["num_references"].tolist() == [2, 0]
@@ -202,9 +202,9 @@ def test_references_have_one_shape_and_another_size_encodes_them_anew(folders: d
 
 
 def test_more_references_than_room_was_made_for_are_refused(folders: dict[str, Path]) -> None:
-    picture = pictures(1, 64, 64)[0]
+    image = images(1, 64, 64)[0]
     with pytest.raises(ValueError, match=r"at most 0: set pipeline\.options\.max_references=1"):
-        shared(folders["base"]).encode(PROMPTS[:1], [[picture]])
+        shared(folders["base"]).encode(PROMPTS[:1], [[image]])
     with pytest.raises(ValueError, match=r"max_references must be at least 0, got -1"):
         load(folders["base"], max_references=-1)
 
@@ -217,7 +217,7 @@ def test_more_references_than_room_was_made_for_are_refused(folders: dict[str, P
 def test_the_ratio_is_one_and_every_target_learns(
     folders: dict[str, Path], kind: str, scale: float, dtype: torch.dtype
 ) -> None:
-    pipeline, (first, second) = load(folders[kind], dtype, max_references=2), pictures(2, 64, 64)
+    pipeline, (first, second) = load(folders[kind], dtype, max_references=2), images(2, 64, 64)
     cond = pipeline.encode(PROMPTS, [[first], [], [second, first]])
     check_replay(pipeline, adapted(pipeline), cond, pipeline.encode([""]), scale)
 

@@ -1,4 +1,4 @@
-"""The FLUX.1 Kontext pipeline against stock diffusers, its source pictures, and the replay of its rollouts."""
+"""The FLUX.1 Kontext pipeline against stock diffusers, its source images, and the replay of its rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiny_flux import (
     STEPS,
     adapted,
     check_replay,
-    pictures,
+    images,
     same,
     sample_ode,
     save_tiny_kontext,
@@ -44,7 +44,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, size: tuple[int, int]
 
 
 def sources(count: int, size: tuple[int, int] = (32, 32)) -> list[list[Tensor]]:
-    return [[picture] for picture in pictures(count, *size)]
+    return [[image] for image in images(count, *size)]
 
 
 def stock_call(folder: Path, latents: Tensor, scale: float, output: str, size: tuple[int, int], **lora: Path) -> Tensor:
@@ -53,13 +53,13 @@ def stock_call(folder: Path, latents: Tensor, scale: float, output: str, size: t
     if lora:
         pipe.load_lora_weights(lora["lora"])
     b, c, h, w = latents.shape
-    images: Tensor = pipe(
-        image=torch.stack(pictures(b, *size)), prompt=PROMPTS[:b], guidance_scale=scale,
+    drawn: Tensor = pipe(
+        image=torch.stack(images(b, *size)), prompt=PROMPTS[:b], guidance_scale=scale,
         latents=FluxKontextPipeline._pack_latents(latents, b, c, h, w), num_inference_steps=STEPS,
         max_sequence_length=CONTEXT, output_type=output, height=size[0], width=size[1], max_area=size[0] * size[1],
         _auto_resize=False,
     ).images  # fmt: skip
-    return images
+    return drawn
 
 
 def ode(pipeline: Kontext, scale: float, given: list[list[Tensor]]) -> Tensor:
@@ -68,7 +68,7 @@ def ode(pipeline: Kontext, scale: float, given: list[list[Tensor]]) -> Tensor:
     return sample_ode(pipeline, pipeline.guided(pipeline.network, cond, None, scale), b)
 
 
-# ---- the same pictures as stock diffusers ----------------------------------------------------------------------------
+# ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("scale", "size"), [(2.5, (32, 32)), (1.0, (24, 48))])
@@ -82,7 +82,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, size
     torch.testing.assert_close(pipeline.decode(final), images, atol=1e-5, rtol=0)
 
 
-def test_scale_and_source_picture_change_what_is_drawn(folder: Path) -> None:
+def test_scale_and_source_image_change_what_is_drawn(folder: Path) -> None:
     pipeline, given = load(folder), sources(2)
     assert pipeline.passes(2.5) == 1
     plain = ode(pipeline, 2.5, given)
@@ -100,7 +100,7 @@ def test_the_grid_counts_the_tokens_that_are_drawn_alone(folder: Path) -> None:
 
 
 def test_a_source_is_encoded_once_by_the_posteriors_mean(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline, ((picture,), other) = load(folder), sources(2)
+    pipeline, ((image,), other) = load(folder), sources(2)
     calls: list[int] = []
     original = AutoencoderKL.encode
 
@@ -109,11 +109,11 @@ def test_a_source_is_encoded_once_by_the_posteriors_mean(folder: Path, monkeypat
         return original(vae, x)
 
     monkeypatch.setattr(AutoencoderKL, "encode", noted)
-    cond = pipeline.encode([PROMPTS[0], PROMPTS[1], PROMPTS[0]], [[picture], [picture], other])
+    cond = pipeline.encode([PROMPTS[0], PROMPTS[1], PROMPTS[0]], [[image], [image], other])
     assert calls == [1, 1]
     assert cond.tensors["image_latents"].shape == (3, *pipeline.latent_shape)
     assert torch.equal(cond.tensors["image_latents"][0], cond.tensors["image_latents"][1])
-    posterior = original(pipeline.pipe.vae, 2 * picture[None] - 1).latent_dist
+    posterior = original(pipeline.pipe.vae, 2 * image[None] - 1).latent_dist
     expected = (posterior.mode() - 0.1159) * 0.3611
     torch.testing.assert_close(cond.tensors["image_latents"][:1], expected, atol=1e-6, rtol=0)
     assert torch.equal(cond.tensors["embeds"][0], cond.tensors["embeds"][2])
@@ -148,9 +148,9 @@ def test_another_size_encodes_sources_anew_also_after_the_text_encoders_are_free
 
 def test_prompts_without_one_source_are_refused(folder: Path) -> None:
     pipeline, (first, second) = load(folder), sources(2)
-    with pytest.raises(ValueError, match="has 0 source pictures, and kontext takes 1"):
+    with pytest.raises(ValueError, match="has 0 source images, and kontext takes 1"):
         pipeline.encode(PROMPTS[:1])
-    with pytest.raises(ValueError, match="has 2 source pictures, and kontext takes 1"):
+    with pytest.raises(ValueError, match="has 2 source images, and kontext takes 1"):
         pipeline.encode(PROMPTS[:1], [[*first, *second]])
 
 
@@ -187,7 +187,7 @@ def test_a_saved_lora_draws_the_same_in_stock_diffusers(folder: Path, tmp_path: 
 
 
 def test_the_embedded_models_parts_load(tmp_path: Path) -> None:
-    """64 x 64 pictures, latents [8, 8, 8] in tokens of 32 channels, as the trained model of the wheel has them."""
+    """64 x 64 images, latents [8, 8, 8] in tokens of 32 channels, as the trained model of the wheel has them."""
     vae = AutoencoderKL(
         latent_channels=8, sample_size=64, layers_per_block=1, norm_num_groups=4, block_out_channels=(4, 4, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
@@ -223,7 +223,7 @@ def test_the_real_network_and_its_lora() -> None:
     assert set(kontext.LICENCES) == set(kontext.KNOWN) == {MODEL}
 
 
-def test_planning_counts_the_source_picture_too(folder: Path) -> None:
+def test_planning_counts_the_source_image_too(folder: Path) -> None:
     network = kontext.meta_denoiser(str(folder))
     assert network is not None
     assert network(**kontext.meta_call(network, 64, 32, None, 7))[0].shape == (1, 2 * 4 * 2, 16)

@@ -82,8 +82,8 @@ def test_ode_sampling_equals_the_stock_pipeline_called_without_padding(folder: P
     final = sample_ode(pipeline, pipeline.encode(PROMPTS), negative, scale)
     expected = stock_call(stock(folder), pipeline, PROMPTS, scale, "latent")
     torch.testing.assert_close(pack(final), expected, atol=1e-5, rtol=1e-5)
-    pictures = stock_call(stock(folder), pipeline, PROMPTS, scale, "pt")
-    torch.testing.assert_close(pipeline.decode(final), pictures, atol=1e-5, rtol=0)
+    images = stock_call(stock(folder), pipeline, PROMPTS, scale, "pt")
+    torch.testing.assert_close(pipeline.decode(final), images, atol=1e-5, rtol=0)
     assert (final - start_noise(pipeline, 2)).abs().mean() > 0.1  # the network did something
 
 
@@ -101,7 +101,7 @@ def test_a_padded_batch_of_the_stock_pipeline_is_equal_too_at_a_size_that_is_not
     torch.testing.assert_close(pack(final), latents, atol=1e-5, rtol=1e-5)
 
 
-def test_prompts_and_scales_change_the_picture(folder: Path) -> None:
+def test_prompts_and_scales_change_the_image(folder: Path) -> None:
     pipeline, x = shared(folder), start_noise(shared(folder), 1).expand(2, -1, -1, -1)
     timestep, cond = torch.full((2,), 700.0), pipeline.encode(PROMPTS)
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_replay_is_exact_and_every_lora_tensor_that_can_learn_has_gradient(
     assert {p.dtype for p in pipeline.pipe.vae.parameters()} == {torch.float32}
 
 
-def test_a_saved_lora_gives_the_same_pictures_in_stock(folder: Path, tmp_path: Path) -> None:
+def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
     plain = sample_ode(pipeline, pipeline.encode(PROMPTS), pipeline.encode([NEGATIVE]), 4.0)
     policy = adapted(pipeline)
@@ -193,7 +193,7 @@ def test_a_saved_lora_gives_the_same_pictures_in_stock(folder: Path, tmp_path: P
     torch.testing.assert_close(pack(ours), stock_call(pipe, pipeline, PROMPTS, 4.0, "latent"), atol=1e-5, rtol=1e-5)
 
 
-def test_pictures_survive_the_autoencoders_normalisation_and_carry_gradient(folder: Path) -> None:
+def test_images_survive_the_autoencoders_normalisation_and_carry_gradient(folder: Path) -> None:
     pipeline = shared(folder)
     latents = start_noise(pipeline, 3).requires_grad_()
     images = pipeline.decode(latents, gradient=True)
@@ -204,7 +204,7 @@ def test_pictures_survive_the_autoencoders_normalisation_and_carry_gradient(fold
     sliced = load(folder, vae_slice=2).decode(latents)
     torch.testing.assert_close(sliced, images.detach(), atol=1e-6, rtol=0)
     assert not sliced.requires_grad
-    # Unnormalised by hand: the posterior's mode of the same pictures.
+    # Unnormalised by hand: the posterior's mode of the same images.
     vae = pipeline.pipe.vae
     with torch.no_grad():
         mode = vae.encode(2 * images.detach().unsqueeze(2) - 1).latent_dist.mode()[:, :, 0]
@@ -265,7 +265,7 @@ def test_wrong_folders_targets_and_options_are_refused(folder: Path, tmp_path: P
     with pytest.raises(ValueError, match=r"max_sequence_length \(1025\) must lie in 1 \.\. 1024"):
         load(folder, max_sequence_length=1025)
     pipeline = shared(folder)
-    with pytest.raises(ValueError, match="qwen_image takes no source picture"):
+    with pytest.raises(ValueError, match="qwen_image takes no source image"):
         pipeline.encode(["a"], [[torch.zeros(3, 4, 4)]])
     with pytest.raises(ValueError, match="reads a negative prompt"):
         pipeline.guided(pipeline.network, pipeline.encode(["a"]), None, 4.0)

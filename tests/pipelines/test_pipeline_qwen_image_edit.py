@@ -1,4 +1,4 @@
-"""The Qwen-Image-Edit pipelines against stock diffusers, pictures and instructions given to both."""
+"""The Qwen-Image-Edit pipelines against stock diffusers, images and instructions given to both."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def shared(root: Path, kind: str) -> QwenImageEdit:
     return load(root, kind)
 
 
-def picture(name: int, height: int = 20, width: int = 28) -> Tensor:
-    """A source picture with 8-bit values."""
+def image(name: int, height: int = 20, width: int = 28) -> Tensor:
+    """A source image with 8-bit values."""
     smooth = counter_normal((1, 3, 3, 3), "picture", name)
     drawn = torch.nn.functional.interpolate(smooth, (height, width), mode="bilinear")[0]
     return (drawn.sigmoid() * 255).round() / 255
@@ -71,7 +71,7 @@ def picture(name: int, height: int = 20, width: int = 28) -> Tensor:
 def sources_of(pipeline: QwenImageEdit) -> list[list[Tensor]]:
     """The sources of both prompts: their shapes differ, their number does not."""
     count = pipeline.num_sources[0]
-    return [[picture(i) for i in range(count)], [picture(9 - i, 24, 16) for i in range(count)]]
+    return [[image(i) for i in range(count)], [image(9 - i, 24, 16) for i in range(count)]]
 
 
 def stock_call(
@@ -89,10 +89,10 @@ def stock_call(
     pipe.scheduler = OnSchedule(pipeline.schedule(STEPS, "diffusers"))
     start, found = start_noise(pipeline, 2), []
     for i, (prompt, sources) in enumerate(zip(PROMPTS, sources_of(pipeline), strict=True)):
-        pictures = [Image.fromarray(to_pixels(source)) for source in sources]
+        images = [Image.fromarray(to_pixels(source)) for source in sources]
         found.append(
             pipe(
-                image=pictures if pipeline.num_sources[1] > 1 else pictures[0], prompt=prompt,
+                image=images if pipeline.num_sources[1] > 1 else images[0], prompt=prompt,
                 negative_prompt=NEGATIVE if scale > 1 else None, true_cfg_scale=scale, latents=pack(start[i : i + 1]),
                 num_inference_steps=STEPS, output_type=output, height=pipeline.image_shape[1],
                 width=pipeline.image_shape[2],
@@ -124,9 +124,9 @@ def test_sources_may_have_another_size_than_what_is_drawn(root: Path, monkeypatc
     cond = pipeline.encode(PROMPTS, sources_of(pipeline))
     assert cond.tensors["sources"].shape == (2, 1, 4, 8, 16)
     final, pipe = sampled(pipeline, 4.0), DiffusionPipeline.from_pretrained(root / "one")
-    pictures = stock_call(monkeypatch, pipe, pipeline, 4.0, "pt")
-    assert pictures.shape == (2, 3, 24, 16)
-    torch.testing.assert_close(pipeline.decode(final), pictures, atol=1e-5, rtol=0)
+    images = stock_call(monkeypatch, pipe, pipeline, 4.0, "pt")
+    assert images.shape == (2, 3, 24, 16)
+    torch.testing.assert_close(pipeline.decode(final), images, atol=1e-5, rtol=0)
     # What was encoded stays what it is at another drawn size.
     other = pipeline.resized(16, 16)
     assert other.latent_shape == (4, 8, 8)
@@ -134,7 +134,7 @@ def test_sources_may_have_another_size_than_what_is_drawn(root: Path, monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["one", "several"])
-def test_prompts_and_every_source_change_the_picture(root: Path, kind: str) -> None:
+def test_prompts_and_every_source_change_the_image(root: Path, kind: str) -> None:
     pipeline, x = shared(root, kind), start_noise(shared(root, kind), 1)
     given = sources_of(pipeline)[0]
 
@@ -145,7 +145,7 @@ def test_prompts_and_every_source_change_the_picture(root: Path, kind: str) -> N
     plain = velocity(PROMPTS[0], given)
     assert (velocity(PROMPTS[1], given) - plain).abs().mean() > 1e-3
     for i in range(len(given)):
-        changed = [picture(40) if i == j else source for j, source in enumerate(given)]
+        changed = [image(40) if i == j else source for j, source in enumerate(given)]
         assert (velocity(PROMPTS[0], changed) - plain).abs().mean() > 1e-3
 
 
@@ -156,8 +156,8 @@ def test_encoding_equals_stock(root: Path, kind: str) -> None:
     cond = pipeline.encode(PROMPTS, sources)
     size = {"one": [(16, 16), (16, 16)], "several": [(448, 320), (320, 480)]}[kind]  # about 384 x 384, by 32s
     for i, prompt in enumerate(PROMPTS):
-        pictures = [pipe.image_processor.resize(Image.fromarray(to_pixels(s)), *size[i][::-1]) for s in sources[i]]
-        embeds, mask = pipe.encode_prompt([prompt], pictures if kind == "several" else pictures[0])
+        images = [pipe.image_processor.resize(Image.fromarray(to_pixels(s)), *size[i][::-1]) for s in sources[i]]
+        embeds, mask = pipe.encode_prompt([prompt], images if kind == "several" else images[0])
         n = embeds.shape[1]
         assert mask is None
         assert torch.equal(cond.tensors["embeds"][i, :n], embeds[0])
@@ -186,7 +186,7 @@ def test_replay_is_exact_and_every_lora_tensor_that_can_learn_has_gradient(
 
 
 @pytest.mark.parametrize("kind", ["one", "several"])
-def test_a_saved_lora_gives_the_same_pictures_in_stock(
+def test_a_saved_lora_gives_the_same_images_in_stock(
     root: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = load(root, kind)
@@ -200,9 +200,9 @@ def test_a_saved_lora_gives_the_same_pictures_in_stock(
     torch.testing.assert_close(pack(ours), stock, atol=1e-5, rtol=1e-5)
 
 
-def test_pictures_go_into_latents_and_back_as_in_qwen_image(root: Path) -> None:
+def test_images_go_into_latents_and_back_as_in_qwen_image(root: Path) -> None:
     pipeline = shared(root, "one")
-    images = torch.stack([picture(i, SIZE, SIZE) for i in range(3)])
+    images = torch.stack([image(i, SIZE, SIZE) for i in range(3)])
     cond = pipeline.encode([PROMPTS[0]] * 3, [[image] for image in images])
     latents = pipeline.encode_images(images)
     torch.testing.assert_close(latents, cond.tensors["sources"][:, 0], atol=1e-5, rtol=1e-5)
@@ -242,20 +242,20 @@ def test_wrong_folders_and_targets_are_refused(root: Path, tmp_path: Path) -> No
         qwen_image_edit.load(str(tmp_path))
 
 
-@pytest.mark.parametrize(("kind", "picture_tokens"), [("one", 18 * 37), ("several", 2 * 14 * 14)])
-def test_prompts_have_room_beside_their_pictures_by_default(root: Path, kind: str, picture_tokens: int) -> None:
+@pytest.mark.parametrize(("kind", "image_tokens"), [("one", 18 * 37), ("several", 2 * 14 * 14)])
+def test_prompts_have_room_beside_their_images_by_default(root: Path, kind: str, image_tokens: int) -> None:
     """A side of 512 pixels is 18 squares of 28, one of 1024 37, and one of 384 14, rounded."""
     size: dict[str, Any] = {"source_height": 512, "source_width": 1024, "max_sequence_length": None}
-    assert load(root, kind, **size).max_sequence_length == 512 + picture_tokens
+    assert load(root, kind, **size).max_sequence_length == 512 + image_tokens
     bare = root / f"{kind}_bare"
     shutil.copytree(root / kind, bare, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
-    message = rf"max_sequence_length \({picture_tokens}\) leaves no room .* take {picture_tokens} tokens"
+    message = rf"max_sequence_length \({image_tokens}\) leaves no room .* take {image_tokens} tokens"
     with pytest.raises(ValueError, match=message):  # before weights load: there are none
         qwen_image_edit.load(
-            str(bare), **size | {"max_sequence_length": picture_tokens, "num_sources": 1 + (kind != "one")}
+            str(bare), **size | {"max_sequence_length": image_tokens, "num_sources": 1 + (kind != "one")}
         )
-    one_more = load(root, kind, **size | {"max_sequence_length": picture_tokens + 1})
-    assert one_more.max_sequence_length == picture_tokens + 1
+    one_more = load(root, kind, **size | {"max_sequence_length": image_tokens + 1})
+    assert one_more.max_sequence_length == image_tokens + 1
 
 
 def test_published_models_are_checked_without_a_download() -> None:
@@ -271,9 +271,9 @@ def test_published_models_are_checked_without_a_download() -> None:
 
 
 @pytest.mark.parametrize("kind", ["one", "several"])
-def test_a_pictures_tokens_are_counted_as_the_text_encoder_sees_them(root: Path, kind: str) -> None:
+def test_an_images_tokens_are_counted_as_the_text_encoder_sees_them(root: Path, kind: str) -> None:
     pipeline = load(root, kind, source_height=140, source_width=84, max_sequence_length=None)
-    square = [picture(i, 32, 32) for i in range(pipeline.num_sources[0])]
+    square = [image(i, 32, 32) for i in range(pipeline.num_sources[0])]
     seen: list[Tensor] = []
     hook = pipeline.pipe.text_encoder.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
@@ -285,12 +285,12 @@ def test_a_pictures_tokens_are_counted_as_the_text_encoder_sees_them(root: Path,
 
 
 def test_wrong_sources_and_sizes_are_refused(root: Path) -> None:
-    one, two = picture(0), [picture(0), picture(1)]
-    with pytest.raises(ValueError, match=r"has 2 source pictures, and qwen_image_edit with .*num_sources=1 takes 1"):
+    one, two = image(0), [image(0), image(1)]
+    with pytest.raises(ValueError, match=r"has 2 source images, and qwen_image_edit with .*num_sources=1 takes 1"):
         shared(root, "one").encode(["a"], [two])
-    with pytest.raises(ValueError, match=r"has 0 source pictures, .*num_sources=2 takes 2"):
+    with pytest.raises(ValueError, match=r"has 0 source images, .*num_sources=2 takes 2"):
         shared(root, "several").encode(["a"])
-    with pytest.raises(ValueError, match=r"has 1 source pictures"):
+    with pytest.raises(ValueError, match=r"has 1 source images"):
         shared(root, "several").encode(["a", "b"], [two, [one]])
     with pytest.raises(ValueError, match=r"num_sources \(2\) must lie in 1 \.\. 1 for .*2509"):
         load(root, "one", num_sources=2)

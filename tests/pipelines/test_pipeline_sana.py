@@ -62,7 +62,7 @@ def drawn(pipe: Any, latents: Tensor, scale: float, output: str = "latent", **mo
     ).images  # fmt: skip
 
 
-# ---- the same pictures as stock diffusers ----------------------------------------------------------------------------
+# ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.5])
@@ -106,7 +106,7 @@ def test_schedule_is_the_published_schedulers(shared: Sana, num_steps: int) -> N
     assert shared.schedule(2, "linspace", 1.0).sigma.tolist() == [1.0, 0.5, 0.0]
 
 
-def test_pictures_that_are_not_square(folder: Path, shared: Sana) -> None:
+def test_images_that_are_not_square(folder: Path, shared: Sana) -> None:
     wide = shared.resized(64, 32)
     assert (wide.latent_shape, wide.image_shape, shared.latent_shape) == ((4, 8, 4), (3, 64, 32), (4, 8, 8))
     images = wide.decode(sample_ode(wide, 1.0, wide.schedule(STEPS, "diffusers")))
@@ -170,7 +170,7 @@ def test_every_linear_attention_of_a_loaded_pipeline_is_ours(shared: Sana) -> No
     assert not isinstance(shared.pipe.transformer.transformer_blocks[0].attn2.processor, LinearAttention)
 
 
-# ---- prompts and pictures --------------------------------------------------------------------------------------------
+# ---- prompts and images ----------------------------------------------------------------------------------------------
 
 
 def test_encode_reads_the_instruction_before_prompts_and_not_before_the_empty_one(folder: Path, shared: Sana) -> None:
@@ -202,7 +202,7 @@ def test_gemma_keeps_its_range_where_the_network_runs_in_float16(folder: Path) -
     assert pipeline.denoiser.dtype == pipeline.encode(PROMPTS).tensors["embeds"].dtype == torch.float16
 
 
-def test_pictures_are_encoded_as_decode_undoes_it(shared: Sana) -> None:
+def test_images_are_encoded_as_decode_undoes_it(shared: Sana) -> None:
     images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
     latents, vae = shared.encode_images(images), shared.pipe.vae
     with torch.no_grad():

@@ -66,7 +66,7 @@ def assert_same(found: Tensor, wanted: Tensor, tolerance: float = 2e-6) -> None:
     assert float((found - wanted).abs().max()) <= tolerance * float(wanted.abs().max())
 
 
-# ---- the same pictures as stock diffusers ----------------------------------------------------------------------------
+# ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [1.0, 5.0])
@@ -164,7 +164,7 @@ def test_replayed_log_probs_equal_the_rollouts(
         assert_every_tensor_gets_gradient(pipeline, policy)
 
 
-# ---- prompts, pictures, LoRA -----------------------------------------------------------------------------------------
+# ---- prompts, images, LoRA -------------------------------------------------------------------------------------------
 
 
 def test_encode_equals_stock_and_not_its_batch(folder: Path, shared: SD) -> None:
@@ -177,11 +177,11 @@ def test_encode_equals_stock_and_not_its_batch(folder: Path, shared: SD) -> None
     assert alone.pipe.text_encoder is None
     with pytest.raises(ValueError, match="was not encoded"):
         alone.encode(["three stars"])
-    with pytest.raises(ValueError, match="sd takes no source picture"):
+    with pytest.raises(ValueError, match="sd takes no source image"):
         shared.encode(["a star"], [[torch.zeros(3, 8, 8)]])
 
 
-def test_pictures_are_encoded_as_decode_undoes_it(shared: SD) -> None:
+def test_images_are_encoded_as_decode_undoes_it(shared: SD) -> None:
     images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
     latents, vae = shared.encode_images(images), shared.pipe.vae
     with torch.no_grad():

@@ -38,7 +38,7 @@ def shared(folder: Path, dtype: torch.dtype, gradient_checkpointing: bool) -> tu
     return adapted(folder, dtype, gradient_checkpointing=gradient_checkpointing)
 
 
-# ---- the same pictures as stock diffusers ----------------------------------------------------------------------------
+# ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
 def stock_call(folder: Path, latents: Tensor, scale: float, grid: str, output: str, **size: int) -> Tensor:
@@ -64,7 +64,7 @@ def test_ode_sampling_equals_the_stock_pipeline(tiny_sd3_folder: Path, grid: str
     assert (stock - start).abs().mean() > 0.1  # the network did something
 
 
-def test_pictures_that_are_not_square_keep_height_and_width(tiny_sd3_folder: Path) -> None:
+def test_images_that_are_not_square_keep_height_and_width(tiny_sd3_folder: Path) -> None:
     pipeline = sd3.load(str(tiny_sd3_folder), dtype=torch.float32, height=64, width=32, max_sequence_length=CONTEXT)
     assert pipeline.latent_shape == (8, 8, 4)
     images = pipeline.decode(sample_ode(pipeline, PROMPTS[:2], 4.5, STEPS))
@@ -181,7 +181,7 @@ def test_both_guidance_branches_carry_gradient(tiny_sd3_folder: Path) -> None:
     torch.testing.assert_close(gradient(PROMPTS[:2], 4.0), 4 * positive - 3 * negative, atol=1e-3, rtol=1e-3)
 
 
-# ---- prompts and pictures --------------------------------------------------------------------------------------------
+# ---- prompts and images ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -61,7 +61,7 @@ def assert_same(found: Tensor, wanted: Tensor, tolerance: float = 2e-6) -> None:
     assert float((found - wanted).abs().max()) <= tolerance * float(wanted.abs().max())
 
 
-# ---- the same pictures as stock diffusers ----------------------------------------------------------------------------
+# ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("negative", [None, "a green star"], ids=["none", "explicit"])
@@ -141,7 +141,7 @@ def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     assert tensors.keys() == {name.replace(".default.", ".") for name in policy.parameters}
 
 
-def test_pictures_are_encoded_as_decode_undoes_it(shared: SDXL) -> None:
+def test_images_are_encoded_as_decode_undoes_it(shared: SDXL) -> None:
     images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
     latents, vae = shared.encode_images(images), shared.pipe.vae
     with torch.no_grad():

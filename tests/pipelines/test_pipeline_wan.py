@@ -23,7 +23,7 @@ from video_family import (
     adapted,
     check_ratio_is_one,
     guided,
-    picture,
+    image,
     sample_ode,
     start_noise,
 )
@@ -36,7 +36,7 @@ from flowrl.samplers.schedules import build_schedule
 from flowrl.trajectory import Schedule
 
 KINDS: list[Kind] = ["t2v", "t2v-a14b", "ti2v-5b", "i2v", "i2v-a14b"]
-WITH_PICTURE = "ti2v-5b with a picture"
+WITH_IMAGE = "ti2v-5b with an image"
 
 
 @pytest.fixture(scope="session")
@@ -50,14 +50,14 @@ def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> Wan:
 
 
 @cache
-def shared(folder: Path, dtype: torch.dtype, picture: bool | None) -> tuple[Wan, Policy]:
+def shared(folder: Path, dtype: torch.dtype, image: bool | None) -> tuple[Wan, Policy]:
     """With a LoRA, loaded once a setting; the tests that take it leave it as it was."""
-    pipeline = tiny(folder, dtype, image_to_video=picture)
+    pipeline = tiny(folder, dtype, image_to_video=image)
     return pipeline, adapted(pipeline)
 
 
 def sources_of(pipeline: Wan) -> Sources | None:
-    return [[picture(1, 40, 36)]] * 2 if pipeline.num_sources == (1, 1) else None
+    return [[image(1, 40, 36)]] * 2 if pipeline.num_sources == (1, 1) else None
 
 
 # ---- the same clips as stock diffusers -------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def stock_call(pipe: Any, pipeline: Wan, schedule: Schedule, scale: float, outpu
     pipe.scheduler = OnSchedule(schedule)
     pipe.set_progress_bar_config(disable=True)
     if pipeline.num_sources[1]:
-        more["image"] = Image.fromarray(to_pixels(picture(1, 40, 36)))
+        more["image"] = Image.fromarray(to_pixels(image(1, 40, 36)))
     frames, _, height, width = pipeline.image_shape
     # Image attention counts its tokens off 512; beyond the prompt all lengths are zeros.
     length = 512 if pipe.transformer.config.added_kv_proj_dim else OPTIONS["max_sequence_length"]
@@ -82,10 +82,10 @@ def stock_pipe(folder: Path, pipeline: Wan) -> Any:
     return (WanImageToVideoPipeline if pipeline.num_sources[1] else WanPipeline).from_pretrained(folder)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, WITH_PICTURE])
+@pytest.mark.parametrize("kind", [*KINDS, WITH_IMAGE])
 def test_ode_sampling_equals_the_stock_pipeline(folders: dict[str, Path], kind: str) -> None:
     folder = folders[kind.split()[0]]
-    pipeline = tiny(folder, image_to_video=True if kind == WITH_PICTURE else None)
+    pipeline = tiny(folder, image_to_video=True if kind == WITH_IMAGE else None)
     pipe, schedule = stock_pipe(folder, pipeline), pipeline.schedule(STEPS, "diffusers")
     finals = []
     for scale in (1.0, 4.0):
@@ -181,9 +181,9 @@ def test_an_euler_scheduler_in_the_folder_keeps_its_own_grid(folders: dict[str, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", [*KINDS, WITH_PICTURE])
+@pytest.mark.parametrize("kind", [*KINDS, WITH_IMAGE])
 def test_replayed_log_probs_equal_the_rollouts(folders: dict[str, Path], kind: str, dtype: torch.dtype) -> None:
-    pipeline, policy = shared(folders[kind.split()[0]], dtype, True if kind == WITH_PICTURE else None)
+    pipeline, policy = shared(folders[kind.split()[0]], dtype, True if kind == WITH_IMAGE else None)
     names = {name.split(".blocks.")[0] for name in policy.parameters} if kind.endswith("a14b") else None
     assert names in (None, {"transformer", "transformer_2"})
     kernel = "wan_sde" if dtype == torch.float32 else "flow_sde"
@@ -222,7 +222,7 @@ def test_stock_loads_the_saved_lora(folders: dict[str, Path], tmp_path: Path, ki
     assert pipeline.save_lora(tmp_path, policy.tensors(), policy.config).is_file()
     pipe = stock_pipe(folders[kind], pipeline)
     without = stock_call(pipe, pipeline, schedule, 4.0, "latent")
-    with warnings.catch_warnings():  # stock adds zeros for the picture's keys and values, and remarks on it
+    with warnings.catch_warnings():  # stock adds zeros for the image's keys and values, and remarks on it
         warnings.filterwarnings("ignore", message=r"While injecting the PEFT adapters.*add_k_proj")
         pipe.load_lora_weights(tmp_path)
     if kind == "t2v-a14b":
@@ -233,10 +233,10 @@ def test_stock_loads_the_saved_lora(folders: dict[str, Path], tmp_path: Path, ki
     assert (without - final).abs().max() > 1e-2
 
 
-# ---- prompts, pictures and clips -------------------------------------------------------------------------------------
+# ---- prompts, images and clips ---------------------------------------------------------------------------------------
 
 
-def test_texts_and_pictures_are_each_encoded_once(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_and_images_are_each_encoded_once(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = tiny(folders["i2v"])
     encoded: list[tuple[int, ...]] = []
     latents = pipeline._latents
@@ -246,7 +246,7 @@ def test_texts_and_pictures_are_each_encoded_once(folders: dict[str, Path], monk
         return latents(clips)
 
     monkeypatch.setattr(pipeline, "_latents", noted)
-    one, other = picture(1, 40, 36), picture(2, 24, 24)
+    one, other = image(1, 40, 36), image(2, 24, 24)
     together = pipeline.encode([*PROMPTS, "", PROMPTS[0]], [[one], [one], [one], [other]])
     assert encoded == [(1, 3, 5, 32, 48)] * 2
     assert {name: tuple(t.shape) for name, t in together.tensors.items()} == {
@@ -257,12 +257,12 @@ def test_texts_and_pictures_are_each_encoded_once(folders: dict[str, Path], monk
         assert torch.equal(tensor[1:2], alone.tensors[name])
     assert not torch.equal(together.tensors["beside"][0], together.tensors["beside"][3])
     pipeline.free_text_encoders()
-    pipeline.encode([PROMPTS[0]], [[picture(0, 16, 16)]])  # pictures can still be new
+    pipeline.encode([PROMPTS[0]], [[image(0, 16, 16)]])  # images can still be new
     with pytest.raises(ValueError, match="'three stars' was not encoded before"):
         pipeline.encode(["three stars"], [[one]])
-    with pytest.raises(ValueError, match=r"has 0 source pictures, and wan takes 1"):
+    with pytest.raises(ValueError, match=r"has 0 source images, and wan takes 1"):
         pipeline.encode(PROMPTS)
-    with pytest.raises(ValueError, match=r"has 1 source pictures, and wan takes no source picture"):
+    with pytest.raises(ValueError, match=r"has 1 source images, and wan takes no source image"):
         tiny(folders["t2v"]).encode(PROMPTS, [[one], [one]])
 
 

@@ -77,8 +77,8 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float) -> N
     assert pipeline.passes(scale) == (1 if scale == 0 else 2)
     final = sampled(pipeline, scale)
     torch.testing.assert_close(final, stock_call(stock(folder), pipeline, scale, "latent"), atol=1e-5, rtol=1e-5)
-    pictures = stock_call(stock(folder), pipeline, scale, "pt")
-    torch.testing.assert_close(pipeline.decode(final), pictures, atol=1e-5, rtol=0)
+    images = stock_call(stock(folder), pipeline, scale, "pt")
+    torch.testing.assert_close(pipeline.decode(final), images, atol=1e-5, rtol=0)
     assert (final - start_noise(pipeline, 2)).abs().mean() > 0.1  # the network did something
 
 
@@ -90,7 +90,7 @@ def test_the_norm_cap_is_stocks_normalisation(folder: Path) -> None:
     assert (final - sampled(shared(folder), 4.0)).abs().mean() > 1e-3
 
 
-def test_pictures_that_are_not_square_keep_height_and_width(folder: Path) -> None:
+def test_images_that_are_not_square_keep_height_and_width(folder: Path) -> None:
     pipeline = shared(folder).resized(24, 16)
     assert pipeline.latent_shape == (4, 12, 8)
     assert shared(folder).latent_shape == (4, 8, 8)
@@ -145,7 +145,7 @@ def test_replay_is_exact_and_every_lora_tensor_has_gradient(
     assert {p.dtype for p in pipeline.pipe.vae.parameters()} == {torch.float32}
 
 
-def test_a_saved_lora_gives_the_same_pictures_in_stock(folder: Path, tmp_path: Path) -> None:
+def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
     policy = adapted(pipeline)
     ours = sampled(pipeline, 4.0)
@@ -157,7 +157,7 @@ def test_a_saved_lora_gives_the_same_pictures_in_stock(folder: Path, tmp_path: P
     torch.testing.assert_close(ours, stock_call(pipe, pipeline, 4.0, "latent"), atol=1e-5, rtol=1e-5)
 
 
-def test_pictures_go_into_latents_and_back(folder: Path) -> None:
+def test_images_go_into_latents_and_back(folder: Path) -> None:
     pipeline = shared(folder)
     latents = start_noise(pipeline, 3).requires_grad_()
     images = pipeline.decode(latents, gradient=True)
@@ -212,7 +212,7 @@ def test_wrong_folders_targets_and_options_are_refused(folder: Path, tmp_path: P
     with pytest.raises(ValueError, match="norm_cap must be positive"):
         load(folder, norm_cap=0.0)
     pipeline = shared(folder)
-    with pytest.raises(ValueError, match="z_image takes no source picture"):
+    with pytest.raises(ValueError, match="z_image takes no source image"):
         pipeline.encode(["a"], [[torch.zeros(3, 4, 4)]])
     for scale, negative in ((4.0, None), (-1.0, pipeline.encode([""]))):
         with pytest.raises(ValueError, match="0 for none"):

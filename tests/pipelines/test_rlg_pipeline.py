@@ -50,7 +50,7 @@ def _quiet() -> None:
 
 
 def draw_sd3(pipe: Any, num_steps: int) -> Tensor:
-    """Pictures of two prompts, guided, by the stock call."""
+    """Images of two prompts, guided, by the stock call."""
     x = counter_normal((2, 8, 8, 8), "start")
     return torch.as_tensor(
         pipe(
@@ -185,7 +185,7 @@ def test_qwen_needs_the_exact_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert float((afterwards - wanted).abs().max()) > 20 * float((exact - wanted).abs().max())
 
 
-def test_sd3_pictures_are_those_of_our_own_guidance(tiny_sd3_folder: Path) -> None:
+def test_sd3_images_are_those_of_our_own_guidance(tiny_sd3_folder: Path) -> None:
     pipeline, _ = adapted(tiny_sd3_folder)
     base, tuned = draw_sd3(load_tiny(tiny_sd3_folder).pipe, 3), draw_sd3(pipeline.pipe, 3)
     assert not torch.equal(base, tuned)

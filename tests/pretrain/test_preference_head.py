@@ -90,7 +90,7 @@ def thirds(count: int, learn: int, stop: int) -> Split:
     places = np.arange(count)
     return Split(
         learn=places[:learn], stop=places[learn : learn + stop], measure=places[learn + stop :], unit=places,
-        by="picture",
+        by="image",
     )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def pair(prompt: str, winner: str, loser: str) -> Pair:
     return Pair(prompt=prompt, winner=Path(winner), loser=Path(loser))
 
 
-def test_parts_share_no_prompt_and_no_picture() -> None:
+def test_parts_share_no_prompt_and_no_image() -> None:
     rows = [pair(f"p{i % 20}", f"{i % 20}-{i % 3}.png", f"{i % 20}-{i % 3 + 1}.png") for i in range(100)]
     split = split_pairs(rows, 0.3, seed=0)
     parts = (split.learn, split.stop, split.measure)
@@ -210,21 +210,21 @@ def test_parts_share_no_prompt_and_no_picture() -> None:
             assert not {getattr(rows[i], what) for i in parts[one]} & {getattr(rows[i], what) for i in parts[other]}
 
 
-def test_pairs_of_one_prompt_are_split_by_pictures() -> None:
+def test_pairs_of_one_prompt_are_split_by_images() -> None:
     rows = [pair("p", f"{i}.png", f"{i}b.png") for i in range(10)] + [pair("p", "0.png", "1.png")]
     split = split_pairs(rows, 0.5, seed=0)
-    assert split.by == "picture"
+    assert split.by == "image"
     assert split.unit[0] == split.unit[1] == split.unit[10]  # joined by the pair of their winners
     assert int(split.unit.max()) + 1 == 9
 
 
 def test_too_few_sets_are_refused() -> None:
     chain = [pair("p", f"{i}.png", f"{i + 1}.png") for i in range(30)]
-    with pytest.raises(ValueError, match="30 pairs hang together by shared pictures in 1 sets, and 6 are needed"):
+    with pytest.raises(ValueError, match="30 pairs hang together by shared images in 1 sets, and 6 are needed"):
         split_pairs(chain, 0.3, seed=0)
 
 
-def test_a_picture_goes_through_the_backbone_once(tmp_path: Path) -> None:
+def test_an_image_goes_through_the_backbone_once(tmp_path: Path) -> None:
     for name, size in (("a", 8), ("b", 8), ("c", 12)):  # of two sizes
         Image.new("RGB", (size, size), (10 * size, 0, 0)).save(tmp_path / f"{name}.png")
     seen: list[tuple[int, list[str]]] = []
@@ -269,8 +269,8 @@ def test_clip_features_hold_the_score_of_clip(clip_folder: Path) -> None:
     features = build_features("clip", model=str(clip_folder), device=CPU, owner="test")
     found = features.of(inputs.images, inputs.prompts)
     assert found.shape == (4, features.width)
-    picture, product = found.chunk(2, dim=1)
-    np.testing.assert_allclose(picture.norm(dim=1).numpy(), 1.0, atol=1e-5)
+    image, product = found.chunk(2, dim=1)
+    np.testing.assert_allclose(image.norm(dim=1).numpy(), 1.0, atol=1e-5)
     cosine = build_reward("clip_score", options={"model": str(clip_folder)})(inputs).values
     np.testing.assert_allclose(product.sum(dim=1).numpy(), cosine.numpy(), atol=1e-5)
 
@@ -357,8 +357,8 @@ def test_the_reward_scores_as_the_head_did(head_folder: Path, world_pairs: Path)
     reward = build_reward("preference_head", options={"model": str(head_folder)})
     rng = np.random.default_rng(9)
     sizes = np.array([4.0, 6.0, 8.0, 10.0, 12.0, 14.0])
-    pictures = np.stack([scene(rng, radius) for radius in sizes])
-    inputs = inputs_of(torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255.0)
+    images = np.stack([scene(rng, radius) for radius in sizes])
+    inputs = inputs_of(torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255.0)
     values = reward(inputs).values.numpy()
     assert np.corrcoef(sizes, values)[0, 1] > 0.9
     assert_pointwise(reward, inputs, atol=2e-5)
@@ -371,7 +371,7 @@ def test_the_reward_scores_as_the_head_did(head_folder: Path, world_pairs: Path)
     assert features.version in reward.version
 
 
-def test_the_gradient_of_the_pictures_passes(head_folder: Path) -> None:
+def test_the_gradient_of_the_images_passes(head_folder: Path) -> None:
     reward = build_reward("preference_head", options={"model": str(head_folder)})
     assert reward.differentiable
     images = torch.from_numpy(scene(np.random.default_rng(2), 9.0).copy()).permute(2, 0, 1)[None].float() / 255.0
@@ -383,7 +383,7 @@ def test_the_gradient_of_the_pictures_passes(head_folder: Path) -> None:
     assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float((slope * direction).sum()), rel=0.02)
 
 
-def test_broken_pictures_fail_alone(head_folder: Path) -> None:
+def test_broken_images_fail_alone(head_folder: Path) -> None:
     reward = build_reward("preference_head", options={"model": str(head_folder)})
     images = random_images(3, 64)
     images[1, 0, 0, 0] = torch.nan

@@ -97,14 +97,14 @@ def test_tokenizer_covers_any_text() -> None:
 
 
 def test_scenes_are_a_function_of_their_numbers() -> None:
-    pictures, records = scene_batch(range(5, 9), seed=0, stage="x")
+    images, records = scene_batch(range(5, 9), seed=0, stage="x")
     again, same = scene_batch(range(7, 9), seed=0, stage="x")
     other, _ = scene_batch(range(7, 9), seed=1, stage="x")
-    assert torch.equal(pictures[2:], again)
+    assert torch.equal(images[2:], again)
     assert records[2:] == same
     assert not torch.equal(again, other)
-    assert pictures.shape == (4, 3, 64, 64)
-    assert -1 <= float(pictures.min()) < float(pictures.max()) <= 1
+    assert images.shape == (4, 3, 64, 64)
+    assert -1 <= float(images.min()) < float(images.max()) <= 1
 
 
 def test_learning_rate_warms_up_and_decays() -> None:

@@ -1,4 +1,4 @@
-"""Grids: what prompts say of them, how pictures are cut, and those of the embedded world."""
+"""Grids: what prompts say of them, how images are cut, and those of the embedded world."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_records_ask_for_every_shape_and_colour_once_and_are_shipped() -> None:
         assert [json.loads(line) for line in lines] == records
 
 
-def test_detector_reads_cells_of_a_quarter_picture() -> None:
+def test_detector_reads_cells_of_a_quarter_image() -> None:
     """Drawn grids, as they are and blurred with noise of 8 levels."""
     rng = np.random.default_rng(0)
     records, right, noisy = every_record(), 0, 0

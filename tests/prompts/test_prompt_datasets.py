@@ -26,7 +26,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     datasets.enable_progress_bars()
 
 
-def picture(red: int) -> Image.Image:
+def image(red: int) -> Image.Image:
     return Image.new("RGB", (8, 6), (red, 0, 0))
 
 
@@ -37,12 +37,12 @@ def reds(row: Prompt) -> list[int]:
 def editing(**more: list[object]) -> Any:
     import datasets
 
-    columns = {"prompt": ["x", "x", "y"], "source": [picture(10), picture(20), picture(10)], "n": [1, 2, 3]}
+    columns = {"prompt": ["x", "x", "y"], "source": [image(10), image(20), image(10)], "n": [1, 2, 3]}
     return datasets.Dataset.from_dict(columns | more)
 
 
 def test_a_folder_of_jsonl_reads_like_the_file(tmp_path: Path) -> None:
-    picture(30).save(tmp_path / "a.png")
+    image(30).save(tmp_path / "a.png")
     rows: list[dict[str, Any]] = [
         {"prompt": "x", "include": [{"class": "cup", "n": 1}, {"class": "cat", "color": "red"}], "source": "../a.png"},
         {"prompt": "y", "negative_prompt": "blur", "when": "2024-05-01"},
@@ -67,8 +67,8 @@ def test_a_folder_of_csv_and_its_splits(tmp_path_factory: pytest.TempPathFactory
         assert "".join(row.text for row in load_prompts(text, resolve=resolve_path)) == expected
 
 
-def test_pictures_in_columns_become_files_with_names_of_their_content(tmp_path: Path) -> None:
-    table = editing(image=[picture(99)] * 3, when=["1", None, "3"], sound=[b"1", b"2", b"3"])
+def test_images_in_columns_become_files_with_names_of_their_content(tmp_path: Path) -> None:
+    table = editing(image=[image(99)] * 3, when=["1", None, "3"], sound=[b"1", b"2", b"3"])
     table.save_to_disk(str(tmp_path / "saved"))
     (tmp_path / "parquet").mkdir()
     table.to_parquet(str(tmp_path / "parquet" / "rows.parquet"))
@@ -82,22 +82,22 @@ def test_pictures_in_columns_become_files_with_names_of_their_content(tmp_path: 
     assert str(Path(saved[0].sources[0]).parent) not in saved[0].key
 
 
-def test_lists_of_pictures_and_rows_without_one(tmp_path: Path) -> None:
+def test_lists_of_images_and_rows_without_one(tmp_path: Path) -> None:
     import datasets
 
-    columns = {"prompt": ["x", "y", "z"], "sources": [[picture(1), picture(2)], [], None]}
-    columns["reference"] = [None, picture(3), None]
+    columns = {"prompt": ["x", "y", "z"], "sources": [[image(1), image(2)], [], None]}
+    columns["reference"] = [None, image(3), None]
     datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
     rows = read_prompts(f"dataset:{tmp_path / 'saved'}")
     assert [reds(row) for row in rows] == [[1, 2], [], []]
     assert [len(row.references) for row in rows] == [0, 1, 0]
 
 
-def test_a_folder_of_pictures_with_their_prompts_is_for_editing(tmp_path: Path) -> None:
-    folder = tmp_path / "pictures"
+def test_a_folder_of_images_with_their_prompts_is_for_editing(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
     folder.mkdir()
     for red in (1, 2):
-        picture(red).save(folder / f"{red}.png")
+        image(red).save(folder / f"{red}.png")
     lines = [{"file_name": f"{red}.png", "prompt": f"edit {red}"} for red in (2, 1)]
     (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert sorted((row.text, reds(row)) for row in read_prompts(f"dataset:{folder}")) == [
@@ -148,13 +148,13 @@ def test_datasets_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         assert said in str(error.value)
 
 
-def test_bytes_that_are_no_picture_are_refused_with_their_row(tmp_path: Path) -> None:
+def test_bytes_that_are_no_image_are_refused_with_their_row(tmp_path: Path) -> None:
     import datasets
 
     features = datasets.Features({"prompt": datasets.Value("string"), "source": datasets.Image()})
-    columns = {"prompt": ["x", "y"], "source": [picture(1), {"bytes": b"none", "path": None}]}
+    columns = {"prompt": ["x", "y"], "source": [image(1), {"bytes": b"none", "path": None}]}
     datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(ValueError, match="saved, row 1: column 'source': the bytes are no picture"):
+    with pytest.raises(ValueError, match="saved, row 1: column 'source': the bytes are no image"):
         read_prompts(f"dataset:{tmp_path / 'saved'}")
 
 

@@ -15,12 +15,12 @@ from flowrl.prompts.prompt_files import Prompt, read_file
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Pictures, a file that is called one, and a video, whose content nobody looks at here."""
+    """Images, a file that is called one, and a video, whose content nobody looks at here."""
     (tmp_path / "in").mkdir()
     for name in ("a.png", "b;c.png", "in/d.jpg"):
         Image.new("RGB", (4, 3)).save(tmp_path / name)
     Image.new("F", (4, 3)).save(tmp_path / "float.tiff")
-    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "text.png").write_text("no image")
     (tmp_path / "clip.mp4").write_bytes(b"...")
     return tmp_path
 
@@ -50,7 +50,7 @@ def test_a_jsonl_file_keeps_each_object_whole(tmp_path: Path) -> None:
     assert [row.key for row in rows] == [row.text for row in rows]
 
 
-def test_jsonl_rows_name_pictures_relative_to_their_file(folder: Path) -> None:
+def test_jsonl_rows_name_images_relative_to_their_file(folder: Path) -> None:
     rows = [
         {"prompt": "x", "source": "a.png", "negative_prompt": "blur"},
         {"prompt": "x", "sources": ["in/../b;c.png", str(folder / "a.png")], "references": ["in/d.jpg"]},
@@ -73,7 +73,7 @@ def test_relative_files_give_absolute_paths(folder: Path, monkeypatch: pytest.Mo
     assert read_file(Path("p.jsonl"))[0].sources == (os.path.abspath("a.png"),)
 
 
-def test_keys_tell_pictures_apart_and_do_not_depend_on_the_machine(folder: Path, tmp_path_factory: Any) -> None:
+def test_keys_tell_images_apart_and_do_not_depend_on_the_machine(folder: Path, tmp_path_factory: Any) -> None:
     lines = [
         {"prompt": "x"}, {"prompt": "x", "source": "a.png"}, {"prompt": "x", "source": "in/d.jpg"},
         {"prompt": "x", "sources": ["a.png", "in/d.jpg"]}, {"prompt": "x", "sources": ["in/d.jpg", "a.png"]},
@@ -129,7 +129,7 @@ def test_a_csv_file_has_a_header_and_text_as_metadata(folder: Path) -> None:
     assert second.metadata["references"] == "a.png; in/d.jpg"
 
 
-def test_a_csv_cell_names_one_picture_or_a_list(folder: Path) -> None:
+def test_a_csv_cell_names_one_image_or_a_list(folder: Path) -> None:
     rows = read_file(write(folder, "p.csv", 'prompt,sources\nx,a.png;in/d.jpg\nx,"[""b;c.png"", ""a.png""]"\n'))
     assert [[Path(path).name for path in row.sources] for row in rows] == [["a.png", "d.jpg"], ["b;c.png", "a.png"]]
     (one,) = read_file(write(folder, "q.csv", "source,prompt\nb;c.png,x\n"))  # the singular names a single file
@@ -149,9 +149,9 @@ def test_a_csv_cell_names_one_picture_or_a_list(folder: Path) -> None:
         ("p.jsonl", '{"prompt": "a", "source": "in"}', "source names 'in', which is not there"),
         ("p.jsonl", '{"prompt": "a", "sources": ["a.png", 3]}', "sources must be a path or a list of paths"),
         ("p.jsonl", '{"prompt": "a", "sources": {"x": "a.png"}}', "sources must be a path or a list of paths"),
-        ("p.jsonl", '{"prompt": "a", "source": " "}', "source must be a path or a list of paths of pictures, got ' '"),
+        ("p.jsonl", '{"prompt": "a", "source": " "}', "source must be a path or a list of paths of images, got ' '"),
         ("p.jsonl", '{"prompt": "a", "source": "a.png", "sources": ["a.png"]}', "source and sources are names of the"),
-        ("p.jsonl", '{"prompt": "a", "source": "text.png"}', "text.png is no picture that Pillow can open"),
+        ("p.jsonl", '{"prompt": "a", "source": "text.png"}', "text.png is no image that Pillow can open"),
         ("p.jsonl", '{"prompt": "a", "reference": "float.tiff"}', "float.tiff has pixels of Pillow's mode F"),
         ("p.jsonl", '{"prompt": "a", "source_video": "no.mp4"}', "source_video names 'no.mp4', which is not there"),
         ("p.jsonl", '{"prompt": "a", "source_video": "a.png"}', "source_video must be the path of one .mp4, .webm,"),

@@ -65,7 +65,7 @@ def test_fewer_evaluation_prompts_come_from_the_whole_file() -> None:
         assert max(tasks.values()) - min(tasks[task] for task in range(4)) <= 1
 
 
-def test_one_instruction_for_two_pictures_is_two_prompts() -> None:
+def test_one_instruction_for_two_images_is_two_prompts() -> None:
     def edit(*sources: str) -> Prompt:
         return Prompt(text="make it blue", metadata={}, sources=sources)
 
@@ -87,7 +87,7 @@ def test_an_asset_a_path_and_a_default_negative_prompt(tmp_path: Path) -> None:
         load_prompts("absent.txt", resolve=resolve_path)
 
 
-def test_pictures_of_a_prompt_come_in_its_order_and_size(tmp_path: Path) -> None:
+def test_images_of_a_prompt_come_in_its_order_and_size(tmp_path: Path) -> None:
     for name, colour in (("red.png", (255, 0, 0)), ("blue.png", (0, 0, 255))):
         Image.new("RGB", (6, 4), colour).save(tmp_path / name)
     (tmp_path / "p.jsonl").write_text('{"prompt": "a", "sources": ["blue.png", "red.png"], "reference": "red.png"}')
@@ -95,8 +95,8 @@ def test_pictures_of_a_prompt_come_in_its_order_and_size(tmp_path: Path) -> None
     blue, red = load_sources(row)
     assert blue.shape == red.shape == (3, 4, 6)
     assert (blue[:, 0, 0].tolist(), red[:, 0, 0].tolist()) == ([0, 0, 1], [1, 0, 0])
-    assert [tuple(picture.shape) for picture in load_sources(row, (8, 2))] == [(3, 8, 2), (3, 8, 2)]
-    assert [picture[:, 1, 1].tolist() for picture in load_references(row, (2, 2))] == [[1, 0, 0]]
+    assert [tuple(image.shape) for image in load_sources(row, (8, 2))] == [(3, 8, 2), (3, 8, 2)]
+    assert [image[:, 1, 1].tolist() for image in load_references(row, (2, 2))] == [[1, 0, 0]]
     assert load_sources(Prompt(text="a", metadata={})) == []
 
 

@@ -221,15 +221,15 @@ def test_swapping_winner_and_loser_turns_the_gradient_round(
     torch.testing.assert_close(gradients[1], -gradients[0], rtol=1e-4, atol=1e-7)
 
 
-def test_a_folder_of_pairs_is_read_with_its_pictures(folder: Path) -> None:
+def test_a_folder_of_pairs_is_read_with_its_images(folder: Path) -> None:
     pairs = read_pairs(folder)
     assert pairs == read_pairs(folder / "pairs.jsonl")
     assert [pair.prompt for pair in pairs][:2] == ["a photo of a red circle", "a photo of a yellow circle"]
     images = load_images([pairs[0].winner, pairs[0].loser])
     assert images.shape == (2, 3, 64, 64)
     assert images.dtype == torch.float32
-    with Image.open(pairs[0].winner) as picture:
-        assert np.array_equal(np.rint(255 * images[0].permute(1, 2, 0).numpy()), np.asarray(picture))
+    with Image.open(pairs[0].winner) as image:
+        assert np.array_equal(np.rint(255 * images[0].permute(1, 2, 0).numpy()), np.asarray(image))
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,8 @@ def test_a_folder_of_pairs_is_read_with_its_pictures(folder: Path) -> None:
         ("{", "line 1: no valid JSON"),
         ("[]", "line 1: .* prompt, winner, loser"),
         ('{"prompt": "a", "winner": "winner_0.png"}', "wrong: loser"),
-        ('{"prompt": "a", "winner": "winner_0.png", "loser": "winner_0.png"}', "the same picture"),
-        ('{"prompt": "a", "winner": "winner_0.png", "loser": "none.png"}', r"no picture .*none\.png"),
+        ('{"prompt": "a", "winner": "winner_0.png", "loser": "winner_0.png"}', "the same image"),
+        ('{"prompt": "a", "winner": "winner_0.png", "loser": "none.png"}', r"no image .*none\.png"),
     ],
 )
 def test_bad_files_of_pairs_are_refused(folder: Path, line: str, message: str) -> None:
@@ -251,11 +251,11 @@ def test_bad_files_of_pairs_are_refused(folder: Path, line: str, message: str) -
         read_pairs(folder / "bad.csv")
 
 
-def test_bad_pictures_are_refused(folder: Path) -> None:
+def test_bad_images_are_refused(folder: Path) -> None:
     Image.new("RGB", (32, 64)).save(folder / "narrow.png")
     with pytest.raises(ValueError, match=r"narrow\.png: its size differs .*\(64 x 64 and 32 x 64\)"):
         load_images([folder / "winner_0.png", folder / "narrow.png"])
-    (folder / "text.png").write_text("no picture")
+    (folder / "text.png").write_text("no image")
     with pytest.raises(ValueError, match=r"text\.png: cannot be read"):
         load_images([folder / "text.png"])
 

@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {"pretrain_steps": 2, "steps_per_iteration": 2, "batch_s
 
 @pytest.fixture(scope="module")
 def tiny_dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """DINOv2 of random weights: pictures of 28 pixels, four patches."""
+    """DINOv2 of random weights: images of 28 pixels, four patches."""
     folder = tmp_path_factory.mktemp("dinov2")
     torch.manual_seed(0)
     config = transformers.Dinov2Config(
@@ -54,7 +54,7 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def white(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of five white pictures of other sizes than what is generated."""
+    """A folder of five white images of other sizes than what is generated."""
     folder = tmp_path_factory.mktemp("white")
     for i in range(5):
         Image.new("RGB", (30 + i, 40), (255, 255, 255)).save(folder / f"{i}.png")
@@ -135,15 +135,15 @@ def test_patches_are_drawn_from_the_seed() -> None:
     assert len(set(places[0].tolist())) < 64 or len(set(places[1].tolist())) < 64, "with replacement"
 
 
-def test_pictures_are_cut_to_the_middle_square_and_resized_as_pillow_does() -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (60, 40, 3), dtype=np.uint8)
-    own = _squares([picture, picture[10:50]], 16, torch.device("cpu"), antialias=True)
+def test_images_are_cut_to_the_middle_square_and_resized_as_pillow_does() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (60, 40, 3), dtype=np.uint8)
+    own = _squares([image, image[10:50]], 16, torch.device("cpu"), antialias=True)
     assert torch.equal(own[0], own[1])
-    pillow = np.asarray(Image.fromarray(picture[10:50]).resize((16, 16), Image.Resampling.BICUBIC))
+    pillow = np.asarray(Image.fromarray(image[10:50]).resize((16, 16), Image.Resampling.BICUBIC))
     assert np.abs(own[0].permute(1, 2, 0).numpy() * 255 - pillow).max() < 1.0  # Pillow rounds, twice
     assert torch.equal(
-        _squares([picture[:40]], 40, torch.device("cpu"), antialias=True)[0],
-        torch.from_numpy(picture[:40]).permute(2, 0, 1).float() / 255,
+        _squares([image[:40]], 40, torch.device("cpu"), antialias=True)[0],
+        torch.from_numpy(image[:40]).permute(2, 0, 1).float() / 255,
     )
 
 
@@ -151,7 +151,7 @@ def test_pictures_are_cut_to_the_middle_square_and_resized_as_pillow_does() -> N
 
 
 def dino_tokens(tiny_dino: Path, images: Tensor) -> Tensor:
-    """The model's own last hidden state of 8-bit pictures that already have its size."""
+    """The model's own last hidden state of 8-bit images that already have its size."""
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     pixels = torch.from_numpy(to_uint8(images)).float() / 255
     network = transformers.Dinov2Model.from_pretrained(tiny_dino).eval()
@@ -175,7 +175,7 @@ def test_reward_is_seven_tenths_class_and_three_tenths_mean_of_patches(tiny_dino
     np.testing.assert_allclose(twice(inputs).values.numpy(), 2 * logits[:, 1:].mean(axis=1), rtol=1e-4, atol=1e-3)
 
 
-def test_some_patches_are_the_same_ones_for_all_pictures_of_an_iteration(tiny_dino: Path, white: Path) -> None:
+def test_some_patches_are_the_same_ones_for_all_images_of_an_iteration(tiny_dino: Path, white: Path) -> None:
     reward = of_dino(tiny_dino, white, patches=2)
     fill_head(reward)
     images = random_images(3, 28)
@@ -209,14 +209,13 @@ def test_published_normalises_in_the_reward_only(tiny_dino: Path, white: Path) -
 
 
 def test_published_resizes_without_antialiasing_in_the_reward(tiny_dino: Path, white: Path) -> None:
-    pictures = list(to_uint8(random_images(2, 90)))
+    images = list(to_uint8(random_images(2, 90)))
     scored = {}
     for published in (False, True):
         reward = of_dino(tiny_dino, white, published=published)
         fill_head(reward)
         scored[published] = [
-            reward.discriminator.judge(pictures, ["", ""], None, as_reward=flag).whole.detach()
-            for flag in (True, False)
+            reward.discriminator.judge(images, ["", ""], None, as_reward=flag).whole.detach() for flag in (True, False)
         ]
     assert torch.equal(scored[False][0], scored[False][1]), "one preprocessing for both uses"
     assert torch.equal(scored[True][1], scored[False][1])
@@ -243,8 +242,8 @@ def test_fifty_steps_tell_black_from_white(tiny_dino: Path, white: Path) -> None
 
 def clip_options(tiny_clip: Path, tmp_path: Path, inputs: RewardInputs) -> dict[str, Any]:
     """References that are exactly what is generated."""
-    for i, picture in enumerate(to_uint8(inputs.images)):
-        Image.fromarray(picture).save(tmp_path / f"{i}.png")
+    for i, image in enumerate(to_uint8(inputs.images)):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
     listed = {prompt: f"{i}.png" for i, prompt in enumerate(inputs.prompts)}
     (tmp_path / "references.json").write_text(json.dumps(listed))
     return {
@@ -373,7 +372,7 @@ def test_saturation_warns_once_and_ends_an_iterations_learning(tiny_dino: Path, 
     assert metrics["saturated"] == 1.0
     assert metrics["steps"] == 30, "pre-training goes on"
     assert reward.learn(inputs_of(black, iteration=1))["steps"] == 0  # a second warning would be an error here
-    hard = reward.learn(inputs_of(1 - black, iteration=2))  # white pictures: told apart by nothing
+    hard = reward.learn(inputs_of(1 - black, iteration=2))  # white images: told apart by nothing
     assert (hard["saturated"], hard["steps"], hard["accuracy"]) == (0.0, 4.0, 0.5)
 
 
@@ -390,18 +389,18 @@ def test_whose_turn_it_is() -> None:
 
 def test_world_references_are_scenes_in_which_the_record_holds() -> None:
     references, records = WorldReferences(seed=0), train_records()[:6]
-    pictures = references.pick([], records, "learn", 3, 0)
+    images = references.pick([], records, "learn", 3, 0)
     again = references.pick([], records, "learn", 3, 0)
     others = references.pick([], records, "learn", 3, 1)
     held_out = references.held_out(["a"] * 6, records)[1]
     for i in range(6):
-        assert np.array_equal(pictures[i], again[i])
-        assert pictures[i].shape == (64, 64, 3)
-        assert not np.array_equal(pictures[i], others[i])
-        assert not np.array_equal(pictures[i], held_out[i])
+        assert np.array_equal(images[i], again[i])
+        assert images[i].shape == (64, 64, 3)
+        assert not np.array_equal(images[i], others[i])
+        assert not np.array_equal(images[i], held_out[i])
     scene = draw_scene(random_scene(records[0], np.random.default_rng(0)))
-    assert pictures[0].dtype == scene.dtype == np.uint8
-    assert np.array_equal(pictures[0][0, 0], scene[0, 0]), "the world's ground"
+    assert images[0].dtype == scene.dtype == np.uint8
+    assert np.array_equal(images[0][0, 0], scene[0, 0]), "the world's ground"
 
 
 def test_held_out_files_are_never_learned_from(tmp_path: Path) -> None:
@@ -411,7 +410,7 @@ def test_held_out_files_are_never_learned_from(tmp_path: Path) -> None:
     assert isinstance(references, FileReferences)
     assert not references.by_prompt
     seen = {int(references.pick(["any"], [{}], "learn", i)[0][0, 0, 0]) for i in range(400)}
-    kept = {int(picture[0, 0, 0]) for picture in references.held_out(["any"] * 20, [{}] * 20)[1]}
+    kept = {int(image[0, 0, 0]) for image in references.held_out(["any"] * 20, [{}] * 20)[1]}
     assert (len(seen), len(kept)) == (15, 5)
     assert seen | kept == set(range(20))
     assert len(references.held_out(["any"] * 3, [{}] * 3)[1]) == 3
@@ -425,9 +424,9 @@ def test_files_by_prompt(tmp_path: Path) -> None:
     assert references.by_prompt
     assert [int(p[0, 0, 0]) for p in references.pick(["b", "b"], [{}, {}], 0)] == [3, 3]
     learned = {int(references.pick(["a"], [{}], i)[0][0, 0, 0]) for i in range(40)}
-    prompts, pictures = references.held_out(["a", "b"], [{}, {}])
+    prompts, images = references.held_out(["a", "b"], [{}, {}])
     assert prompts == ["a"]
-    assert learned | {int(pictures[0][0, 0, 0])} == {0, 1, 2}
+    assert learned | {int(images[0][0, 0, 0])} == {0, 1, 2}
 
 
 def test_reference_errors(tmp_path: Path, tiny_clip: Path) -> None:
@@ -435,7 +434,7 @@ def test_reference_errors(tmp_path: Path, tiny_clip: Path) -> None:
     for name, text in (("bad", "{"), ("list", "[]"), ("form", '{"a": 3}'), ("gone", '{"a": "x.png"}')):
         (tmp_path / f"{name}.json").write_text(text)
     cases = [
-        ("empty", r"the folder .* holds no pictures \(\.png"), ("none", "which is none of them"),
+        ("empty", r"the folder .* holds no images \(\.png"), ("none", "which is none of them"),
         ("bad.json", "is no JSON"), ("list.json", "lists no references"),
         ("form.json", "must give each prompt a file or a list of files, got 3"),
         ("gone.json", r"lists 1 files that are not there \(first: .*x\.png"),
@@ -443,16 +442,16 @@ def test_reference_errors(tmp_path: Path, tiny_clip: Path) -> None:
     for name, message in cases:
         with pytest.raises(ValueError, match=message):
             check_reward("adversarial", {"references": str(tmp_path / name), "backbone": "attributes"})
-    (tmp_path / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "broken.png").write_bytes(b"no image")
     (tmp_path / "one.json").write_text('{"a": "broken.png"}')
     with pytest.raises(ValueError, match=r"held_out \(0.1\) of the files of a prompt in .* rounds to none"):
         check_reward("adversarial", {"references": str(tmp_path / "one.json"), "backbone": "attributes"})
     references = open_references(str(tmp_path / "one.json"), held_out=0.0, seed=0)
     with pytest.raises(ValueError, match=r"has no reference for the prompt 'b'"):
         references.pick(["b"], [{}])
-    with pytest.raises(ValueError, match=r"broken\.png cannot be read as a picture"):
+    with pytest.raises(ValueError, match=r"broken\.png cannot be read as an image"):
         references.pick(["a"], [{}])
-    with pytest.raises(ValueError, match=r"the prompt 'picture 0' has no 'include' in its metadata"):
+    with pytest.raises(ValueError, match=r"the prompt 'image 0' has no 'include' in its metadata"):
         made(**WORLD).learn(inputs_of(random_images(2, 64)))
 
 
@@ -482,7 +481,7 @@ def test_check_takes_what_the_factory_takes() -> None:
         ({"published": True}, "published is for backbone dinov2 only, got 'attributes'"),
         ({"update": False, "pretrain_steps": 0}, r"learns in pretrain_steps \(0\) only"),
         ({"update": False, "policy_every": 2}, r"policy_every to 1 \(got 2\)"),
-        ({"warmup_iterations": 0}, "warmup_iterations 0 and policy_every 1 reward the first pictures"),
+        ({"warmup_iterations": 0}, "warmup_iterations 0 and policy_every 1 reward the first images"),
         ({"backbone": "clip", "patches": 4}, "backbone clip has no option patches, got 4"),
         ({"backbone": "clip", "loss": "hinge"}, "backbone clip is trained on pairs, got loss 'hinge'"),
         ({"backbone": "dinov2", "model": "./none"}, r"there is no folder '\./none'"),
@@ -494,7 +493,7 @@ def test_option_errors(options: dict[str, Any], message: str) -> None:
 
 
 def test_errors_of_models_and_pairs(tiny_dino: Path, tiny_clip: Path, white: Path) -> None:
-    with pytest.raises(ValueError, match=r"does not say what its pictures show: give a \.json file"):
+    with pytest.raises(ValueError, match=r"does not say what its images show: give a \.json file"):
         check_reward("adversarial", {"backbone": "clip", "references": str(white), "held_out": 0.2})
     with pytest.raises(ValueError, match="image_size must be a multiple of the model's patches of 14 pixels, got 30"):
         made(model=str(tiny_dino), references=str(white), image_size=30, held_out=0.2)

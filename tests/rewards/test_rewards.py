@@ -1,4 +1,4 @@
-"""Rewards on pictures: rounding, batch invariance, exact JPEG arithmetic, and GenEval's credits on a fake judge."""
+"""Rewards on images: rounding, batch invariance, exact JPEG arithmetic, and GenEval's credits on a fake judge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def inputs_of(
 ) -> RewardInputs:
     batch = len(images)
     return RewardInputs(
-        prompts=prompts or [f"picture {i}" for i in range(batch)],
+        prompts=prompts or [f"image {i}" for i in range(batch)],
         images=images,
         metadata=metadata or [{} for _ in range(batch)],
         group_ids=torch.arange(batch) // 2,
@@ -65,13 +65,13 @@ def assert_pointwise(reward: Reward, inputs: RewardInputs, *, atol: float = 0.0)
 
 def test_to_uint8_rounds_clips_and_puts_channels_last() -> None:
     levels = torch.tensor([0.0, 0.49, 0.51, 1.49, 254.49, 254.51, 255.0, -9.0, 300.0]) / 255.0
-    pictures = to_uint8(levels.view(1, 1, 1, 9).expand(1, 3, 1, 9))
-    assert pictures.dtype == np.uint8
-    assert pictures.shape == (1, 1, 9, 3)
-    assert pictures[0, 0, :, 0].tolist() == [0, 0, 1, 1, 254, 255, 255, 0, 255]
+    images = to_uint8(levels.view(1, 1, 1, 9).expand(1, 3, 1, 9))
+    assert images.dtype == np.uint8
+    assert images.shape == (1, 1, 9, 3)
+    assert images[0, 0, :, 0].tolist() == [0, 0, 1, 1, 254, 255, 255, 0, 255]
 
 
-def test_to_uint8_returns_every_8_bit_picture_unchanged_and_needs_no_detached_tensor() -> None:
+def test_to_uint8_returns_every_8_bit_image_unchanged_and_needs_no_detached_tensor() -> None:
     original = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8))
     images = (original.permute(0, 3, 1, 2).float() / 255.0).requires_grad_()
     assert np.array_equal(to_uint8(images), original.numpy())

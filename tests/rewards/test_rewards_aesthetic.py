@@ -74,9 +74,9 @@ def test_score_is_the_affine_map_of_the_unit_embedding(suffix: str, tiny_clip: P
     inputs = clip_inputs()
     model = transformers.CLIPModel.from_pretrained(tiny_clip).eval()
     processor = transformers.CLIPProcessor.from_pretrained(tiny_clip)
-    pictures = [Image.fromarray(image) for image in to_uint8(inputs.images)]
+    images = [Image.fromarray(image) for image in to_uint8(inputs.images)]
     with torch.no_grad():
-        embeddings = model(**processor(text=["x"], images=pictures, return_tensors="pt")).image_embeds.double().numpy()
+        embeddings = model(**processor(text=["x"], images=images, return_tensors="pt")).image_embeds.double().numpy()
     np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-6)
     vector, offset = affine(head)
     np.testing.assert_allclose(reward(inputs).values.numpy(), embeddings @ vector + offset, atol=1e-5)

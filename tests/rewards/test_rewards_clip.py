@@ -150,7 +150,7 @@ def test_threshold_gives_0_and_1_and_keeps_the_score(tiny_clip: Path) -> None:
     assert binary.version != plain.version
 
 
-def test_a_picture_that_is_not_finite_fails_alone(tiny_clip: Path) -> None:
+def test_an_image_that_is_not_finite_fails_alone(tiny_clip: Path) -> None:
     """A NaN, also one outside the crop, is no score: neither above a threshold nor below it."""
     inputs = clip_inputs()
     inputs.images[1, 0, 3, 28] = math.nan
@@ -169,17 +169,17 @@ def test_a_picture_that_is_not_finite_fails_alone(tiny_clip: Path) -> None:
 def drawn(height: int, width: int) -> np.ndarray:
     """8-bit [H, W, 3]: a slope, bars and a block, so that a shift, a flip or a wrong filter shows."""
     y, x = np.mgrid[:height, :width]
-    picture = np.stack([255 * x / (width - 1), 255 * ((x // 3) % 2), 255 * y / (height - 1)], axis=-1)
-    picture[height // 4 : height // 2, width // 3 : width // 2] = (250, 10, 60)
-    return picture.round().astype(np.uint8)
+    image = np.stack([255 * x / (width - 1), 255 * ((x // 3) % 2), 255 * y / (height - 1)], axis=-1)
+    image[height // 4 : height // 2, width // 3 : width // 2] = (250, 10, 60)
+    return image.round().astype(np.uint8)
 
 
-def plain_square(picture: np.ndarray, size: int, how: Image.Resampling) -> np.ndarray:
+def plain_square(image: np.ndarray, size: int, how: Image.Resampling) -> np.ndarray:
     """[3, size, size] in [0, 1]: short side to `size` by Pillow in floating point, the middle square."""
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     short = min(height, width)
     target = (int(size * width / short), int(size * height / short))
-    planes = [Image.fromarray(picture[..., c].astype(np.float32) / 255).resize(target, how) for c in range(3)]
+    planes = [Image.fromarray(image[..., c].astype(np.float32) / 255).resize(target, how) for c in range(3)]
     array = np.stack([np.asarray(plane) for plane in planes])
     top, left = round((array.shape[1] - size) / 2), round((array.shape[2] - size) / 2)
     return array[:, top : top + size, left : left + size]
@@ -188,10 +188,10 @@ def plain_square(picture: np.ndarray, size: int, how: Image.Resampling) -> np.nd
 @pytest.mark.parametrize("size", [(64, 64), (60, 90), (91, 48)])
 @pytest.mark.parametrize("how", ["bilinear", "bicubic"])
 def test_float_preprocessing_is_resize_crop_normalise(size: tuple[int, int], how: Any) -> None:
-    picture = drawn(*size)
+    image = drawn(*size)
     filters = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-    expected = (plain_square(picture, 32, filters[how]) - MEAN) / STD
-    images = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 255
+    expected = (plain_square(image, 32, filters[how]) - MEAN) / STD
+    images = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255
     pixels = float_pixels(images, size=32, interpolation=how)
     np.testing.assert_allclose(pixels[0].numpy(), expected, atol=2e-5)
 
@@ -199,9 +199,9 @@ def test_float_preprocessing_is_resize_crop_normalise(size: tuple[int, int], how
 def test_processor_is_bicubic_on_8_bits(tiny_clip: Path) -> None:
     """Within a level or so of Pillow: the processor resizes with torchvision, in integers as Pillow does."""
     processor = transformers.CLIPProcessor.from_pretrained(tiny_clip).image_processor
-    picture = drawn(60, 90)
-    pixels = processor([Image.fromarray(picture)], return_tensors="pt")["pixel_values"][0].numpy()
-    resized = Image.fromarray(picture).resize((48, 32), Image.Resampling.BICUBIC).crop((8, 0, 40, 32))
+    image = drawn(60, 90)
+    pixels = processor([Image.fromarray(image)], return_tensors="pt")["pixel_values"][0].numpy()
+    resized = Image.fromarray(image).resize((48, 32), Image.Resampling.BICUBIC).crop((8, 0, 40, 32))
     expected = np.asarray(resized).transpose(2, 0, 1) / 255
     np.testing.assert_allclose(pixels * STD + MEAN, expected, atol=1.01 / 255)
 
@@ -257,8 +257,8 @@ def test_open_clip_score_is_the_cosine_of_its_features(tiny_open_clip: Path) -> 
     model.load_state_dict(torch.load(tiny_open_clip / "open_clip_pytorch_model.bin", weights_only=True))
     pixels = []
     for image in to_uint8(inputs.images):
-        picture = Image.fromarray(image).resize((44, 32), Image.Resampling.BICUBIC).crop((6, 0, 38, 32))
-        pixels.append((np.asarray(picture).transpose(2, 0, 1) / 255 - MEAN) / STD)
+        square = Image.fromarray(image).resize((44, 32), Image.Resampling.BICUBIC).crop((6, 0, 38, 32))
+        pixels.append((np.asarray(square).transpose(2, 0, 1) / 255 - MEAN) / STD)
     with torch.no_grad():
         image_features, text_features, scale = model(
             torch.from_numpy(np.stack(pixels)).float(), open_clip.tokenize(inputs.prompts)

@@ -37,7 +37,7 @@ def inputs_of(
 ) -> RewardInputs:
     batch = len(images)
     return RewardInputs(
-        prompts=prompts or [f"picture {i}" for i in range(batch)],
+        prompts=prompts or [f"image {i}" for i in range(batch)],
         images=images,
         metadata=metadata or [{} for _ in range(batch)],
         group_ids=torch.arange(batch) // 2,
@@ -322,7 +322,7 @@ def test_samples_are_not_chosen_by_a_mask_which_would_be_an_error() -> None:
         inputs[torch.tensor([True, False, True])]
 
 
-def test_what_is_on_its_way_holds_no_pictures_of_the_device() -> None:
+def test_what_is_on_its_way_holds_no_images_of_the_device() -> None:
     slow = FunctionReward(
         name="slow", score=lambda inputs: output_of([1.0] * len(inputs), inputs), needs=frozenset(), version="1",
         waits=True,

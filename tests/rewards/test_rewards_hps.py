@@ -1,4 +1,4 @@
-"""HPSv2: its preprocessing on drawn pictures, and open_clip's weights in transformers, at tiny and at full size."""
+"""HPSv2: its preprocessing on drawn images, and open_clip's weights in transformers, at tiny and at full size."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tiny_config() -> Any:
 
 
 def test_remapped_weights_give_equal_features() -> None:
-    """Pictures and texts of several lengths through both libraries."""
+    """Images and texts of several lengths through both libraries."""
     source = tiny_open_clip()
     network = clip_from_open_clip(source.state_dict(), tiny_config(), owner="test")
     generator = torch.Generator().manual_seed(1)
@@ -143,7 +143,7 @@ def test_checkpoints_that_do_not_fit_are_refused() -> None:
 def test_long_side_is_224_and_the_rest_black(
     size: tuple[int, int], fitted: tuple[int, int], before: tuple[int, int], after: tuple[int, int]
 ) -> None:
-    """A picture of one colour stays that colour inside, and 0 before normalisation outside."""
+    """An image of one colour stays that colour inside, and 0 before normalisation outside."""
     assert fitted_size(*size) == fitted
     color = np.array([250, 25, 75])[:, None, None] / 255
     pixels = padded_pixels(torch.tensor(color, dtype=torch.float32).expand(1, 3, *size))
@@ -153,14 +153,14 @@ def test_long_side_is_224_and_the_rest_black(
     np.testing.assert_allclose(pixels[0].numpy(), (expected - MEAN) / STD, atol=1e-5)
 
 
-def plain_pixels(picture: np.ndarray, size: int) -> np.ndarray:
+def plain_pixels(image: np.ndarray, size: int) -> np.ndarray:
     """[3, size, size]: Pillow's bicubic in floating point, black around, normalised."""
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     scale = size / max(height, width)
     h, w = round(height * scale), round(width * scale)
     padded = np.zeros((3, size, size))
     for channel in range(3):
-        plane = Image.fromarray(picture[..., channel].astype(np.float32) / 255)
+        plane = Image.fromarray(image[..., channel].astype(np.float32) / 255)
         top, left = (size - h) // 2, (size - w) // 2
         padded[channel, top : top + h, left : left + w] = np.asarray(plane.resize((w, h), Image.Resampling.BICUBIC))
     return np.asarray((padded - MEAN) / STD)
@@ -168,16 +168,16 @@ def plain_pixels(picture: np.ndarray, size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [(60, 90), (91, 48), (20, 17)])
 def test_pixels_are_pillows_bicubic(size: tuple[int, int]) -> None:
-    """A drawn picture, made smaller and larger; overshoot at the edges is not cut off."""
+    """A drawn image, made smaller and larger; overshoot at the edges is not cut off."""
     y, x = np.mgrid[: size[0], : size[1]]
-    picture = np.stack([255 * x / size[1], 255 * ((x // 3 + y // 4) % 2), 255 * (y > x)], axis=-1).astype(np.uint8)
-    images = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 255
+    image = np.stack([255 * x / size[1], 255 * ((x // 3 + y // 4) % 2), 255 * (y > x)], axis=-1).astype(np.uint8)
+    images = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255
     pixels = padded_pixels(images, size=32)[0].numpy()
-    np.testing.assert_allclose(pixels, plain_pixels(picture, 32), atol=2e-5)
+    np.testing.assert_allclose(pixels, plain_pixels(image, 32), atol=2e-5)
     assert float((pixels * STD + MEAN).max()) > 1.001
 
 
-def test_pictures_are_taken_at_8_bits_and_the_gradient_passes() -> None:
+def test_images_are_taken_at_8_bits_and_the_gradient_passes() -> None:
     images = torch.rand(2, 3, 24, 24, generator=torch.Generator().manual_seed(0)).requires_grad_()
     rounded = torch.from_numpy(to_uint8(images)).permute(0, 3, 1, 2).float() / 255
     pixels = padded_pixels(images, size=32)
@@ -210,7 +210,7 @@ def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plain_scores(seed: int, tokenizer: Path) -> np.ndarray:
-    """open_clip's features of pictures that numpy and Pillow prepared, and their cosines."""
+    """open_clip's features of images that numpy and Pillow prepared, and their cosines."""
     inputs = clip_inputs()
     source = tiny_open_clip(seed)
     if seed == 1:
@@ -261,7 +261,7 @@ def test_threshold_makes_it_binary(checkpoints: Path, tokenizer: Path) -> None:
     np.testing.assert_allclose(output.parts["score"].numpy(), scores, atol=1e-5)
 
 
-def test_gradient_reaches_the_pictures(checkpoints: Path, tokenizer: Path) -> None:
+def test_gradient_reaches_the_images(checkpoints: Path, tokenizer: Path) -> None:
     reward = build_reward("hps", options={"checkpoint": str(checkpoints), "tokenizer": str(tokenizer)})
     assert reward.differentiable
     inputs = clip_inputs()

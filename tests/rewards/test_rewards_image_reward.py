@@ -113,7 +113,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
     return torch.cat(heads, dim=1)
 
 
-def by_hand(weights: dict[str, Tensor], picture: np.ndarray, tokens: list[int]) -> float:
+def by_hand(weights: dict[str, Tensor], image: np.ndarray, tokens: list[int]) -> float:
     """One value from the published names alone, float64, without padding: the padded text must give the same."""
     w = {name: weight.double() for name, weight in weights.items()}
 
@@ -126,7 +126,7 @@ def by_hand(weights: dict[str, Tensor], picture: np.ndarray, tokens: list[int]) 
     v, t = "blip.visual_encoder", "blip.text_encoder"
     mean = torch.tensor([0.48145466, 0.4578275, 0.40821073], dtype=torch.float64)[:, None, None]
     std = torch.tensor([0.26862954, 0.26130258, 0.27577711], dtype=torch.float64)[:, None, None]
-    pixels = (torch.from_numpy(picture).permute(2, 0, 1).double() / 255 - mean) / std
+    pixels = (torch.from_numpy(image).permute(2, 0, 1).double() / 255 - mean) / std
     patches = functional.conv2d(
         pixels[None], w[f"{v}.patch_embed.proj.weight"], w[f"{v}.patch_embed.proj.bias"], stride=16
     )
@@ -136,14 +136,14 @@ def by_hand(weights: dict[str, Tensor], picture: np.ndarray, tokens: list[int]) 
         q, k, value = linear(f"{block}.attn.qkv", norm(f"{block}.norm1", x, 1e-6)).chunk(3, dim=1)
         x = x + linear(f"{block}.attn.proj", attend(q, k, value))
         x = x + linear(f"{block}.mlp.fc2", functional.gelu(linear(f"{block}.mlp.fc1", norm(f"{block}.norm2", x, 1e-6))))
-    picture_tokens = norm(f"{v}.norm", x, 1e-6)
+    image_tokens = norm(f"{v}.norm", x, 1e-6)
     x = w[f"{t}.embeddings.word_embeddings.weight"][tokens]
     x = x + w[f"{t}.embeddings.position_embeddings.weight"][: len(tokens)]
     x = norm(f"{t}.embeddings.LayerNorm", x, 1e-12)
     for i in range(2):
         layer = f"{t}.encoder.layer.{i}"
         for kind in ("attention", "crossattention"):
-            seen = x if kind == "attention" else picture_tokens
+            seen = x if kind == "attention" else image_tokens
             q, k, value = (
                 linear(f"{layer}.{kind}.self.{n}", s) for n, s in (("query", x), ("key", seen), ("value", seen))
             )
@@ -169,14 +169,14 @@ def test_every_published_name_has_its_place_in_the_full_size_model() -> None:
     )
     with torch.device("meta"):
         weights = {name: torch.empty(shape) for name, shape in shapes.items()}
-        picture, text, head = image_reward.to_transformers(weights)
-        vision_config, text_config = image_reward.configs(picture, text)
+        image, text, head = image_reward.to_transformers(weights)
+        vision_config, text_config = image_reward.configs(image, text)
         modules = (
             transformers.BlipVisionModel(vision_config),
             transformers.BlipTextModel(text_config, add_pooling_layer=False),
             image_reward.linear_head(768),
         )
-    for module, state in zip(modules, (picture, text, head), strict=True):
+    for module, state in zip(modules, (image, text, head), strict=True):
         expected = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
         assert {name: tuple(weight.shape) for name, weight in state.items()} == expected
     assert (vision_config.image_size, vision_config.num_attention_heads, vision_config.layer_norm_eps) == (
@@ -203,15 +203,15 @@ def test_values_are_those_computed_by_hand_from_the_published_names(folder: Path
     assert bool(output.valid.all())
 
 
-def test_text_runs_without_causal_mask_and_sees_the_picture(folder: Path) -> None:
-    """A later word and another picture both change the first hidden state, which is all that the head reads."""
+def test_text_runs_without_causal_mask_and_sees_the_image(folder: Path) -> None:
+    """A later word and another image both change the first hidden state, which is all that the head reads."""
     reward = build_reward("image_reward", options=options_of(folder))
     inputs = inputs_of(["a red dog", "a red cat"])
-    same_picture = RewardInputs(
+    same_image = RewardInputs(
         prompts=inputs.prompts, images=inputs.images[:1].expand(2, 3, 32, 32), metadata=inputs.metadata,
         group_ids=inputs.group_ids, sample_ids=inputs.sample_ids,
     )  # fmt: skip
-    first, second = reward(same_picture).values.tolist()
+    first, second = reward(same_image).values.tolist()
     assert abs(first - second) > 1e-3
     same_prompt = inputs_of(["a red dog", "a red dog"])
     first, second = reward(same_prompt).values.tolist()
@@ -242,13 +242,13 @@ def test_values_are_pointwise(folder: Path) -> None:
     torch.testing.assert_close(torch.cat([reward(inputs[[i]]).values for i in range(4)]), whole, rtol=0, atol=1e-5)
 
 
-def test_pictures_are_resized_by_the_shorter_side_and_cut_to_the_centre() -> None:
-    """A wide picture with stripes: 64 x 128 becomes 32 x 64, and the middle 32 columns are kept."""
-    picture = np.zeros((64, 128, 3), dtype=np.uint8)
-    picture[:, 32:96] = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
-    small = np.asarray(Image.fromarray(picture).resize((64, 32), Image.Resampling.BICUBIC))[:, 16:48] / 255.0
+def test_images_are_resized_by_the_shorter_side_and_cut_to_the_centre() -> None:
+    """A wide image with stripes: 64 x 128 becomes 32 x 64, and the middle 32 columns are kept."""
+    image = np.zeros((64, 128, 3), dtype=np.uint8)
+    image[:, 32:96] = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    small = np.asarray(Image.fromarray(image).resize((64, 32), Image.Resampling.BICUBIC))[:, 16:48] / 255.0
     mean, std = np.array([0.48145466, 0.4578275, 0.40821073]), np.array([0.26862954, 0.26130258, 0.27577711])
-    pixels = image_reward.pixels_of(picture[None], 32)
+    pixels = image_reward.pixels_of(image[None], 32)
     assert pixels.shape == (1, 3, 32, 32)
     np.testing.assert_allclose(pixels[0].permute(1, 2, 0).numpy(), (small - mean) / std, atol=1e-5)
 

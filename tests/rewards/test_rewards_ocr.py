@@ -1,4 +1,4 @@
-"""Text reading: its arithmetic in closed form, what the packaged models read off drawn pictures, and a fake reader."""
+"""Text reading: its arithmetic in closed form, what the packaged models read off drawn images, and a fake reader."""
 
 from __future__ import annotations
 
@@ -81,19 +81,19 @@ def test_normalisations() -> None:
 
 
 def drawn(text: str, *, size: int = 64, side: int = 512, ink: str = "black", paper: str = "white") -> Image.Image:
-    picture = Image.new("RGB", (side, side), paper)
+    image = Image.new("RGB", (side, side), paper)
     font = ImageFont.load_default(size)
-    ImageDraw.Draw(picture).text((side / 2, side / 2), text, fill=ink, font=font, anchor="mm", align="center")
-    return picture
+    ImageDraw.Draw(image).text((side / 2, side / 2), text, fill=ink, font=font, anchor="mm", align="center")
+    return image
 
 
-def noisy(picture: Image.Image, sigma: float) -> Image.Image:
-    noise = np.random.default_rng(0).normal(0, sigma, (*picture.size[::-1], 3))
-    return Image.fromarray(np.clip(np.asarray(picture, dtype=np.float64) + noise, 0, 255).astype(np.uint8))
+def noisy(image: Image.Image, sigma: float) -> Image.Image:
+    noise = np.random.default_rng(0).normal(0, sigma, (*image.size[::-1], 3))
+    return Image.fromarray(np.clip(np.asarray(image, dtype=np.float64) + noise, 0, 255).astype(np.uint8))
 
 
-def inputs_of(pictures: list[Image.Image], prompts: list[str], metadata: Any = None) -> RewardInputs:
-    pixels = torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))
+def inputs_of(images: list[Image.Image], prompts: list[str], metadata: Any = None) -> RewardInputs:
+    pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
     return RewardInputs(
         prompts=prompts,
         images=pixels.permute(0, 3, 1, 2).float() / 255.0,
@@ -119,8 +119,8 @@ def test_drawn_text_is_read_without_a_connection(reader: Reward, monkeypatch: py
     cases += [(drawn("Flow GRPO", ink="red", paper="blue"), "Flow GRPO")]
     cases += [(hello.rotate(15, fillcolor="white"), "HELLO"), (hello.rotate(-90, fillcolor="white"), "HELLO")]
     cases += [(noisy(hello, 60.0), "HELLO"), (hello.filter(ImageFilter.GaussianBlur(4)), "HELLO")]
-    pictures, texts = [picture for picture, _ in cases], [text for _, text in cases]
-    output = check_output(reader(inputs_of(pictures, [f'a sign that says "{t}"' for t in texts])), len(cases), "ocr")
+    images, texts = [image for image, _ in cases], [text for _, text in cases]
+    output = check_output(reader(inputs_of(images, [f'a sign that says "{t}"' for t in texts])), len(cases), "ocr")
     assert output.values.tolist() == [1.0] * len(cases)
     assert output.parts["found"].tolist() == [1.0] * len(cases)
     assert output.parts["extra"].tolist() == [0.0] * len(cases)
@@ -140,15 +140,15 @@ def test_blank_noise_and_wrong_words_and_order_of_the_batch(reader: Reward) -> N
 def test_the_angle_classifier_reads_upside_down_text() -> None:
     upright = build_reward("ocr")
     turning = build_reward("ocr", options={"angle_classifier": True})
-    pictures = [drawn("Hello World").rotate(angle, fillcolor="white") for angle in (90, 180)]
-    inputs = inputs_of(pictures, ['"Hello World"'] * 2)
+    images = [drawn("Hello World").rotate(angle, fillcolor="white") for angle in (90, 180)]
+    inputs = inputs_of(images, ['"Hello World"'] * 2)
     assert turning(inputs).values.tolist() == [1.0, 1.0]
     assert max(upright(inputs).values.tolist()) < 1.0
     assert turning.version != upright.version
     assert "PP-OCR" in upright.version
 
 
-# Rules around the reading, with a reader that says what a picture's first pixel stands for.
+# Rules around the reading, with a reader that says what an image's first pixel stands for.
 
 WORDS = ["", "HELLO", "HELP", "HELLO there"]
 BROKEN = len(WORDS)
@@ -231,7 +231,7 @@ def test_videos_are_read_at_every_fourth_frame_and_averaged_where_something_was_
 
 
 def test_readers_are_not_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that another thread enters while it reads would mix pictures up: here it would raise."""
+    """A reader that another thread enters while it reads would mix images up: here it would raise."""
     made = []
 
     def make(**_: Any) -> Callable[[np.ndarray], str | None]:

@@ -25,7 +25,7 @@ def inputs_of(size: int = 40, batch: int = 4) -> RewardInputs:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ViT classifier with the published classes, random weights and a processor, for pictures of 32 pixels."""
+    """A ViT classifier with the published classes, random weights and a processor, for images of 32 pixels."""
     import transformers
 
     path = tmp_path_factory.mktemp("vit")
@@ -36,14 +36,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     model = transformers.ViTForImageClassification(config)
     with torch.no_grad():
-        model.classifier.weight.mul_(30.0)  # so that pictures differ
+        model.classifier.weight.mul_(30.0)  # so that images differ
     model.save_pretrained(path)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(path)
     return path
 
 
 def test_value_is_minus_the_probability_of_the_unsafe_class(folder: Path) -> None:
-    """The same pictures at the model's own size, so that the processor only maps [0, 255] to [-1, 1]."""
+    """The same images at the model's own size, so that the processor only maps [0, 255] to [-1, 1]."""
     import transformers
 
     inputs = inputs_of(size=32)

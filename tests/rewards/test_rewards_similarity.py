@@ -1,4 +1,4 @@
-"""Similarity to reference pictures on tiny random models of DINOv2 and CLIP."""
+"""Similarity to reference images on tiny random models of DINOv2 and CLIP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tiny_clip import assert_pointwise, inputs_of, random_images, write_tiny_cli
 from torch import Tensor
 
 from flowrl.rewards import RewardInputs, build_reward, check_reward, similarity, to_uint8
-from flowrl.rewards.image_files import picture_files, read_picture
+from flowrl.rewards.image_files import image_files, read_image
 from flowrl.rewards.networks.pretrained import load_network
 
 
@@ -53,17 +53,17 @@ def referenced(counts: tuple[int, ...] = (1, 3, 2)) -> RewardInputs:
 
 
 def plain_features(kind: str, folder: Path, image: Tensor) -> np.ndarray:
-    """The unit feature of one picture, float64."""
-    picture = Image.fromarray(to_uint8(image[None])[0])
+    """The unit feature of one image, float64."""
+    drawn = Image.fromarray(to_uint8(image[None])[0])
     with torch.no_grad():
         if kind == "clip":
             processor = transformers.CLIPProcessor.from_pretrained(folder)
             model = transformers.CLIPModel.from_pretrained(folder).eval()
-            feature = model(**processor(text=["x"], images=[picture], return_tensors="pt")).image_embeds[0]
+            feature = model(**processor(text=["x"], images=[drawn], return_tensors="pt")).image_embeds[0]
         else:
             processor = transformers.BitImageProcessor.from_pretrained(folder)
             model = transformers.Dinov2Model.from_pretrained(folder).eval()
-            output = model(**processor([picture], return_tensors="pt"))
+            output = model(**processor([drawn], return_tensors="pt"))
             feature = output.pooler_output[0] if kind == "cls" else output.last_hidden_state[0, 1:].mean(0)
     array: np.ndarray = feature.double().numpy()
     return array / np.linalg.norm(array)
@@ -87,7 +87,7 @@ def test_value_is_the_largest_cosine(kind: str, dino: Path, clip: Path) -> None:
     assert_pointwise(reward, inputs)
 
 
-def test_a_picture_among_its_references_scores_1(dino: Path) -> None:
+def test_an_image_among_its_references_scores_1(dino: Path) -> None:
     inputs = referenced()
     assert inputs.reference_images is not None
     inputs.reference_images[1].append(inputs.images[1])
@@ -139,7 +139,7 @@ def test_memory_of_references_is_bounded(dino: Path, monkeypatch: pytest.MonkeyP
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def write_pictures(folder: Path, count: int) -> Tensor:
+def write_images(folder: Path, count: int) -> Tensor:
     """PNG files and what they hold."""
     folder.mkdir(exist_ok=True)
     images = random_images(count, 33, 40, seed=5)
@@ -149,27 +149,27 @@ def write_pictures(folder: Path, count: int) -> Tensor:
 
 
 def test_a_folder_serves_every_prompt(dino: Path, tmp_path: Path) -> None:
-    pictures = write_pictures(tmp_path, 3)
-    (tmp_path / "notes.txt").write_text("no picture")
+    images = write_images(tmp_path, 3)
+    (tmp_path / "notes.txt").write_text("no image")
     inputs = inputs_of(random_images(4, 36, 36, seed=99))
-    given = inputs_of(inputs.images, reference_images=[list(pictures)] * 4)
+    given = inputs_of(inputs.images, reference_images=[list(images)] * 4)
     expected = build_reward("similarity", options={"model": str(dino)})(given).values
     reward = build_reward("similarity", options={"model": str(dino), "references": str(tmp_path)})
     torch.testing.assert_close(reward(inputs).values, expected, rtol=0, atol=1e-5)
     assert reward.needs == {"images"}
     before = reward.version
-    write_pictures(tmp_path, 2)
+    write_images(tmp_path, 2)
     Image.new("RGB", (9, 9)).save(tmp_path / "2.png")
     after = build_reward("similarity", options={"model": str(dino), "references": str(tmp_path)}).version
-    assert before != after, "the version names the pictures by their content"
+    assert before != after, "the version names the images by their content"
 
 
 def test_a_json_file_names_references_by_prompt(dino: Path, tmp_path: Path) -> None:
-    pictures = write_pictures(tmp_path / "pictures", 3)
-    table = {"a dog": ["pictures/0.png", "pictures/2.png"], "a cat": ["pictures/1.png"]}
+    images = write_images(tmp_path / "images", 3)
+    table = {"a dog": ["images/0.png", "images/2.png"], "a cat": ["images/1.png"]}
     (tmp_path / "references.json").write_text(json.dumps(table))
     inputs = inputs_of(random_images(3, 36, 36, seed=99), ["a cat", "a dog", "a cow"])
-    given = inputs_of(inputs.images, reference_images=[[pictures[1]], [pictures[0], pictures[2]], []])
+    given = inputs_of(inputs.images, reference_images=[[images[1]], [images[0], images[2]], []])
     expected = build_reward("similarity", options={"model": str(dino)})(given)
     options = {"model": str(dino), "references": str(tmp_path / "references.json")}
     reward = build_reward("similarity", options=options)
@@ -181,14 +181,14 @@ def test_a_json_file_names_references_by_prompt(dino: Path, tmp_path: Path) -> N
 
 def test_reference_files_lie_as_they_are_looked_at(tmp_path: Path) -> None:
     Image.new("RGBA", (3, 2), (9, 9, 9, 0)).save(tmp_path / "clear.png")
-    assert read_picture(tmp_path / "clear.png", owner="x").tolist() == [[[255, 255, 255]] * 3] * 2
+    assert read_image(tmp_path / "clear.png", owner="x").tolist() == [[[255, 255, 255]] * 3] * 2
     turned = Image.Exif()
     turned[0x0112] = 6  # orientation: a quarter turn
     Image.new("RGB", (3, 2), (9, 9, 9)).save(tmp_path / "turned.jpg", exif=turned)
-    assert read_picture(tmp_path / "turned.jpg", owner="x").shape == (3, 2, 3)
+    assert read_image(tmp_path / "turned.jpg", owner="x").shape == (3, 2, 3)
     (tmp_path / "deeper").mkdir()
     Image.new("RGB", (3, 2)).save(tmp_path / "deeper" / "black.png")
-    listed = [path.name for path in picture_files(str(tmp_path), owner="x")[None]]
+    listed = [path.name for path in image_files(str(tmp_path), owner="x")[None]]
     assert listed == ["clear.png", "black.png", "turned.jpg"]
 
 
@@ -208,7 +208,7 @@ def test_similarity_errors(dino: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"references": str(tmp_path / "broken.json")}, "is no JSON"),
-        ({"references": str(empty)}, "holds no pictures"),
+        ({"references": str(empty)}, "holds no images"),
         ({"references": "./nowhere"}, "which is none of them"),
         ({"features": "clip", "pooling": "mean"}, "pooling is for features dinov2"),
         ({"features": "dino"}, "option features must be 'dinov2' or 'clip'"),
@@ -217,8 +217,8 @@ def test_similarity_errors(dino: Path, tmp_path: Path) -> None:
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
             check_reward("similarity", options)
-    (empty / "torn.png").write_bytes(b"not a picture")
-    with pytest.raises(ValueError, match=r"torn\.png cannot be read as a picture"):
+    (empty / "torn.png").write_bytes(b"not an image")
+    with pytest.raises(ValueError, match=r"torn\.png cannot be read as an image"):
         build_reward("similarity", options={"model": str(dino), "references": str(empty)})
     reward = build_reward("similarity", options={"model": str(dino)})
     with pytest.raises(ValueError, match="needs reference images, and the samples have none"):

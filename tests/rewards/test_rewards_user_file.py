@@ -21,7 +21,7 @@ def inputs_of(
 ) -> RewardInputs:
     batch = len(images)
     return RewardInputs(
-        prompts=prompts or [f"picture {i}" for i in range(batch)],
+        prompts=prompts or [f"image {i}" for i in range(batch)],
         images=images,
         metadata=metadata or [{} for _ in range(batch)],
         group_ids=torch.arange(batch) // 2,

@@ -1,4 +1,4 @@
-"""Rewards on videos: frames of a reward on pictures, smoothness in closed form, foresight on a tiny random V-JEPA 2."""
+"""Rewards on videos: frames of a reward on images, smoothness in closed form, foresight on a tiny random V-JEPA 2."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assert_pointwise(reward: Reward, inputs: RewardInputs) -> None:
     assert len(set(whole.tolist())) == len(inputs), "values that do not differ could not show a mix-up"
 
 
-# Frames of a reward on pictures: here the red level of a picture, and as parts its square and the item it belongs to.
+# Frames of a reward on images: here the red level of an image, and as parts its square and the item it belongs to.
 
 
 def red_level(inputs: RewardInputs) -> RewardOutput:
@@ -147,8 +147,8 @@ def test_framewise_is_pointwise_on_a_real_reward() -> None:
     videos = noise * torch.tensor([0.2, 0.6, 1.0])[:, None, None, None, None]
     reward = framewise(build_reward("jpeg_compressibility"), policy="every", count=2)
     assert_pointwise(reward, inputs_of(videos))
-    pictures = build_reward("jpeg_compressibility")
-    each = [pictures(replace(inputs_of(videos), images=videos[:, i], videos=None)).values for i in (0, 2, 4)]
+    images = build_reward("jpeg_compressibility")
+    each = [images(replace(inputs_of(videos), images=videos[:, i], videos=None)).values for i in (0, 2, 4)]
     torch.testing.assert_close(reward(inputs_of(videos)).values, torch.stack(each).mean(0))
 
 
@@ -174,7 +174,7 @@ def test_frames_that_cannot_work_are_refused() -> None:
         framewise(replace(RED, kind="groupwise"))
     with pytest.raises(ValueError, match="it looks at whole videos itself"):
         framewise(build_reward("temporal_smoothness"))
-    with pytest.raises(ValueError, match="pictures are made, not videos"):
+    with pytest.raises(ValueError, match="images are made, not videos"):
         framewise(RED)(replace(inputs_of(red_videos([[0.0]])), videos=None))
 
 
@@ -232,7 +232,7 @@ def test_frame_change_is_the_mean_difference() -> None:
 
 
 def test_a_frozen_video_is_visible_and_not_the_best() -> None:
-    """A square of 1/16 of the picture: one pixel a frame changes 2 * 16 of 64^2 pixels, 0.78 %, more than the bound."""
+    """A square of 1/16 of the image: one pixel a frame changes 2 * 16 of 64^2 pixels, 0.78 %, more than the bound."""
     frozen = square_at([20] * 6)
     slow = square_at([20, 20, 20, 21, 21, 21])
     inputs = inputs_of(torch.stack([frozen, slow, square_at(list(range(20, 26)))]))
@@ -273,7 +273,7 @@ def test_smoothness_options_and_inputs_that_cannot_work_are_refused() -> None:
     videos = torch.zeros(1, 2, 3, 8, 8)
     with pytest.raises(ValueError, match="at least 3 frames, got 2"):
         reward(inputs_of(videos))
-    with pytest.raises(ValueError, match="scores videos, and pictures were made"):
+    with pytest.raises(ValueError, match="scores videos, and images were made"):
         reward(replace(inputs_of(videos), videos=None))
 
 

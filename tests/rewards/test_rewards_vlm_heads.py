@@ -83,13 +83,13 @@ def test_frames_and_sizes_that_cannot_be_are_errors() -> None:
         qwen_vl.smart_resize(1, 201, min_pixels=0, max_pixels=10**6)
 
 
-def test_pictures_and_frames_are_resized_bicubically() -> None:
+def test_images_and_frames_are_resized_bicubically() -> None:
     """In the middle of the range, where neither filter's overshoot is cut off, the two differ by rounding only."""
-    picture = np.random.default_rng(0).integers(80, 176, (60, 60, 3), dtype=np.uint8)
-    big = qwen_vl.resized_picture(picture, min_pixels=7056, max_pixels=7056)
+    image = np.random.default_rng(0).integers(80, 176, (60, 60, 3), dtype=np.uint8)
+    big = qwen_vl.resized_image(image, min_pixels=7056, max_pixels=7056)
     assert big.size == (84, 84)
-    np.testing.assert_array_equal(big, Image.fromarray(picture).resize((84, 84), Image.Resampling.BICUBIC))
-    frames = qwen_vl.resized_frames(np.stack([picture, picture[::-1]]), min_pixels=7056, max_pixels=7056)
+    np.testing.assert_array_equal(big, Image.fromarray(image).resize((84, 84), Image.Resampling.BICUBIC))
+    frames = qwen_vl.resized_frames(np.stack([image, image[::-1]]), min_pixels=7056, max_pixels=7056)
     assert (frames.dtype, frames.shape) == (torch.uint8, (2, 3, 84, 84))
     assert np.abs(frames[0].permute(1, 2, 0).numpy().astype(int) - np.asarray(big)).max() <= 1
 
@@ -128,15 +128,15 @@ def hidden_network(base: Path) -> qwen_vl.TokenReward:
 
 
 @torch.no_grad()
-def test_position_modes_agree_on_text_and_differ_on_pictures(base: Path) -> None:
+def test_position_modes_agree_on_text_and_differ_on_images(base: Path) -> None:
     """Sequential positions are 0, 1, 2, ...; M-RoPE's are the stock model's own, from its processor's token kinds."""
     _, processor, ids = qwen_vl.load_base(str(base), ["<|Reward|>"], revision=None, owner="test")
     network = hidden_network(base)
     text = qwen_vl.encode(processor, ["rate: <|Reward|>"])
     both = [network(text, ids, position_mode=mode) for mode in ("sequential", "mrope")]
     torch.testing.assert_close(both[0], both[1], rtol=0, atol=1e-6)
-    pictures = [Image.fromarray(to_uint8(inputs_of().images)[0]).resize((84, 56))]
-    seen = qwen_vl.encode(processor, ["rate: <|Reward|>"], images=pictures)
+    images = [Image.fromarray(to_uint8(inputs_of().images)[0]).resize((84, 56))]
+    seen = qwen_vl.encode(processor, ["rate: <|Reward|>"], images=images)
     both = [network(seen, ids, position_mode=mode) for mode in ("sequential", "mrope")]
     assert float((both[0] - both[1]).abs().max()) > 1e-3
     embeds = network.backbone.get_input_embeddings()(seen["input_ids"])
@@ -162,7 +162,7 @@ def test_a_reward_token_missing_or_there_twice_is_an_error() -> None:
 
 @torch.no_grad()
 def test_hpsv3_is_the_first_output_of_the_head(base: Path, hps: dict[str, Any]) -> None:
-    """By hand: the picture at 256 merged tokens, the template, the stock model's hidden state, the published head."""
+    """By hand: the image at 256 merged tokens, the template, the stock model's hidden state, the published head."""
     import transformers
 
     inputs = inputs_of()
@@ -172,12 +172,12 @@ def test_hpsv3_is_the_first_output_of_the_head(base: Path, hps: dict[str, Any]) 
     processor.tokenizer.add_tokens(["<|Reward|>"], special_tokens=True)
     head = random_head(hpsv3.preference_head(WIDTH)).eval()
     template = (Path(hpsv3.__file__).parent / "templates" / "hpsv3.txt").read_text()
-    for i, picture in enumerate(to_uint8(inputs.images)):
-        image = Image.fromarray(picture).resize((28 * 20, 28 * 14), Image.Resampling.BICUBIC)  # of 48 x 72
+    for i, image in enumerate(to_uint8(inputs.images)):
+        drawn = Image.fromarray(image).resize((28 * 20, 28 * 14), Image.Resampling.BICUBIC)  # of 48 x 72
         text = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>" + template.replace(
             "{prompt}", PROMPTS[i]
         )
-        batch = processor(text=text + "<|im_end|>\n<|im_start|>assistant\n", images=[image], return_tensors="pt")
+        batch = processor(text=text + "<|im_end|>\n<|im_start|>assistant\n", images=[drawn], return_tensors="pt")
         length = batch["input_ids"].shape[1]
         positions = torch.arange(length).expand(3, 1, length)
         hidden = model.model(**batch, position_ids=positions).last_hidden_state[0]

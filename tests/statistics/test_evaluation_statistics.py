@@ -39,7 +39,7 @@ def test_the_two_overall_numbers_of_a_published_log() -> None:
     expected = [0.903125, 0.540404, 0.375, 0.805851, 0.08, 0.164835]
     assert [interval.mean for interval in found.tasks.values()] == pytest.approx(expected, abs=5e-7)
     assert found.macro.low < found.macro.mean < found.macro.high
-    # Pictures stand sorted, so all but one prompt of a task are wholly right or wholly wrong.
+    # Images stand sorted, so all but one prompt of a task are wholly right or wholly wrong.
     prompts = [-(-right // 4) for right, _ in counts]
     assert found.any_correct.mean == pytest.approx(sum(prompts) / sum(total // 4 for _, total in counts))
 
@@ -63,7 +63,7 @@ def test_prompts_are_the_units_of_the_micro_interval() -> None:
     by_prompt = bootstrap_mean([float(p % 2) for p in range(40)])
     found = pooled(whole)
     assert found.mean == 0.5
-    # Four equal pictures of a prompt say no more than one.
+    # Four equal images of a prompt say no more than one.
     assert found.high - found.low == pytest.approx(by_prompt.high - by_prompt.low, rel=0.1)
     free = bootstrap_mean([row.value for row in whole])
     assert found.high - found.low > 1.7 * (free.high - free.low)
@@ -148,7 +148,7 @@ def test_prompts_in_common_are_found() -> None:
         "a photo of a cat and a dog",  # swapped
         "a photo of a dog and a cat",  # exact
         "a photo of a fork right of a cup",  # swapped
-        "a photo of a fork left of a cup",  # another picture
+        "a photo of a fork left of a cup",  # another image
         "a photo of two cows",  # exact
         "a photo of two cows",  # again
         "a photo of three cows",

@@ -109,7 +109,7 @@ def test_errors() -> None:
         kernel_interval(a, b, num_resamples=0)
     with pytest.raises(ValueError, match="must pair"):
         kernel_change(a, a[:3], b)
-    with pytest.raises(ValueError, match="got 2 pictures and 3 records"):
+    with pytest.raises(ValueError, match="got 2 images and 3 records"):
         world_realism(torch.zeros(2, 3, 64, 64), train_records()[:3])
 
 
@@ -126,7 +126,7 @@ def test_realism_of_scenes_and_of_what_is_none() -> None:
     assert none.mean > 0.03
 
 
-def test_features_of_scenes_are_white_and_of_pictures_alone() -> None:
+def test_features_of_scenes_are_white_and_of_images_alone() -> None:
     records = train_records()
     scenes = scene_images(records, seed=2)
     features = world_features(scenes)

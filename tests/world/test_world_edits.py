@@ -83,7 +83,7 @@ def test_scenes_of_a_record() -> None:
     assert edited_scene(record) == (changed(CIRCLE, color="blue"), SQUARE)
 
 
-def test_shipped_lists_and_pictures_are_what_the_records_draw() -> None:
+def test_shipped_lists_and_images_are_what_the_records_draw() -> None:
     train, held_out = edit_records()
     assert (len(train), len(held_out)) == (384, 128)
     assert not {json.dumps(r["scene"]) for r in train} & {json.dumps(r["scene"]) for r in held_out}
@@ -92,8 +92,8 @@ def test_shipped_lists_and_pictures_are_what_the_records_draw() -> None:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         assert [{key: value for key, value in row.items() if key != "source"} for row in rows] == records
         for row in rows[::8]:
-            with Image.open(path.parent / row["source"]) as picture:
-                assert np.array_equal(np.asarray(picture), draw_edit(row)[0])
+            with Image.open(path.parent / row["source"]) as image:
+                assert np.array_equal(np.asarray(image), draw_edit(row)[0])
 
 
 def test_edits_without_meaning_are_refused() -> None:

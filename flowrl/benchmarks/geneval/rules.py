@@ -1,4 +1,4 @@
-"""GenEval: does a picture show the objects, counts, colours and positions that its prompt asks for?
+"""GenEval: does an image show the objects, counts, colours and positions that its prompt asks for?
 
 The rules of Ghosh et al. 2023 (arXiv 2310.11513) on the output of any detector, and the two scores that Flow-GRPO
 (Liu et al. 2025, arXiv 2505.05470, section 5.1) made of them: `graded` credit, on which it trains, and `strict`.
@@ -55,7 +55,7 @@ ColorFn = Callable[[Detection], str]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The benchmark's answer for one picture; `reason` holds one line for each clause that failed, else it is empty."""
+    """The benchmark's answer for one image; `reason` holds one line for each clause that failed, else it is empty."""
 
     correct: bool
     reason: str
@@ -68,7 +68,7 @@ def verdict(
     *,
     thresholds: Thresholds = GENEVAL_THRESHOLDS,
 ) -> Verdict:
-    """Judges one picture by the benchmark's own rule.
+    """Judges one image by the benchmark's own rule.
 
     Each include clause looks at its `count` most confident objects only, so extra objects harm nothing unless an
     exclude clause forbids them. A position is judged only if its own clause holds so far and its reference holds too.
@@ -146,7 +146,7 @@ def graded(
     reference_position_quirk: bool = True,
     thresholds: Thresholds = GENEVAL_THRESHOLDS,
 ) -> float:
-    """Partial credit for one picture: the mean of the terms below over all include clauses; exclude is ignored.
+    """Partial credit for one image: the mean of the terms below over all include clauses; exclude is ignored.
 
     With m objects kept where the clause asks for n, k of them in the colour asked for:
 

@@ -1,4 +1,4 @@
-"""GenEval's numbers from the verdicts of many pictures."""
+"""GenEval's numbers from the verdicts of many images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flowrl.benchmarks.geneval.metadata import TASKS
 
 @dataclass(frozen=True, slots=True)
 class TaskScore:
-    """Correct pictures of one task."""
+    """Correct images of one task."""
 
     correct: int
     total: int
@@ -26,8 +26,8 @@ class Scores:
     """A benchmark run in numbers; macro and micro differ, and publications quote either without saying which.
 
     `macro` (the benchmark's own overall) is the unweighted mean of the task means, over the tasks that occur; `micro`
-    is the mean over all pictures (what Flow-GRPO logs). `prompts_correct` is the share of distinct prompts with at
-    least one correct picture. `tasks` holds the tasks that occur, in the benchmark's order.
+    is the mean over all images (what Flow-GRPO logs). `prompts_correct` is the share of distinct prompts with at
+    least one correct image. `tasks` holds the tasks that occur, in the benchmark's order.
     """
 
     macro: float
@@ -39,7 +39,7 @@ class Scores:
 
 
 def aggregate(rows: Iterable[Mapping[str, Any]]) -> Scores:
-    """Sums up verdicts, one row a picture, as in the benchmark's result file: keys `tag`, `prompt`, `correct`.
+    """Sums up verdicts, one row an image, as in the benchmark's result file: keys `tag`, `prompt`, `correct`.
 
     Raises:
         ValueError: for no rows, a row without these keys, or a tag that is no task.
@@ -51,14 +51,14 @@ def aggregate(rows: Iterable[Mapping[str, Any]]) -> Scores:
         if missing or row["tag"] not in TASKS:
             raise ValueError(
                 f"row {index} must have the keys tag (one of {', '.join(TASKS)}), prompt and correct, got "
-                f"{dict(row)!r}: pass one mapping for each picture."
+                f"{dict(row)!r}: pass one mapping for each image."
             )
         correct = bool(row["correct"])
         outcomes[row["tag"]].append(correct)
         solved[row["prompt"]] = solved.get(row["prompt"], False) or correct
     tasks = {task: TaskScore(sum(results), len(results)) for task, results in outcomes.items() if results}
     if not tasks:
-        raise ValueError("aggregate needs the verdict of at least one picture, got no rows.")
+        raise ValueError("aggregate needs the verdict of at least one image, got no rows.")
     num_images = sum(score.total for score in tasks.values())
     return Scores(
         macro=sum(score.mean for score in tasks.values()) / len(tasks),

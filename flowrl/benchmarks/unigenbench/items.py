@@ -97,7 +97,7 @@ def read_prompt_file(path: Path, *, en_variant: EnVariant = "head") -> PromptFil
         items.append(_item(row, language, suffix, where, repairs))
     indexes = Counter(item.index for item in items)
     if twice := [index for index, count in indexes.items() if count > 1]:
-        raise ValueError(f"{path}: index {twice[0]} occurs {indexes[twice[0]]} times: pictures are named by it.")
+        raise ValueError(f"{path}: index {twice[0]} occurs {indexes[twice[0]]} times: images are named by it.")
     long = sum(len(item.points) for item in items) / len(items) > _LONG
     if language == "en" and not long:
         items = [_variant(item, en_variant, repairs) if item.index == _VARIANT_INDEX else item for item in items]

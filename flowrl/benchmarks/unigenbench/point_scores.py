@@ -1,6 +1,6 @@
-"""UniGenBench's numbers from the scores of many pictures, and their intervals.
+"""UniGenBench's numbers from the scores of many images, and their intervals.
 
-A row is one picture: its test points and a judge's score for each, or None where no answer could be read.
+A row is one image: its test points and a judge's score for each, or None where no answer could be read.
 
 Letters: U prompts, D primary dimensions, R resamples.
 """
@@ -46,7 +46,7 @@ class Scores:
         sub: the labels that occur, those without a hyphen among them.
         overall: the unweighted mean of the primary accuracies, as on the leaderboards, in [0, 1]; NaN where nothing was
             judged.
-        skipped: pictures without scores. They are in no total.
+        skipped: images without scores. They are in no total.
     """
 
     primary: dict[str, Tally]
@@ -61,7 +61,7 @@ def aggregate(rows: Iterable[Row]) -> Scores:
     A row whose scores are None, or not one for each test point, is skipped.
 
     Args:
-        rows: one (test points, scores) a picture.
+        rows: one (test points, scores) an image.
 
     Raises:
         ValueError: no rows.
@@ -77,7 +77,7 @@ def aggregate(rows: Iterable[Row]) -> Scores:
         for label, hit in zip(points, met, strict=True):
             sub.setdefault(label.strip(), []).append(hit)
     if not count:
-        raise ValueError("aggregate needs one row (test points, scores) a picture, got none.")
+        raise ValueError("aggregate needs one row (test points, scores) an image, got none.")
     primary: dict[str, list[bool]] = {}
     for label, hits in sub.items():
         primary.setdefault(primary_of(label), []).extend(hits)
@@ -101,11 +101,11 @@ def score_intervals(
 ) -> dict[str, Interval]:
     """`overall` and every primary dimension with its bootstrap interval, prompts drawn with replacement.
 
-    Pictures of a prompt stay together, and all dimensions see the same draws, since a prompt has points in several.
+    Images of a prompt stay together, and all dimensions see the same draws, since a prompt has points in several.
     Intervals are widened as in `flowrl.statistics.bootstrap`; a dimension that a single prompt has gets NaN bounds.
 
     Args:
-        rows: one a picture.
+        rows: one an image.
         prompts: [N] what tells the prompts apart.
         level: of the intervals.
         num_resamples: R.
@@ -182,7 +182,7 @@ def _counts(rows: Sequence[Row], prompts: Sequence[Hashable]) -> _Counts:
         for label, met in zip(points, _met(points, scores) or (), strict=False):
             hits.append((unit, names.setdefault(primary_of(label), len(names)), met))
     if not hits:
-        raise ValueError("no picture was judged, so there is no score: look at why the judge's answers were skipped.")
+        raise ValueError("no image was judged, so there is no score: look at why the judge's answers were skipped.")
     correct, total = (np.zeros((len(codes), len(names))) for _ in range(2))
     for unit, name, met in hits:
         correct[unit, name] += met

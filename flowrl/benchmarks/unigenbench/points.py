@@ -17,7 +17,7 @@ Language = Literal["en", "zh"]
 
 NUM_PROMPTS = 600
 NUM_IMAGES = 4
-"""Prompts of a file, and pictures of each that the published scores are made of."""
+"""Prompts of a file, and images of each that the published scores are made of."""
 
 
 @dataclass(frozen=True, slots=True)

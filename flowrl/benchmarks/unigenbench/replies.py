@@ -1,4 +1,4 @@
-"""UniGenBench: 600 prompts with test points, each of which a judge says is met by a picture or not.
+"""UniGenBench: 600 prompts with test points, each of which a judge says is met by an image or not.
 
 Rules of UniGenBench and UniGenBench++ (Wang et al. 2025, arXiv 2508.20751; repository CodeGoat24/UniGenBench): how a
 judge's reply is read (`parse_reply`) and what its scores add up to (`aggregate`). Prompt files are read by

@@ -1,4 +1,4 @@
-"""UniGenBench's result files: a CSV with a row a picture, and a JSON summary."""
+"""UniGenBench's result files: a CSV with a row an image, and a JSON summary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Judged:
 
 
 def results_text(rows: Iterable[Judged]) -> str:
-    """The CSV; a picture without scores has the literal `null` as its result."""
+    """The CSV; an image without scores has the literal `null` as its result."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)

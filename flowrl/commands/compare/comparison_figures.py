@@ -1,4 +1,4 @@
-"""The figures of a comparison: curves over cost, a forest plot of differences, score against distance, pictures.
+"""The figures of a comparison: curves over cost, a forest plot of differences, score against distance, images.
 
 Up to six methods have a colour; where there are more, these are the baseline and the five best, the rest is grey.
 """
@@ -114,12 +114,10 @@ def shots(results: Results) -> str:
     head = "".join(f"<th scope=col>{esc(prompts.get(k, k))}</th>" for k in numbers)
     body = ""
     for name, folder in rows:
-        cells = "".join(
-            f"<td>{_picture(folder / f'{k:04d}.png', f'{name}: {prompts.get(k, k)}')}</td>" for k in numbers
-        )
+        cells = "".join(f"<td>{_image(folder / f'{k:04d}.png', f'{name}: {prompts.get(k, k)}')}</td>" for k in numbers)
         body += f"<tr><th scope=row>{esc(name)}</th>{cells}</tr>"
     return (
-        f'<div class="scroll shots" role="region" aria-label="Pictures" tabindex="0"><table><thead><tr><th></th>{head}'
+        f'<div class="scroll shots" role="region" aria-label="Images" tabindex="0"><table><thead><tr><th></th>{head}'
         f"</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -273,7 +271,7 @@ def _prompts(run: Path) -> dict[int, str]:
     return {number: entry["prompt"] for number, entry in enumerate(listed)}
 
 
-def _picture(path: Path, words: str) -> str:
+def _image(path: Path, words: str) -> str:
     found = embed(path) if path.is_file() else None
     if found is None:
         return "\u2013"

@@ -48,7 +48,7 @@ def render(results: Results, *, command: str, provenance: Sequence[str], title: 
                 "of methods."),
         section("distance", "Distance from the base model, and training reward", _pair(results)),
         section("tables", "Tables", f'<div class="tables">{"".join(_table(part) for part in tables(results))}</div>'),
-        section("pictures", "Pictures", shots(results),
+        section("images", "Images", shots(results),
                 "Same prompts and start noise in every row, spread evenly over the evaluation, not picked; the first "
                 "seed of each method after training."),
         section("settings", "Settings and commands", _settings(command, provenance)),

@@ -16,14 +16,14 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
         "method",
     )  # fmt: skip
     parser.add_argument("--benchmark", default="geneval", metavar="NAME", help=f"{', '.join(BENCHMARKS)} (geneval)")
-    parser.add_argument("--images", type=Path, metavar="FOLDER", help="judge these pictures (GenEval's layout) instead")
+    parser.add_argument("--images", type=Path, metavar="FOLDER", help="judge these images (GenEval's layout) instead")
     parser.add_argument(
-        "--compare", metavar="BASE", help="a model or a folder of pictures; base is a run's model before training"
+        "--compare", metavar="BASE", help="a model or a folder of images; base is a run's model before training"
     )
     parser.add_argument("--lora", type=Path, metavar="FOLDER", help="a LoRA to add to MODEL")
     parser.add_argument("--prompts", metavar="FILE", help="prompts, or published or world (the benchmark's default)")
     parser.add_argument("--num-prompts", type=int, metavar="N", help="only so many, spread evenly over the list")
-    parser.add_argument("--samples", type=int, metavar="N", help="pictures of each prompt (4)")
+    parser.add_argument("--samples", type=int, metavar="N", help="images of each prompt (4)")
     parser.add_argument("--steps", type=int, metavar="N", help="denoising steps (a run's own, embedded 10, else 40)")
     parser.add_argument(
         "--guidance", type=float, metavar="W", help="guidance scale (a run's own, embedded 3, else 4.5)"
@@ -31,7 +31,7 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-sequence-length", type=int, metavar="N", help="T5 tokens (a run's own, 16, else 128)")
     parser.add_argument("--dtype", help="of the network: float32, bfloat16, float16 (a run's own, else float32)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the start noise (0)")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="pictures drawn at once (embedded 64, else 8)")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="images drawn at once (embedded 64, else 8)")
     parser.add_argument("--judge", metavar="NAME", help="the benchmark's judge (the one that fits the prompts)")
     parser.add_argument(
         "--option", action="append", default=[], metavar="KEY=VALUE", help="of benchmark or judge; may be repeated"

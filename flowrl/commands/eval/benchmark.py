@@ -3,9 +3,9 @@
 A benchmark is a module with two functions, entered in `BENCHMARKS`:
 
     check(settings)            refuses what can be known to be wrong before weights load (raises ValueError)
-    run(settings) -> Result    draws or reads the pictures of the subject, and of the base if there is one, judges them
+    run(settings) -> Result    draws or reads the images of the subject, and of the base if there is one, judges them
 
-`run` takes pictures from `flowrl.generation.generate`: `pictures_of(settings, subject, prompts)` draws what is missing
+`run` takes images from `flowrl.generation.generate`: `images_of(settings, subject, prompts)` draws what is missing
 (nothing where the subject is a folder of images) and returns them in order. It keeps a journal of verdicts in
 `subject.folder`, so that the same command goes on where it was stopped; `flowrl.generation.journal` has one. It writes
 no page and prints no table: the command does, from the `Result`.
@@ -55,7 +55,7 @@ class Result:
     headline: str
     """The result in one or two sentences of plain text; it opens the output and the page."""
     rows: tuple[Mapping[str, Any], ...]
-    """One mapping a picture of the subject, of plain JSON values (NaN is written as null)."""
+    """One mapping an image of the subject, of plain JSON values (NaN is written as null)."""
     base_rows: tuple[Mapping[str, Any], ...] = ()
     metrics: Mapping[str, float]
     """`eval/<benchmark>/<metric>` -> number of the subject. Means over several MODELs are taken of these."""

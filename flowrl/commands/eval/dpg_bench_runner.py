@@ -1,11 +1,11 @@
-"""DPG-Bench: four pictures of each dense prompt as a grid, under the names that its script reads, and a judge.
+"""DPG-Bench: four images of each dense prompt as a grid, under the names that its script reads, and a judge.
 
     flowrl eval MODEL --benchmark dpg_bench --prompts dpg_bench.csv                   draws, and writes the grids
     flowrl eval MODEL --benchmark dpg_bench --prompts dpg_bench.csv --judge MAPPING   and asks a judge of this toolkit
 
 The published judge is mPLUG-large through the benchmark's own script, which takes the folder of grids. **Another judge
 gives another metric**: its numbers compare with each other only. Options: `all_rows` (true keeps the first row of the
-file, which the published loader leaves out), `crops` (pictures of a grid that are judged, 1 to 4).
+file, which the published loader leaves out), `crops` (images of a grid that are judged, 1 to 4).
 
 In the subject's folder: `dpg_bench/<item>.png`, and the journal of the answers.
 """
@@ -26,8 +26,8 @@ from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.eval.named_judges import judge_identity, read_judge
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
-from flowrl.generation.folders import Picture
-from flowrl.generation.generate import pictures_of
+from flowrl.generation.folders import ImageFile
+from flowrl.generation.generate import images_of
 from flowrl.generation.journal import Journal
 from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import bounds, number, plural, signed
@@ -75,9 +75,9 @@ def plan_of(settings: Settings) -> Plan:
     if settings.prompts is None:
         raise ValueError("dpg_bench needs --prompts: dpg_bench/dpg_bench.csv of the repository TencentQQGYLab/ELLA.")
     if settings.subject.images is not None:
-        raise ValueError("dpg_bench draws its own pictures, since a grid holds four of a prompt: leave --images out.")
+        raise ValueError("dpg_bench draws its own images, since a grid holds four of a prompt: leave --images out.")
     if settings.samples != GRID:
-        raise ValueError(f"dpg_bench puts {GRID} pictures of a prompt on a grid, got --samples {settings.samples}.")
+        raise ValueError(f"dpg_bench puts {GRID} images of a prompt on a grid, got --samples {settings.samples}.")
     rows, crops = settings.options.get("all_rows", "false"), settings.options.get("crops", str(GRID))
     if rows not in ("true", "false") or crops not in ("1", "2", "3", "4"):
         raise ValueError(f"--option all_rows must be true or false and crops 1 to 4, got {rows!r} and {crops!r}.")
@@ -95,41 +95,41 @@ def run(settings: Settings) -> Result:
     plan = plan_of(settings)
     subjects = [settings.subject, *([settings.base] if settings.base is not None else [])]
     prompts = [Prompt(text=item.prompt, metadata={"item_id": item.id}) for item in plan.items]
-    drawn = [pictures_of(settings, subject, prompts) for subject in subjects]
-    for subject, pictures in zip(subjects, drawn, strict=True):
-        write_grids(subject, plan.items, pictures)
+    drawn = [images_of(settings, subject, prompts) for subject in subjects]
+    for subject, images in zip(subjects, drawn, strict=True):
+        write_grids(subject, plan.items, images)
     folder = str(settings.subject.folder / FOLDER)
     count = len(plan.items)
     if plan.judge is None:
         return Result(
-            headline=f"DPG-Bench: {plural(count, 'grid')} of 2 x 2 pictures in {folder}; no judge was named.",
+            headline=f"DPG-Bench: {plural(count, 'grid')} of 2 x 2 images in {folder}; no judge was named.",
             rows=(), metrics={"eval/dpg_bench/grids": float(count)}, tables=(),
             notes=("The benchmark's own script takes this folder; or give --judge.",), facts={"folder": folder},
         )  # fmt: skip
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chat = build_chat(plan.judge, device=device, owner="dpg_bench, --judge")
     answers = [
-        ask_items(chat, plan, pictures, subject, show=settings.show)
-        for subject, pictures in zip(subjects, drawn, strict=True)
+        ask_items(chat, plan, images, subject, show=settings.show)
+        for subject, images in zip(subjects, drawn, strict=True)
     ]
     return _result(settings, plan, subjects, answers, chat.version)
 
 
-def write_grids(subject: Subject, items: Sequence[Item], pictures: Sequence[Picture]) -> None:
-    """`dpg_bench/<item>.png` of every four pictures, row by row; those that are there stay."""
+def write_grids(subject: Subject, items: Sequence[Item], images: Sequence[ImageFile]) -> None:
+    """`dpg_bench/<item>.png` of every four images, row by row; those that are there stay."""
     folder = subject.folder / FOLDER
     for place, item in enumerate(items):
         path = folder / f"{item.id}.png"
         if path.is_file():
             continue
-        four = [picture.pixels() for picture in pictures[place * GRID : (place + 1) * GRID]]
+        four = [image.pixels() for image in images[place * GRID : (place + 1) * GRID]]
         grid = np.concatenate([np.concatenate(four[:2], axis=1), np.concatenate(four[2:], axis=1)], axis=0)
         assert boxes((grid.shape[1], grid.shape[0]))[3][2:] == (grid.shape[1], grid.shape[0])
         save_png(Image.fromarray(grid), path)
 
 
 def ask_items(
-    chat: Chat, plan: Plan, pictures: Sequence[Picture], subject: Subject, *, show: bool = True
+    chat: Chat, plan: Plan, images: Sequence[ImageFile], subject: Subject, *, show: bool = True
 ) -> Answers:  # fmt: skip
     """1 or 0 for every question about every sample, by item; None where one of them had no answer.
 
@@ -137,10 +137,10 @@ def ask_items(
     """
     assert plan.judge is not None
     work = [
-        (item, question.id, question.text, pictures[place * GRID + crop])
+        (item, question.id, question.text, images[place * GRID + crop])
         for place, item in enumerate(plan.items) for crop in range(plan.crops) for question in item.questions
     ]  # fmt: skip
-    keys = [f"{picture.stamp}:{hashlib.sha256(text.encode()).hexdigest()[:8]}" for _, _, text, picture in work]
+    keys = [f"{image.stamp}:{hashlib.sha256(text.encode()).hexdigest()[:8]}" for _, _, text, image in work]
     identity = {"benchmark": "dpg_bench", "version": _VERSION, "judge": judge_identity(plan.judge), "asked": ASKED}
     with Journal(subject.folder, identity) as journal:
         missing = [place for place, key in enumerate(keys) if key not in journal.rows]
@@ -157,17 +157,17 @@ def ask_items(
                         journal.add(keys[place], {"yes": word == YES})
                 advance("")
         found: Answers = {item.id: [{} for _ in range(plan.crops)] for item in plan.items}
-        for (item, question, _, picture), key in zip(work, keys, strict=True):
+        for (item, question, _, image), key in zip(work, keys, strict=True):
             crops = found[item.id]
             if key not in journal.rows:
                 found[item.id] = None
             elif crops is not None:
-                crops[picture.sample][question] = float(journal.rows[key]["yes"])
+                crops[image.sample][question] = float(journal.rows[key]["yes"])
     return found
 
 
-def _question(text: str, picture: Picture) -> Question:
-    return Question(parts=(picture.pixels(), ASKED.format(question=text)), max_tokens=MAX_TOKENS)
+def _question(text: str, image: ImageFile) -> Question:
+    return Question(parts=(image.pixels(), ASKED.format(question=text)), max_tokens=MAX_TOKENS)
 
 
 def _result(
@@ -192,7 +192,7 @@ def _result(
     if change is not None:
         said += f"; against {subjects[1].label} {signed(change.mean, 2)} (95 % {bounds(change, sign=True)})"
     return Result(
-        headline=f"{said}: {plural(len(plan.items), 'prompt')}, {plan.crops} pictures each.",
+        headline=f"{said}: {plural(len(plan.items), 'prompt')}, {plan.crops} images each.",
         rows=tuple({"index": place, "item": item.id, "prompt": item.prompt, "score": by_item[0].get(item.id)}
                    for place, item in enumerate(plan.items)),
         metrics=_metrics(scores[0]), base_metrics=_metrics(scores[1]) if change is not None else {},
@@ -212,5 +212,5 @@ def _table(labels: Sequence[str], scores: Sequence[Scores]) -> Table:
     names = [*scores[0].categories, "score"]
     columns = [{**part.categories, "score": part.score} for part in scores][::-1]  # base first
     rows = tuple((name, *(number(column[name], 2) if name in column else "-" for column in columns)) for name in names)
-    note = "Categories take the answers about an item's last picture, before dependencies, as the published script."
+    note = "Categories take the answers about an item's last image, before dependencies, as the published script."
     return Table(title="Scores", head=("", *labels[::-1]), rows=rows, note=note)

@@ -11,7 +11,7 @@ from typing import Any
 from flowrl.benchmarks.geneval.rules import TASKS
 from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.report.shown_samples import embed
-from flowrl.generation.folders import Picture, read_drawn
+from flowrl.generation.folders import ImageFile, read_drawn
 from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import bounds, esc, number, plural, section, signed
 from flowrl.prompts.loading import read_prompts
@@ -49,7 +49,7 @@ NOT_REFERENCE = (
 def result_of(
     settings: Settings,
     rows: Sequence[Sequence[Row]],
-    pictures: Sequence[Sequence[Picture]],
+    images: Sequence[Sequence[ImageFile]],
     *,
     judge: str,
     judge_version: str,
@@ -83,13 +83,13 @@ def result_of(
             **({} if change is None else {"gained": change.gained, "lost": change.lost, "pairs": change.pairs}),
             **({} if shared is None else {"overlap": {"exact": shared.exact, "swapped": shared.swapped}}),
         },
-        sections=(failure_examples(rows[0], pictures[0]),),
+        sections=(failure_examples(rows[0], images[0]),),
     )  # fmt: skip
 
 
 def score_rows(rows: Sequence[Row], key: str = "correct") -> list[ScoreRow]:
-    """Rows as the statistics take them. Pictures of one text are numbered in their order, in whatever folder they lie:
-    folders made row by row hold a prompt several times, with one picture each."""
+    """Rows as the statistics take them. Images of one text are numbered in their order, in whatever folder they lie:
+    folders made row by row hold a prompt several times, with one image each."""
     seen: Counter[tuple[str, str]] = Counter()
     found = []
     for row in rows:
@@ -126,7 +126,7 @@ def _headline(names: Sequence[str], rows: Sequence[Row], summary: Summary, chang
     prompts = len({row["prompt"] for row in rows})
     said = (
         f"GenEval overall {number(summary.macro.mean)} (macro, 95 % {bounds(summary.macro)}) for {names[0]}: "
-        f"{plural(len(rows), 'picture')} of {plural(prompts, 'prompt')}."
+        f"{plural(len(rows), 'image')} of {plural(prompts, 'prompt')}."
     )
     if change is None:
         return said
@@ -159,8 +159,8 @@ def _scores(
         difference = pooled(paired_rows(scored[1], scored[0]), seed=seed) if change is not None else None
         lines.append((f"{key} reward", [pooled(part, seed=seed) for part in scored], difference))
     note = (
-        "macro: mean of the task means, the benchmark's own; micro: mean over pictures, as Flow-GRPO logs it; pass@n: "
-        "prompts with at least one right picture; graded and strict: Flow-GRPO's rewards, means over pictures."
+        "macro: mean of the task means, the benchmark's own; micro: mean over images, as Flow-GRPO logs it; pass@n: "
+        "prompts with at least one right image; graded and strict: Flow-GRPO's rewards, means over images."
     )
     limit = _detectable(summaries[0], change)
     known = math.isfinite(limit) and limit > 0
@@ -185,18 +185,16 @@ def _detectable(summary: Summary, change: Comparison | None) -> float:
 
 
 def _failures(rows: Sequence[Sequence[Row]], names: Sequence[str]) -> Table:
-    """How many pictures fail for each kind of reason; a picture may fail for several."""
+    """How many images fail for each kind of reason; an image may fail for several."""
     counts = [Counter(kind for row in part for kind in set(kinds(row["reason"]))) for part in rows]
     order = [kind for kind in (*REASONS, "other") if any(count[kind] for count in counts)]
     columns = list(zip(counts, rows, strict=True))[::-1]  # base first
     body = [
         (kind, *(f"{count[kind]} ({100 * count[kind] / len(part):.0f} %)" for count, part in columns)) for kind in order
     ]
-    head = ("", "pictures") if len(rows) == 1 else ("", "base", "model")
-    note = (
-        "A picture can fail for several reasons, and colour and position are judged only where the objects are there."
-    )
-    return Table(title="Why pictures fail", head=head, rows=tuple(body), note=note if body else "None failed.")
+    head = ("", "images") if len(rows) == 1 else ("", "base", "model")
+    note = "An image can fail for several reasons, and colour and position are judged only where the objects are there."
+    return Table(title="Why images fail", head=head, rows=tuple(body), note=note if body else "None failed.")
 
 
 def _notes(settings: Settings, judge: str, *, is_published: bool, shared: Overlap | None) -> list[str]:
@@ -204,9 +202,9 @@ def _notes(settings: Settings, judge: str, *, is_published: bool, shared: Overla
     if judge == "mask2former":
         notes.append(NOT_REFERENCE)
     if not is_published:
-        notes.append("Not the benchmark's 553 prompts with 4 pictures each: compare only with the same prompts.")
+        notes.append("Not the benchmark's 553 prompts with 4 images each: compare only with the same prompts.")
     if settings.base is not None and not _share_noise(settings.subject, settings.base):
-        notes.append("The pictures share no known start noise: pairs share their prompts only.")
+        notes.append("The images share no known start noise: pairs share their prompts only.")
     if shared:
         found = {"word for word": shared.exact, "with the objects swapped": shared.swapped}
         how = ", ".join(f"{len(texts)} {words}" for words, texts in found.items() if texts)
@@ -219,7 +217,7 @@ def _notes(settings: Settings, judge: str, *, is_published: bool, shared: Overla
 
 
 def _share_noise(*subjects: Subject) -> bool:
-    """Whether the notes of both folders name one seed; pictures of other programs have none."""
+    """Whether the notes of both folders name one seed; images of other programs have none."""
     drawn = [read_drawn(subject.images or subject.folder / "images") for subject in subjects]
     seeds = {None if note is None else note.get("seed") for note in drawn}
     return len(seeds) == 1 and None not in seeds
@@ -231,24 +229,24 @@ def _overlap(settings: Settings, rows: Sequence[Row]) -> Overlap | None:
     return overlap((prompt.text for prompt in read_prompts(settings.train_prompts)), (row["prompt"] for row in rows))
 
 
-def failure_examples(rows: Sequence[Row], pictures: Sequence[Picture]) -> str:
-    """For each kind of failure pictures spread evenly over those that failed so, with prompt and whole reason."""
+def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
+    """For each kind of failure images spread evenly over those that failed so, with prompt and whole reason."""
     body = ""
     for kind in (*REASONS, "other"):
         failed = [place for place, row in enumerate(rows) if kind in kinds(row["reason"])]
         count = min(EXAMPLES, len(failed))
         chosen = [failed[(2 * k + 1) * len(failed) // (2 * count)] for k in range(count)]
-        figures = "".join(_figure(rows[place], pictures[place]) for place in chosen)
+        figures = "".join(_figure(rows[place], images[place]) for place in chosen)
         if figures:
             body += (
-                f"<h3>{esc(kind)} <span>{plural(len(failed), 'picture')}</span></h3><div class='fails'>{figures}</div>"
+                f"<h3>{esc(kind)} <span>{plural(len(failed), 'image')}</span></h3><div class='fails'>{figures}</div>"
             )
-    lead = "For every kind of reason pictures spread evenly over all that failed so, not picked by looks."
+    lead = "For every kind of reason images spread evenly over all that failed so, not picked by looks."
     return section("failures", "What went wrong", body, lead)
 
 
-def _figure(row: Row, picture: Picture) -> str:
-    embedded = embed(picture.path)
+def _figure(row: Row, image: ImageFile) -> str:
+    embedded = embed(image.path)
     if embedded is None:
         return ""
     source, small = embedded
@@ -256,5 +254,5 @@ def _figure(row: Row, picture: Picture) -> str:
     reason = "<br>".join(esc(line) for line in row["reason"].splitlines())
     return (
         f'<figure><img{style} src="{source}" alt="{esc(row["prompt"])}"><figcaption><b>{esc(row["prompt"])}</b><br>'
-        f"{reason}<br><small>{esc(picture.file)}</small></figcaption></figure>"
+        f"{reason}<br><small>{esc(image.file)}</small></figcaption></figure>"
     )

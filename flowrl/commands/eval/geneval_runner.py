@@ -1,9 +1,8 @@
-"""The benchmark GenEval (Ghosh et al. 2023, arXiv 2310.11513): does a picture show what its prompt asks for?
+"""The benchmark GenEval (Ghosh et al. 2023, arXiv 2310.11513): does an image show what its prompt asks for?
 
 Verdicts are those of `flowrl.benchmarks.geneval.rules` on what a judge of `flowrl.rewards.networks.detectors` finds.
 Two overall numbers are in use and differ: the benchmark's own is the mean of the six task means (macro), Flow-GRPO logs
-the mean over pictures (micro). Here both are given, by name, and the graded and strict rewards of Flow-GRPO beside
-them.
+the mean over images (micro). Here both are given, by name, and the graded and strict rewards of Flow-GRPO beside them.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from flowrl.commands.eval.geneval_result import result_of
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
-from flowrl.generation.folders import Picture
-from flowrl.generation.generate import choose, given_pictures, pictures_of
+from flowrl.generation.folders import ImageFile
+from flowrl.generation.generate import choose, given_images, images_of
 from flowrl.generation.journal import Journal, Row
 from flowrl.generation.models import WORLD_MODELS
 from flowrl.generation.subject import Settings, Subject
@@ -56,42 +55,40 @@ def check(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> Result:
-    """Draws or reads the pictures of subject and base, judges them and sums up; see `flowrl.commands.eval`."""
+    """Draws or reads the images of subject and base, judges them and sums up; see `flowrl.commands.eval`."""
     prompts = benchmark_prompts(settings)
     judge_key = judge_name(settings.judge, [prompt.metadata for prompt in prompts])
     subjects = [settings.subject, *([settings.base] if settings.base is not None else [])]
     seconds: dict[str, dict[str, float]] = {}
-    pictures = []
+    images = []
     for subject in subjects:
         start = time.monotonic()
-        pictures.append(pictures_of(settings, subject, prompts))
+        images.append(images_of(settings, subject, prompts))
         seconds[subject.label] = {"drawing": round(time.monotonic() - start, 2)}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     judge = build_judge(judge_key, device=device, options=settings.options)
     rows = []
-    for subject, of_subject in zip(subjects, pictures, strict=True):
+    for subject, of_subject in zip(subjects, images, strict=True):
         start = time.monotonic()
-        rows.append(judge_pictures(of_subject, judge, subject, show=settings.show))
+        rows.append(judge_images(of_subject, judge, subject, show=settings.show))
         seconds[subject.label]["judging"] = round(time.monotonic() - start, 2)
         write_atomically(subject.folder / "results.jsonl", published_text(rows[-1], of_subject))
     return result_of(
-        settings, rows, pictures, judge=judge_key, judge_version=judge.version, seconds=seconds,
+        settings, rows, images, judge=judge_key, judge_version=judge.version, seconds=seconds,
         is_published={prompt.text for prompt in prompts} == {record["prompt"] for record in published_records()},
     )  # fmt: skip
 
 
 def benchmark_prompts(settings: Settings) -> list[Prompt]:
-    """The prompts that are evaluated: those of the pictures that exist, or of --prompts, or the model's default.
+    """The prompts that are evaluated: those of the images that exist, or of --prompts, or the model's default.
 
     Raises:
         ValueError: the file cannot be read, or holds prompts without records.
     """
     if settings.subject.images is not None:
         if settings.prompts is not None:
-            raise ValueError(
-                f"the pictures of --images name their own prompts: leave out --prompts {settings.prompts}."
-            )
-        records = {picture.index: picture.record for picture in given_pictures(settings, settings.subject.images)}
+            raise ValueError(f"the images of --images name their own prompts: leave out --prompts {settings.prompts}.")
+        records = {image.index: image.record for image in given_images(settings, settings.subject.images)}
         return [Prompt(text=record["prompt"], metadata=record) for record in records.values()]
     source = settings.subject.source
     name = settings.prompts or (WORLD if source is not None and source.model in WORLD_MODELS else PUBLISHED)
@@ -106,7 +103,7 @@ def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
     """The judge asked for, or the one that knows the objects of the records.
 
     Raises:
-        ValueError: the judge knows none of some objects, which it would call missing in every picture.
+        ValueError: the judge knows none of some objects, which it would call missing in every image.
     """
     parsed = [parse_record(record) for record in records]
     objects = {clause.label for record in parsed for clause in (*record.include, *record.exclude)}
@@ -129,18 +126,18 @@ def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
     return given
 
 
-def judge_pictures(pictures: Sequence[Picture], judge: Judge, subject: Subject, *, show: bool = True) -> list[Row]:
-    """One row a picture, in their order; answers of an earlier sitting are taken from the journal.
+def judge_images(images: Sequence[ImageFile], judge: Judge, subject: Subject, *, show: bool = True) -> list[Row]:
+    """One row an image, in their order; answers of an earlier sitting are taken from the journal.
 
     Raises:
-        ValueError: a picture cannot be read.
+        ValueError: an image cannot be read.
     """
     identity = {"benchmark": "geneval", "version": _VERSION, "judge": judge.version}
     with Journal(subject.folder, identity) as journal:
-        keys = [_key(picture) for picture in pictures]
-        missing = [(key, picture) for key, picture in zip(keys, pictures, strict=True) if key not in journal.rows]
+        keys = [_key(image) for image in images]
+        missing = [(key, image) for key, image in zip(keys, images, strict=True) if key not in journal.rows]
         batches = [missing[first : first + JUDGE_BATCH] for first in range(0, len(missing), JUDGE_BATCH)]
-        total = -(-len(pictures) // JUDGE_BATCH)
+        total = -(-len(images) // JUDGE_BATCH)
         with progress(f"judging {subject.label}", total, total - len(batches), enabled=show) as advance:
             for batch in batches:
                 for key, row in _judged(batch, judge):
@@ -149,47 +146,47 @@ def judge_pictures(pictures: Sequence[Picture], judge: Judge, subject: Subject, 
         return [journal.rows[key] for key in keys]
 
 
-def _key(picture: Picture) -> str:
-    record = json.dumps(picture.record, sort_keys=True)
-    return f"{picture.stamp}:{hashlib.sha256(record.encode()).hexdigest()[:8]}"
+def _key(image: ImageFile) -> str:
+    record = json.dumps(image.record, sort_keys=True)
+    return f"{image.stamp}:{hashlib.sha256(record.encode()).hexdigest()[:8]}"
 
 
-def _judged(batch: Sequence[tuple[str, Picture]], judge: Judge) -> list[tuple[str, Row]]:
-    """Rows of a batch; pictures of one size are shown to the judge together."""
-    pixels = [picture.pixels() for _, picture in batch]
+def _judged(batch: Sequence[tuple[str, ImageFile]], judge: Judge) -> list[tuple[str, Row]]:
+    """Rows of a batch; images of one size are shown to the judge together."""
+    pixels = [image.pixels() for _, image in batch]
     rows = []
     order = sorted(range(len(batch)), key=lambda place: pixels[place].shape)
     for _, group in groupby(order, key=lambda place: pixels[place].shape):
         places = list(group)
         found = judge.detect(np.stack([pixels[place] for place in places]))
         for place, detections in zip(places, found, strict=True):
-            key, picture = batch[place]
-            rows.append((key, row_of(picture, detections, partial(judge.color_of, pixels[place]))))
+            key, image = batch[place]
+            rows.append((key, row_of(image, detections, partial(judge.color_of, pixels[place]))))
     return rows
 
 
-def row_of(picture: Picture, detections: Sequence[Detection], color_of: Any) -> Row:
-    """What the rules say of one picture, from what a judge found in it.
+def row_of(image: ImageFile, detections: Sequence[Detection], color_of: Any) -> Row:
+    """What the rules say of one image, from what a judge found in it.
 
     `details` holds the kept detections in the form of the published result file: class -> [x1, y1, x2, y2, score].
     """
-    record, color = picture.record, cache(color_of)  # three rules ask for the colours of the same objects
+    record, color = image.record, cache(color_of)  # three rules ask for the colours of the same objects
     official = verdict(detections, record, color)
     kept = keep_detections(detections, record["tag"])
     return {
-        "file": picture.file, "index": picture.index, "sample": picture.sample, "task": record["tag"],
-        "prompt": picture.prompt, "correct": official.correct, "reason": official.reason,
+        "file": image.file, "index": image.index, "sample": image.sample, "task": record["tag"],
+        "prompt": image.prompt, "correct": official.correct, "reason": official.reason,
         "graded": graded(detections, record, color), "strict": strict(detections, record, color),
         "details": {label: [[*map(float, d.box), d.score] for d in objects] for label, objects in kept.items()},
     }  # fmt: skip
 
 
-def published_text(rows: Sequence[Row], pictures: Sequence[Picture]) -> str:
+def published_text(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
     """The result file in the format of the original scripts, whose summary reads it."""
     return "".join(
         json.dumps({
             "filename": row["file"], "tag": row["task"], "prompt": row["prompt"], "correct": row["correct"],
-            "reason": row["reason"], "metadata": json.dumps(picture.record), "details": json.dumps(row["details"]),
+            "reason": row["reason"], "metadata": json.dumps(image.record), "details": json.dumps(row["details"]),
         }) + "\n"
-        for row, picture in zip(rows, pictures, strict=True)
+        for row, image in zip(rows, images, strict=True)
     )  # fmt: skip

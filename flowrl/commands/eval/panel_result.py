@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from flowrl.benchmarks.diversity import Diversity
 from flowrl.benchmarks.panels import PANELS, Panel, ScorerMean, panel_differences, panel_means
 from flowrl.commands.eval.benchmark import Result, Table
-from flowrl.generation.folders import Picture
+from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, plural, signed
 from flowrl.statistics.bootstrap import Interval, bootstrap_mean
@@ -22,16 +22,16 @@ DIVERSITY = "diversity"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Scored:
-    """A subject's pictures, their values by scorer (NaN where one failed), and a row for each picture."""
+    """A subject's images, their values by scorer (NaN where one failed), and a row for each image."""
 
     label: str
-    pictures: Sequence[Picture]
+    images: Sequence[ImageFile]
     values: Mapping[str, Float64[np.ndarray, " n"]]
     rows: Sequence[dict[str, Any]]
 
     @property
     def prompts(self) -> list[str]:
-        return [picture.prompt for picture in self.pictures]
+        return [image.prompt for image in self.images]
 
 
 def result_of(
@@ -60,7 +60,7 @@ def result_of(
     failed = {name: mean.failed for name, mean in means[0].items()}
     labels = [part.label for part in scored]
     return Result(
-        headline=_headline(settings, panel, labels, found, change, subject.pictures),
+        headline=_headline(settings, panel, labels, found, change, subject.images),
         rows=tuple(subject.rows), base_rows=tuple(scored[1].rows) if change else (),
         metrics=_metrics(settings.benchmark, found[0], failed),
         base_metrics=_metrics(settings.benchmark, found[1], {}) if change else {},
@@ -70,16 +70,16 @@ def result_of(
         differences=change if len(change) == 1 else {},
         tables=(_table(labels, found, failed, change, panel),),
         notes=tuple(_notes(settings, panel, means, labels, subject, own_scorers=own_scorers)),
-        facts={"versions": dict(versions), "prompts": len(set(subject.prompts)), "pictures": len(subject.pictures)},
+        facts={"versions": dict(versions), "prompts": len(set(subject.prompts)), "images": len(subject.images)},
     )  # fmt: skip
 
 
 def _change(settings: Settings, scored: Sequence[Scored], spread: Sequence[Diversity]) -> dict[str, Interval]:
     """Subject minus base for every scorer and the diversity, paired."""
     subject, base = scored
-    if [(p.prompt, p.sample) for p in subject.pictures] != [(p.prompt, p.sample) for p in base.pictures]:
+    if [(p.prompt, p.sample) for p in subject.images] != [(p.prompt, p.sample) for p in base.images]:
         raise ValueError(
-            "subject and base have pictures of different prompts or samples, so that they cannot be compared: draw the "
+            "subject and base have images of different prompts or samples, so that they cannot be compared: draw the "
             "same ones."
         )
     change = panel_differences(base.values, subject.values, subject.prompts, seed=settings.seed)
@@ -99,13 +99,13 @@ def _metrics(benchmark: str, found: Mapping[str, Interval], failed: Mapping[str,
 
 def _headline(
     settings: Settings, panel: Panel, labels: Sequence[str], found: Sequence[Mapping[str, Interval]],
-    change: Mapping[str, Interval], pictures: Sequence[Picture],
+    change: Mapping[str, Interval], images: Sequence[ImageFile],
 ) -> str:  # fmt: skip
     first, interval = next(iter(found[0].items()))
     title = panel.title if settings.benchmark in PANELS else settings.benchmark
     said = (
         f"{title}: {first} {number(interval.mean, 4)} (95 % {bounds(interval)}) for {labels[0]}, "
-        f"{plural(len(pictures), 'picture')} of {plural(len({p.prompt for p in pictures}), 'prompt')}."
+        f"{plural(len(images), 'image')} of {plural(len({p.prompt for p in images}), 'prompt')}."
     )
     if not change:
         return said
@@ -118,7 +118,7 @@ def _table(
     labels: Sequence[str], found: Sequence[Mapping[str, Interval]], failed: Mapping[str, int],
     change: Mapping[str, Interval], panel: Panel,
 ) -> Table:  # fmt: skip
-    note = f"Means over pictures, prompts resampled. {panel.scale}".strip()
+    note = f"Means over images, prompts resampled. {panel.scale}".strip()
     if not change:
         rows = [
             (name, number(i.mean, 4), bounds(i), str(failed.get(name, 0))) for name, i in found[0].items()
@@ -141,7 +141,7 @@ def _notes(
         for name, mean in part.items():
             if mean.failed:
                 notes.append(
-                    f"{label}: {name} failed on {mean.failed} of {mean.scored + mean.failed} pictures, which are in no "
+                    f"{label}: {name} failed on {mean.failed} of {mean.scored + mean.failed} images, which are in no "
                     f"mean."
                 )
     count = len(set(subject.prompts))

@@ -4,7 +4,7 @@
     flowrl eval MODEL --benchmark panel --prompts mine.jsonl --option rewards=pick_score,hps --option hps.version=2.1
     flowrl eval MODEL --benchmark diversity --prompts mine.txt --option features=clip
 
-Any list of rewards of `flowrl.rewards` will do that judge a picture by itself. What each benchmark's published numbers
+Any list of rewards of `flowrl.rewards` will do that judge an image by itself. What each benchmark's published numbers
 are made of is in `flowrl.benchmarks.panels`. Options: `rewards`, `features` (none, clip or pixels), `feature_model`,
 and `REWARD.OPTION`.
 """
@@ -23,12 +23,12 @@ from flowrl.commands.eval.panel_result import DIVERSITY, Scored, result_of
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.generation.features import DISTANCE, Features, check_features, features_of
-from flowrl.generation.folders import Picture, is_folder_of_pictures, read_folder
-from flowrl.generation.generate import choose, pictures_of
+from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
+from flowrl.generation.generate import choose, images_of
 from flowrl.generation.image_folder import read_items
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import WORLD_MODELS
-from flowrl.generation.scorers import load_scorers, score_pictures, scorer_names, scorer_specs, values_of
+from flowrl.generation.scorers import load_scorers, score_images, scorer_names, scorer_specs, values_of
 from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward
@@ -52,7 +52,7 @@ def check(settings: Settings) -> None:
     """Refuses what can be known to be wrong before weights load.
 
     Raises:
-        ValueError: unknown options or rewards, nothing to measure, no prompts, or pictures without them.
+        ValueError: unknown options or rewards, nothing to measure, no prompts, or images without them.
     """
     plan_of(settings)
     for subject in _subjects(settings):
@@ -63,49 +63,49 @@ def check(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> Result:
-    """Draws or reads the pictures of subject and base, scores them, and sums up; see `flowrl.commands.eval`."""
+    """Draws or reads the images of subject and base, scores them, and sums up; see `flowrl.commands.eval`."""
     plan = plan_of(settings)
-    pictures = []
+    images = []
     for subject in _subjects(settings):
         if subject.images is not None:
-            pictures.append(existing(subject.images, settings))
+            images.append(existing(subject.images, settings))
         else:
-            pictures.append(pictures_of(settings, subject, benchmark_prompts(settings, subject)))
+            images.append(images_of(settings, subject, benchmark_prompts(settings, subject)))
     scorers = load_scorers(plan.specs) if plan.specs else {}
     scored = [
         scored_by(scorers, subject, part, batch_size=settings.batch_size)
-        for subject, part in zip(_subjects(settings), pictures, strict=True)
+        for subject, part in zip(_subjects(settings), images, strict=True)
     ]
     versions = {name: reward.version for name, reward in scorers.items()}
     spread: list[Diversity] = []
     if plan.features is not None:
-        for part in pictures:
+        for part in images:
             vectors, versions["features"] = features_of(part, plan.features, plan.feature_model)
-            prompts = [picture.prompt for picture in part]
+            prompts = [image.prompt for image in part]
             spread.append(diversity(vectors, prompts, distance=DISTANCE[plan.features], seed=settings.seed))
     own = settings.benchmark not in PANELS or scorer_names(plan.specs) == list(plan.panel.rewards)
     return result_of(settings, plan.panel, scored, spread, versions, own_scorers=own)
 
 
 def scored_by(
-    scorers: Mapping[str, Reward], subject: Subject, pictures: Sequence[Picture], *, batch_size: int
+    scorers: Mapping[str, Reward], subject: Subject, images: Sequence[ImageFile], *, batch_size: int
 ) -> Scored:  # fmt: skip
-    """What every scorer says of a subject's pictures, taken from the journal where it is known."""
+    """What every scorer says of a subject's images, taken from the journal where it is known."""
     values = {}
     rows: list[dict[str, Any]] = [
         {"file": p.file, "index": p.index, "sample": p.sample, "prompt": p.prompt, "values": {}, "error": {}}
-        for p in pictures
+        for p in images
     ]
     for name, reward in scorers.items():
         label = f"scoring {name} of {subject.label}"
         with Journal(subject.folder, {"benchmark": "panel", "reward": name, "version": reward.version}) as journal:
-            scores = score_pictures(name, reward, pictures, journal, batch_size=batch_size, label=label)
+            scores = score_images(name, reward, images, journal, batch_size=batch_size, label=label)
         values[name] = values_of(scores)
         for row, score in zip(rows, scores, strict=True):
             row["values"][name] = score["value"]
             if score["error"] is not None:
                 row["error"][name] = score["error"]
-    return Scored(label=subject.label, pictures=pictures, values=values, rows=rows)
+    return Scored(label=subject.label, images=images, values=values, rows=rows)
 
 
 def plan_of(settings: Settings) -> Plan:
@@ -150,27 +150,27 @@ def benchmark_prompts(settings: Settings, subject: Subject) -> list[Prompt]:
     return choose(read_prompts(resolve_path(_WORLD if named == "world" else named)), settings.num_prompts)
 
 
-def existing(folder: Path, settings: Settings) -> list[Picture]:
-    """Pictures of a folder: in GenEval's layout, or any with --prompts as `flowrl reward score` takes it.
+def existing(folder: Path, settings: Settings) -> list[ImageFile]:
+    """Images of a folder: in GenEval's layout, or any with --prompts as `flowrl reward score` takes it.
 
     Raises:
-        ValueError: no folder, no pictures, or prompts that do not fit.
+        ValueError: no folder, no images, or prompts that do not fit.
     """
-    if is_folder_of_pictures(folder):
-        found = [picture for picture in read_folder(folder) if picture.sample < settings.samples]
+    if is_folder_of_images(folder):
+        found = [image for image in read_folder(folder) if image.sample < settings.samples]
     else:
         prompts = resolve_path(settings.prompts) if settings.prompts is not None else None
         if prompts is None:
-            raise ValueError(f"{folder} names no prompts: give --prompts FILE, a .txt with a prompt a picture in the "
+            raise ValueError(f"{folder} names no prompts: give --prompts FILE, a .txt with a prompt an image in the "
                              f"order of their names, or a .jsonl with file and prompt.")  # fmt: skip
         found, count = [], dict[int, int]()
         for item in read_items(folder, prompts=prompts):
             sample = count.get(item.group, 0)
             count[item.group] = sample + 1
             record = {**item.metadata, "prompt": item.prompt}
-            found.append(Picture(file=item.file, path=item.path, index=item.group, sample=sample, record=record))
+            found.append(ImageFile(file=item.file, path=item.path, index=item.group, sample=sample, record=record))
     if settings.num_prompts is not None:
-        raise ValueError("--num-prompts is for pictures that are drawn: of a folder all pictures are scored.")
+        raise ValueError("--num-prompts is for images that are drawn: of a folder all images are scored.")
     return found
 
 

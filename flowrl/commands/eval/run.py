@@ -19,12 +19,12 @@ from flowrl.commands.eval.eval_text import as_text
 from flowrl.commands.eval.result import over_models, with_notes, write, write_result
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
-from flowrl.generation.folders import is_folder_of_pictures, read_folder
+from flowrl.generation.folders import is_folder_of_images, read_folder
 from flowrl.generation.models import (
     EMBEDDED,
     WORLD_MODELS,
     Source,
-    check_pictures,
+    check_images,
     check_source,
     find_source,
     label_of,
@@ -56,7 +56,7 @@ def evaluate(parsed: argparse.Namespace) -> int:
         for subject in (settings.subject, settings.base):
             if subject is not None and subject.source is not None:
                 check_source(subject.source)
-                check_pictures(subject.source, "flowrl eval")
+                check_images(subject.source, "flowrl eval")
         check(settings)
     command = shlex.join(["flowrl", *sys.argv[1:]])
     results = []
@@ -87,7 +87,7 @@ def settings_of(parsed: argparse.Namespace) -> list[Settings]:
         given = [name for name in refused if getattr(parsed, name) not in (None, [])]
         if given:
             words = ", ".join("MODEL" if name == "models" else f"--{name.replace('_', '-')}" for name in given)
-            raise ValueError(f"--images judges pictures that exist, so {words} has no place beside it: leave it out.")
+            raise ValueError(f"--images judges images that exist, so {words} has no place beside it: leave it out.")
     models = parsed.models or ([EMBEDDED] if parsed.images is None else [None])
     labels = _labels(parsed, models)
     out = parsed.out or Path("evaluations") / f"{parsed.benchmark}-{labels[0]}"
@@ -118,7 +118,7 @@ def _labels(parsed: argparse.Namespace, models: Sequence[str | None]) -> list[st
 
 
 def _folder_label(folder: Path) -> str:
-    """The name of a folder of pictures; of one that this command drew, OUT/model/images, that of OUT."""
+    """The name of a folder of images; of one that this command drew, OUT/model/images, that of OUT."""
     parts = folder.resolve().parts
     if len(parts) > 3 and parts[-1] == "images" and parts[-2] in ("model", "base"):
         return parts[-3]
@@ -138,7 +138,7 @@ def _base(parsed: argparse.Namespace, model: str | None, label: str, out: Path) 
         return None
     folder = out / "base"
     if parsed.compare != BASE:
-        if is_folder_of_pictures(Path(parsed.compare)):
+        if is_folder_of_images(Path(parsed.compare)):
             return Subject(
                 label=_other(_folder_label(Path(parsed.compare)), label), folder=folder, images=Path(parsed.compare)
             )
@@ -161,10 +161,10 @@ def _samples(parsed: argparse.Namespace) -> int:
     """As given, else as many as a folder in GenEval's layout has, else 4."""
     if parsed.samples is not None:
         return int(parsed.samples)
-    if parsed.images is None or not is_folder_of_pictures(parsed.images):
+    if parsed.images is None or not is_folder_of_images(parsed.images):
         return SAMPLES
-    pictures = read_folder(parsed.images)
-    return sum(picture.index == pictures[0].index for picture in pictures)
+    images = read_folder(parsed.images)
+    return sum(image.index == images[0].index for image in images)
 
 
 def _batch_size(parsed: argparse.Namespace, *subjects: Subject | None) -> int:

@@ -1,4 +1,4 @@
-"""T2I-CompBench: pictures under the names that its scripts read, the non-spatial score, and what the scripts found.
+"""T2I-CompBench: images under the names that its scripts read, the non-spatial score, and what the scripts found.
 
     flowrl eval MODEL --benchmark t2i_compbench --prompts T2I-CompBench/examples/dataset --samples 10
     ... run the repository's own scripts on OUT/model/t2i_compbench/<category> ...
@@ -29,11 +29,11 @@ from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
-from flowrl.generation.folders import Picture
-from flowrl.generation.generate import pictures_of
+from flowrl.generation.folders import ImageFile
+from flowrl.generation.generate import images_of
 from flowrl.generation.journal import Journal
 from flowrl.generation.layouts import put
-from flowrl.generation.scorers import load_scorers, score_pictures, scorer_specs, values_of
+from flowrl.generation.scorers import load_scorers, score_images, scorer_specs, values_of
 from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import bounds, number, plural, signed
 from flowrl.prompts.loading import Prompt, read_prompts, spread
@@ -61,7 +61,7 @@ def check(settings: Settings) -> None:
             raise ValueError(f"--option {name}: {unknown_name('option of t2i_compbench', name, ('clip_model',))}")
     if settings.judge is not None or settings.subject.images is not None:
         raise ValueError(
-            "t2i_compbench draws pictures for the benchmark's own scripts, so --judge and --images have no place: run "
+            "t2i_compbench draws images for the benchmark's own scripts, so --judge and --images have no place: run "
             "the scripts on the folders that it writes, then this command once more."
         )
     for prompts in read_categories(settings).values():
@@ -71,16 +71,16 @@ def check(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> Result:
-    """Draws, puts pictures under their names, scores what can be scored here, and reads what the scripts found."""
+    """Draws, puts images under their names, scores what can be scored here, and reads what the scripts found."""
     categories = read_categories(settings)
     subjects = [settings.subject, *([settings.base] if settings.base is not None else [])]
     placed = [_placed(settings, subject, categories) for subject in subjects]
     if "non_spatial" in categories:
         ((name, reward),) = load_scorers(_specs(settings)).items()
         for subject, of_subject in zip(subjects, placed, strict=True):
-            pictures = of_subject["non_spatial"]
+            images = of_subject["non_spatial"]
             with Journal(subject.folder, {"benchmark": FOLDER, "reward": name, "version": reward.version}) as journal:
-                rows = score_pictures(name, reward, pictures, journal, batch_size=settings.batch_size, label="scoring")
+                rows = score_images(name, reward, images, journal, batch_size=settings.batch_size, label="scoring")
             scores = {place: float(value) for place, value in enumerate(values_of(rows)) if value == value}
             target = subject.folder / FOLDER / "non_spatial" / RESULTS["non_spatial"]
             target.mkdir(parents=True, exist_ok=True)
@@ -123,46 +123,48 @@ def _specs(settings: Settings) -> list[dict[str, object]]:
     return scorer_specs("clip_score", {"model": settings.options.get("clip_model", CLIP_MODEL)})
 
 
-def _placed(settings: Settings, subject: Subject, categories: Mapping[str, Sequence[str]]) -> dict[str, list[Picture]]:
-    """Pictures by category under the names of the benchmark, numbered over the category."""
+def _placed(
+    settings: Settings, subject: Subject, categories: Mapping[str, Sequence[str]]
+) -> dict[str, list[ImageFile]]:
+    """Images by category under the names of the benchmark, numbered over the category."""
     prompts = distinct([prompt for listed in categories.values() for prompt in listed])
-    drawn: dict[str, list[Picture]] = {}
-    for picture in pictures_of(settings, subject, [Prompt(text=prompt, metadata={}) for prompt in prompts]):
-        drawn.setdefault(picture.prompt, []).append(picture)
+    drawn: dict[str, list[ImageFile]] = {}
+    for image in images_of(settings, subject, [Prompt(text=prompt, metadata={}) for prompt in prompts]):
+        drawn.setdefault(image.prompt, []).append(image)
     placed = {}
     for category, listed in categories.items():
-        pictures = [picture for prompt in listed for picture in drawn[prompt]]
-        names = [file_name(picture.prompt, place) for place, picture in enumerate(pictures)]
-        put(pictures, subject.folder / FOLDER / category / "samples", names)
-        placed[category] = pictures
+        images = [image for prompt in listed for image in drawn[prompt]]
+        names = [file_name(image.prompt, place) for place, image in enumerate(images)]
+        put(images, subject.folder / FOLDER / category / "samples", names)
+        placed[category] = images
     return placed
 
 
-def _scores(folder: Path, placed: Mapping[str, Sequence[Picture]]) -> dict[str, dict[int, float]]:
+def _scores(folder: Path, placed: Mapping[str, Sequence[ImageFile]]) -> dict[str, dict[int, float]]:
     """Scores by category and number, of the categories that have a result file."""
     found = {}
-    for category, pictures in placed.items():
+    for category, images in placed.items():
         files = sorted((folder / FOLDER / category).rglob(f"{RESULTS[category]}/vqa_result.json"))
         if not files:
             continue
         scores = read_results(files[0])
-        strange = [place for place in scores if not 0 <= place < len(pictures)]
-        if strange or (len(scores) < len(pictures) and category != "non_spatial"):
+        strange = [place for place in scores if not 0 <= place < len(images)]
+        if strange or (len(scores) < len(images) and category != "non_spatial"):
             raise ValueError(
-                f"{files[0]} has {len(scores)} scores for {len(pictures)} pictures: it belongs to another set of "
-                f"pictures; delete it and run the script again."
+                f"{files[0]} has {len(scores)} scores for {len(images)} images: it belongs to another set of "
+                f"images; delete it and run the script again."
             )
         found[category] = scores
     return found
 
 
 def _result(
-    settings: Settings, subjects: Sequence[Subject], placed: Sequence[Mapping[str, Sequence[Picture]]],
+    settings: Settings, subjects: Sequence[Subject], placed: Sequence[Mapping[str, Sequence[ImageFile]]],
     scores: Sequence[Mapping[str, Mapping[int, float]]],
 ) -> Result:  # fmt: skip
     found = [
-        {name: _interval(of[name], pictures[name], settings.seed) for name in CATEGORIES if name in of}
-        for of, pictures in zip(scores, placed, strict=True)
+        {name: _interval(of[name], images[name], settings.seed) for name in CATEGORIES if name in of}
+        for of, images in zip(scores, placed, strict=True)
     ]
     metrics = [_metrics(part) for part in found]
     change = {}
@@ -173,13 +175,13 @@ def _result(
             change[name] = _interval(pairs, placed[0][name], settings.seed)
     waiting = [name for name in placed[0] if name not in found[0]]
     total = metrics[0].get("eval/t2i_compbench/overall")
-    count = len({picture.file for pictures in placed[0].values() for picture in pictures})
+    count = len({image.file for images in placed[0].values() for image in images})
     told = f"overall {number(total, 2)} (x 100)" if total is not None else f"{len(found[0])} of 8 categories scored"
     notes = [f"Waiting for the benchmark's own scripts: {', '.join(waiting)}."] if waiting else []
     if settings.samples != IMAGES_PER_PROMPT:
-        notes.append(f"{settings.samples} pictures of each prompt, the published number is {IMAGES_PER_PROMPT}.")
+        notes.append(f"{settings.samples} images of each prompt, the published number is {IMAGES_PER_PROMPT}.")
     return Result(
-        headline=f"T2I-CompBench: {told} for {subjects[0].label}, {plural(count, 'picture')}.",
+        headline=f"T2I-CompBench: {told} for {subjects[0].label}, {plural(count, 'image')}.",
         rows=tuple(_rows(placed[0], scores[0])), base_rows=tuple(_rows(placed[1], scores[1])) if change else (),
         metrics=metrics[0], base_metrics=metrics[1] if change else {}, intervals=found[0],
         base_intervals=found[1] if change else {}, differences=change,
@@ -189,8 +191,8 @@ def _result(
     )  # fmt: skip
 
 
-def _interval(scores: Mapping[int, float], pictures: Sequence[Picture], seed: int) -> Interval:
-    return bootstrap_mean(list(scores.values()), [pictures[place].prompt for place in scores], seed=seed)
+def _interval(scores: Mapping[int, float], images: Sequence[ImageFile], seed: int) -> Interval:
+    return bootstrap_mean(list(scores.values()), [images[place].prompt for place in scores], seed=seed)
 
 
 def _metrics(found: Mapping[str, Interval]) -> dict[str, float]:
@@ -201,17 +203,17 @@ def _metrics(found: Mapping[str, Interval]) -> dict[str, float]:
 
 
 def _rows(
-    placed: Mapping[str, Sequence[Picture]], scores: Mapping[str, Mapping[int, float]]
+    placed: Mapping[str, Sequence[ImageFile]], scores: Mapping[str, Mapping[int, float]]
 ) -> list[dict[str, object]]:
     return [
-        {"file": picture.file, "index": picture.index, "sample": picture.sample, "prompt": picture.prompt,
+        {"file": image.file, "index": image.index, "sample": image.sample, "prompt": image.prompt,
          "task": category, "number": place, "score": scores.get(category, {}).get(place)}
-        for category, pictures in placed.items() for place, picture in enumerate(pictures)
+        for category, images in placed.items() for place, image in enumerate(images)
     ]  # fmt: skip
 
 
 def _table(labels: Sequence[str], found: Sequence[Mapping[str, Interval]], change: Mapping[str, Interval]) -> Table:
-    note = "Means over pictures, prompts resampled; the overall is the mean of all eight."
+    note = "Means over images, prompts resampled; the overall is the mean of all eight."
     if not change:
         rows = tuple((name, number(i.mean, 4), bounds(i)) for name, i in found[0].items())
         return Table(title=f"Scores of {labels[0]}", head=("", "score", "95 %"), rows=rows, note=note)

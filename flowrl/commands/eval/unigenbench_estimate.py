@@ -22,7 +22,7 @@ from flowrl.generation.subject import Settings
 from flowrl.html.markup import duration, plural
 
 PIXELS_PER_TOKEN = 28 * 28  # of the vision towers of Qwen2.5-VL; others are near
-SIDE = 1024  # of a picture whose size is not known
+SIDE = 1024  # of an image whose size is not known
 ANSWER_BASE, ANSWER_PER_POINT = 60, 45  # tokens besides the repeated text
 SECONDS = 10.0  # of one answer, where none was measured
 CONCURRENCY = 16  # requests at a time where the judge does not say, as in `flowrl.rewards.judges.server_chat`
@@ -51,7 +51,7 @@ def estimate_of(
     how = (
         f"measured on {plural(len(rows), 'answer')} in the journal"
         if rows
-        else f"guessed: {SECONDS:g} s an answer, as many at a time as the judge takes, pictures of "
+        else f"guessed: {SECONDS:g} s an answer, as many at a time as the judge takes, images of "
         f"{pixels / 1e6:.2g} million pixels at {PIXELS_PER_TOKEN} a token, {ANSWER_PER_POINT} tokens a test point"
     )
     total = calls * tokens
@@ -60,13 +60,13 @@ def estimate_of(
         head=("", "number"),
         rows=(
             ("prompts", str(len(items))),
-            ("pictures", str(len(items) * settings.samples * len(subjects))),
+            ("images", str(len(items) * settings.samples * len(subjects))),
             ("test points", str(sum(len(item.points) for item in items) * settings.samples * len(subjects))),
             ("calls to come", str(calls)),
             ("tokens, thousands", f"{total / 1000:.0f}"),
             ("time of the judge", duration(calls * seconds)),
         ),
-        note=f"Tokens and seconds of a call are {how}. Repeated tries and the drawing of pictures are not counted.",
+        note=f"Tokens and seconds of a call are {how}. Repeated tries and the drawing of images are not counted.",
     )
     return Result(
         headline=f"A dry run: {plural(calls, 'call')} to {judge['model']}, about {total / 1e6:.2g} million tokens and "
@@ -109,8 +109,8 @@ def _pixels(settings: Settings) -> float:
     if images is not None:
         first = next(iter(sorted(images.rglob("*.png"))), None)
         if first is not None:
-            with Image.open(first) as picture:
-                return float(picture.width * picture.height)
+            with Image.open(first) as image:
+                return float(image.width * image.height)
     height, width = (source.options.get(side) if source is not None else None for side in ("height", "width"))
     if height and width:
         return float(height * width)

@@ -1,13 +1,13 @@
 """How a judge is asked UniGenBench's questions: template, test points, repeated tries, journal.
 
-One question a picture. Its words come from a template with the fields {prompt}, {testpoints} (a Python list),
-{definitions} and {descriptions} (a line "test point: text" for each); `<image>` marks where the picture stands, else it
+One question an image. Its words come from a template with the fields {prompt}, {testpoints} (a Python list),
+{definitions} and {descriptions} (a line "test point: text" for each); `<image>` marks where the image stands, else it
 comes first.
 
 **The shipped templates and definitions are our own words.** The published judges were asked with others, and the
 offline ones were trained on them: a judge that is asked in other words is another judge. Before comparing numbers with
 the leaderboard take the published words from the benchmark's repository (eval/*.py of CodeGoat24/UniGenBench) into
-files, name these by the options `template` and `definitions`, or measure on a fixed set of pictures how often the two
+files, name these by the options `template` and `definitions`, or measure on a fixed set of images how often the two
 wordings agree.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.benchmarks.unigenbench.replies import MEANINGS, Item, Language, Reply, read_reply
-from flowrl.generation.folders import Picture
+from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row
 from flowrl.progress import progress
 from flowrl.randomness import counter_seed
@@ -55,8 +55,8 @@ class Wording:
         listed = json.dumps([self.template.digest, dict(self.meanings)], sort_keys=True)
         return hashlib.sha256(listed.encode()).hexdigest()[:8]
 
-    def question(self, item: Item, picture: Any, *, max_tokens: int, temperature: float, seed: int) -> Question:
-        """The question about one picture of an item."""
+    def question(self, item: Item, image: Any, *, max_tokens: int, temperature: float, seed: int) -> Question:
+        """The question about one image of an item."""
         described = zip(item.points, item.descriptions, strict=True)
         fields = {
             "prompt": item.prompt,
@@ -65,7 +65,7 @@ class Wording:
             "descriptions": "\n".join(f"{point}: {text}" for point, text in described),
         }
         return Question(
-            parts=self.template.parts([picture], **fields), system=self.template.system_of(**fields),
+            parts=self.template.parts([image], **fields), system=self.template.system_of(**fields),
             max_tokens=max_tokens, temperature=temperature, seed=seed,
         )  # fmt: skip
 
@@ -123,7 +123,7 @@ class Asking:
     """How answers are asked for.
 
     Attributes:
-        attempts: tries for a picture; each after the first has another seed.
+        attempts: tries for an image; each after the first has another seed.
         max_tokens: length of an answer.
         temperature: of the first try; 0 is greedy. Later ones have `RETRY_TEMPERATURE` at least.
         seed: of sampled answers.
@@ -135,33 +135,33 @@ class Asking:
     seed: int = 0
 
 
-def judge_key(picture: Picture, item: Item) -> str:
-    """A key for the answer about a picture: the file as it is, and what was asked about it."""
+def judge_key(image: ImageFile, item: Item) -> str:
+    """A key for the answer about an image: the file as it is, and what was asked about it."""
     asked = json.dumps([item.prompt, item.points, item.descriptions])
-    return f"{picture.stamp}:{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+    return f"{image.stamp}:{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
 
 
-def ask_pictures(
+def ask_images(
     chat: Chat,
     wording: Wording,
-    work: Sequence[tuple[Picture, Item]],
+    work: Sequence[tuple[ImageFile, Item]],
     journal: Journal,
     asking: Asking,
     *,
     label: str,
     show: bool = True,
 ) -> list[Row]:
-    """The judge's answer about every picture, in their order; those in the journal are not asked for again.
+    """The judge's answer about every image, in their order; those in the journal are not asked for again.
 
     A row holds `output` (the last reply), `attempts`, `error` (None, or why there are no scores), `tokens` and
     `seconds` (its share of the time). An answer that cannot be read is asked for again, with another seed, up to
-    `attempts` times. Then it is kept as failed, and so is one that was cut off; a picture whose server failed is not
+    `attempts` times. Then it is kept as failed, and so is one that was cut off; an image whose server failed is not
     kept: the next sitting asks for it.
 
     Raises:
         ValueError: the judge answers nothing at all: it is not there, or refuses. What it said before is kept.
     """
-    keys = [judge_key(picture, item) for picture, item in work]
+    keys = [judge_key(image, item) for image, item in work]
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
     batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
     lost: dict[str, Row] = {}
@@ -170,7 +170,7 @@ def ask_pictures(
     heard = done > 0
     with progress(f"judging {label}", len(work), done, enabled=show) as advance:
         for batch in batches:
-            # A single picture may be refused for what it shows; many at once, or the very first, mean the judge.
+            # A single image may be refused for what it shows; many at once, or the very first, mean the judge.
             enough = MANY if heard else 1
             rows = _ask(chat, wording, [work[place] for place in batch], asking, stop_at=enough)
             heard = heard or any(row["error"] in KEPT_ERRORS for row in rows)
@@ -185,10 +185,10 @@ def ask_pictures(
 
 
 def _ask(
-    chat: Chat, wording: Wording, batch: Sequence[tuple[Picture, Item]], asking: Asking, *, stop_at: int
+    chat: Chat, wording: Wording, batch: Sequence[tuple[ImageFile, Item]], asking: Asking, *, stop_at: int
 ) -> list[Row]:  # fmt: skip
     start = time.monotonic()
-    pixels = [picture.pixels() for picture, _ in batch]
+    pixels = [image.pixels() for image, _ in batch]
     rows: list[Row] = [{} for _ in batch]
     tokens = [0] * len(batch)
     waiting = list(range(len(batch)))
@@ -213,8 +213,8 @@ def _ask(
     return [{**row, "seconds": share} for row in rows]
 
 
-def _seed(asking: Asking, picture: Picture, attempt: int) -> int:
-    return counter_seed("unigenbench", asking.seed, picture.index, picture.sample, attempt) % 2**31
+def _seed(asking: Asking, image: ImageFile, attempt: int) -> int:
+    return counter_seed("unigenbench", asking.seed, image.index, image.sample, attempt) % 2**31
 
 
 def _error(answer: Answer, item: Item) -> str | None:

@@ -21,7 +21,7 @@ from flowrl.benchmarks.unigenbench.replies import (
 )
 from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
 from flowrl.commands.eval.benchmark import Result, Table
-from flowrl.generation.folders import Picture
+from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, plural, signed
@@ -33,17 +33,17 @@ LEADERBOARD_JUDGE = "gemini-2.5-pro"
 NOT_LEADERBOARD = "The judge is {judge}, the leaderboard's is Gemini-2.5-Pro: compare numbers of one judge only."
 OWN_WORDS = (
     "The judge was asked in this toolkit's own words (options template and definitions change them). Numbers are not "
-    "those of the published wording until the agreement of the two was measured on one set of pictures."
+    "those of the published wording until the agreement of the two was measured on one set of images."
 )
 MANY_SKIPPED = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judging:
-    """What a judge said of one subject's pictures, one entry a picture in each."""
+    """What a judge said of one subject's images, one entry an image in each."""
 
     label: str
-    pictures: tuple[Picture, ...]
+    images: tuple[ImageFile, ...]
     rows: tuple[Judged, ...]
     answers: tuple[Row, ...]
 
@@ -71,7 +71,7 @@ def result_of(
     if any(not found.primary for found in scores):
         lost = Counter(str(row["error"]) for part in judgings for row in part.answers if row["error"])
         words = ", ".join(f"{word} {count}" for word, count in lost.most_common())
-        raise ValueError(f"the judge gave no readable answer to any picture ({words}): look at the replies in the "
+        raise ValueError(f"the judge gave no readable answer to any image ({words}): look at the replies in the "
                          f"journal, and at the template.")  # fmt: skip
     found = [score_intervals(score_rows(part.rows), part.prompts, seed=settings.seed) for part in judgings]
     change = None
@@ -109,22 +109,22 @@ def _english(intervals: Mapping[str, Interval]) -> dict[str, Interval]:
 
 def _rows(judging: Judging) -> list[dict[str, Any]]:
     rows = []
-    for picture, judged, answer in zip(judging.pictures, judging.rows, judging.answers, strict=True):
+    for image, judged, answer in zip(judging.images, judging.rows, judging.answers, strict=True):
         met = None
         if judged.reply is not None:
             met = [isinstance(score, int | float) and score == 1 for score in judged.reply.score]
         rows.append({
-            "file": picture.file, "index": judged.index, "sample": picture.sample, "prompt": judged.prompt,
+            "file": image.file, "index": judged.index, "sample": image.sample, "prompt": judged.prompt,
             "points": list(judged.points), "met": met, "error": answer["error"], "attempts": answer["attempts"],
         })  # fmt: skip
     return rows
 
 
-def _metrics(scores: Scores, intervals: Mapping[str, Interval], pictures: int) -> dict[str, float]:
+def _metrics(scores: Scores, intervals: Mapping[str, Interval], images: int) -> dict[str, float]:
     overall = intervals[OVERALL]
     found = {OVERALL: overall.mean, "overall_low": overall.low, "overall_high": overall.high}
     found |= {name.lower().replace(" ", "_"): i.mean for name, i in intervals.items() if name != OVERALL}
-    found |= {"skipped": float(scores.skipped), "skipped_ratio": scores.skipped / pictures}
+    found |= {"skipped": float(scores.skipped), "skipped_ratio": scores.skipped / images}
     return {f"eval/unigenbench/{name}": value for name, value in found.items()}
 
 
@@ -133,10 +133,10 @@ def _headline(
     named: Sequence[Mapping[str, Interval]], change: Mapping[str, Interval] | None,
 ) -> str:  # fmt: skip
     overall = named[0][OVERALL]
-    pictures, prompts = len(judgings[0].rows), len(set(judgings[0].prompts))
+    images, prompts = len(judgings[0].rows), len(set(judgings[0].prompts))
     said = (
         f"UniGenBench ({file.track}) overall {number(overall.mean, 4)} (95 % {bounds(overall)}) for "
-        f"{judgings[0].label}: {plural(pictures, 'picture')} of {plural(prompts, 'prompt')}, "
+        f"{judgings[0].label}: {plural(images, 'image')} of {plural(prompts, 'prompt')}, "
         f"{scores[0].skipped} of them without scores."
     )
     if change is None:
@@ -204,13 +204,13 @@ def _notes(
             told = ", ".join(f"{word} {count}" for word, count in words.most_common())
             many = " That is many: the rest may be no fair sample." if _share(found, part) > MANY_SKIPPED else ""
             notes.append(
-                f"{part.label}: {found.skipped} of {len(part.rows)} pictures have no scores ({told}) and are in no "
+                f"{part.label}: {found.skipped} of {len(part.rows)} images have no scores ({told}) and are in no "
                 f"number.{many}"
             )
     notes += [*file.repairs, *file.differences]
     if not whole or settings.samples != NUM_IMAGES:
         notes.append(
-            f"{len(set(judgings[0].prompts))} prompts with {settings.samples} pictures each took part, not 600 with "
+            f"{len(set(judgings[0].prompts))} prompts with {settings.samples} images each took part, not 600 with "
             f"{NUM_IMAGES}: compare with the same ones only."
         )
     if settings.train_prompts is not None:

@@ -1,7 +1,7 @@
-"""The benchmark UniGenBench: 600 prompts, four pictures each, and a judge that scores each test point of each picture.
+"""The benchmark UniGenBench: 600 prompts, four images each, and a judge that scores each test point of each image.
 
     flowrl eval MODEL --benchmark unigenbench --prompts test_prompts_en.csv --judge vllm
-    flowrl eval --images FOLDER ...          pictures {index}_{sample}.png, or in GenEval's layout with these prompts
+    flowrl eval --images FOLDER ...          images {index}_{sample}.png, or in GenEval's layout with these prompts
 
 The prompt files are not shipped, see `flowrl.benchmarks.unigenbench.items`. Judges by name are in `JUDGES`, others
 are given as a mapping. **Numbers of another judge than Gemini-2.5-Pro, or asked in other words than the published ones,
@@ -25,13 +25,13 @@ from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, sco
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.named_judges import judge_identity, read_judge
 from flowrl.commands.eval.unigenbench_estimate import estimate_of
-from flowrl.commands.eval.unigenbench_judge import Asking, Wording, ask_pictures, read_wording, reply_of
+from flowrl.commands.eval.unigenbench_judge import Asking, Wording, ask_images, read_wording, reply_of
 from flowrl.commands.eval.unigenbench_result import Judging, result_of
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
-from flowrl.generation.folders import Picture, is_folder_of_pictures, read_folder
-from flowrl.generation.generate import pictures_of
+from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
+from flowrl.generation.generate import images_of
 from flowrl.generation.journal import Journal, Row
 from flowrl.generation.layouts import numbered_name, put, read_numbered
 from flowrl.generation.subject import Settings, Subject
@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What an answer depends on besides the picture and the item."""
+        """What an answer depends on besides the image and the item."""
         return {
             "benchmark": "unigenbench", "version": _VERSION, "judge": judge_identity(self.judge),
             "wording": self.wording.digest, "attempts": self.asking.attempts, "max_tokens": self.asking.max_tokens,
@@ -83,7 +83,7 @@ def check(settings: Settings) -> None:
     """Refuses what can be known to be wrong before weights load.
 
     Raises:
-        ValueError: no prompt file or a bad one, an unknown option or judge, a template that lacks a field, or pictures
+        ValueError: no prompt file or a bad one, an unknown option or judge, a template that lacks a field, or images
             that are missing from a folder.
     """
     plan = plan_of(settings)
@@ -93,19 +93,19 @@ def check(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> Result:
-    """Draws or reads the pictures of subject and base, has them judged, and sums up; see `flowrl.commands.eval`.
+    """Draws or reads the images of subject and base, has them judged, and sums up; see `flowrl.commands.eval`.
 
     With the option dry_run nothing is drawn or asked, and the result is an estimate of calls, tokens and time.
     """
     plan = plan_of(settings)
     if plan.dry_run:
         return estimate_of(settings, plan.items, plan.file, plan.judge, plan.wording, plan.identity, plan.asking)
-    # All pictures of all subjects must be there before the first question costs anything.
-    pictures = [pictures_for(settings, subject, plan) for subject in subjects_of(settings)]
+    # All images of all subjects must be there before the first question costs anything.
+    images = [images_for(settings, subject, plan) for subject in subjects_of(settings)]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chat = build_chat(plan.judge, device=device, owner="unigenbench, --judge")
     judgings = []
-    for subject, of_subject in zip(subjects_of(settings), pictures, strict=True):
+    for subject, of_subject in zip(subjects_of(settings), images, strict=True):
         judgings.append(judged(subject, of_subject, plan, chat, show=settings.show))
     return result_of(
         settings, plan.file, judgings, judge=chat.version, model=str(plan.judge["model"]),
@@ -152,38 +152,38 @@ def plan_of(settings: Settings) -> Plan:
     )  # fmt: skip
 
 
-def existing(folder: Path, items: Sequence[Item], samples: int) -> list[Picture]:
-    """The pictures of items in a folder that exists, named {index}_{sample}.png or laid out as GenEval does.
+def existing(folder: Path, items: Sequence[Item], samples: int) -> list[ImageFile]:
+    """The images of items in a folder that exists, named {index}_{sample}.png or laid out as GenEval does.
 
     Raises:
-        ValueError: a picture is missing.
+        ValueError: an image is missing.
     """
-    if not is_folder_of_pictures(folder):
+    if not is_folder_of_images(folder):
         return read_numbered(folder, {item.index: item.prompt for item in items}, samples)
-    by_text: dict[str, list[Picture]] = {}
-    for picture in read_folder(folder):
-        by_text.setdefault(picture.prompt, []).append(picture)
+    by_text: dict[str, list[ImageFile]] = {}
+    for image in read_folder(folder):
+        by_text.setdefault(image.prompt, []).append(image)
     found = []
     for item in items:
-        pictures = by_text.get(item.prompt, [])[:samples]
-        if len(pictures) < samples:
+        images = by_text.get(item.prompt, [])[:samples]
+        if len(images) < samples:
             raise ValueError(
-                f"{folder} has {len(pictures)} pictures of prompt {item.index} ({item.prompt[:60]!r}), {samples} are "
+                f"{folder} has {len(images)} images of prompt {item.index} ({item.prompt[:60]!r}), {samples} are "
                 f"needed: draw them all first, or lower --samples or --num-prompts; nothing was judged."
             )
         found += [
-            Picture(file=p.file, path=p.path, index=item.index, sample=sample, record=p.record)
-            for sample, p in enumerate(pictures)
+            ImageFile(file=p.file, path=p.path, index=item.index, sample=sample, record=p.record)
+            for sample, p in enumerate(images)
         ]
     return found
 
 
-def pictures_for(settings: Settings, subject: Subject, plan: Plan) -> list[Picture]:
-    """All pictures of a subject in the order of items and samples; drawn ones are put under the published names."""
+def images_for(settings: Settings, subject: Subject, plan: Plan) -> list[ImageFile]:
+    """All images of a subject in the order of items and samples; drawn ones are put under the published names."""
     if subject.images is not None:
         return existing(subject.images, plan.items, settings.samples)
     prompts = [Prompt(text=item.prompt, metadata={"index": item.index}) for item in plan.items]
-    drawn = pictures_of(settings, subject, prompts)
+    drawn = images_of(settings, subject, prompts)
     keys = [(item.index, sample) for item in plan.items for sample in range(settings.samples)]
     folder = subject.folder / plan.file.track
     put(drawn, folder, (numbered_name(*key) for key in keys))
@@ -191,27 +191,27 @@ def pictures_for(settings: Settings, subject: Subject, plan: Plan) -> list[Pictu
 
 
 def judged(
-    subject: Subject, pictures: Sequence[Picture], plan: Plan, chat: Chat, *, show: bool = True
+    subject: Subject, images: Sequence[ImageFile], plan: Plan, chat: Chat, *, show: bool = True
 ) -> Judging:  # fmt: skip
-    """Asks about every picture and writes the result files in the published format."""
+    """Asks about every image and writes the result files in the published format."""
     by_index = {item.index: item for item in plan.items}
-    work = [(picture, by_index[picture.index]) for picture in pictures]
+    work = [(image, by_index[image.index]) for image in images]
     with Journal(subject.folder, plan.identity) as journal:
-        answers = ask_pictures(chat, plan.wording, work, journal, plan.asking, label=subject.label, show=show)
-    rows = [_judged(picture, item, row) for (picture, item), row in zip(work, answers, strict=True)]
+        answers = ask_images(chat, plan.wording, work, journal, plan.asking, label=subject.label, show=show)
+    rows = [_judged(image, item, row) for (image, item), row in zip(work, answers, strict=True)]
     scores = aggregate(score_rows(rows))
     folder = subject.folder / "results"
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{subject.label}_{plan.file.track}".replace("/", "-")
     write_atomically(folder / f"{name}.csv", results_text(rows))
     write_atomically(folder / f"{name}.json", summary_text(scores))
-    return Judging(label=subject.label, pictures=tuple(pictures), rows=tuple(rows), answers=tuple(answers))
+    return Judging(label=subject.label, images=tuple(images), rows=tuple(rows), answers=tuple(answers))
 
 
-def _judged(picture: Picture, item: Item, row: Row) -> Judged:
+def _judged(image: ImageFile, item: Item, row: Row) -> Judged:
     return Judged(
         index=item.index, prompt=item.prompt, points=item.points, output=row["output"], reply=reply_of(row, item),
-        image=str(picture.path),
+        image=str(image.path),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ FLOOR = 788.0
 """TFLOP/s of bfloat16 matrix products that an H200 was measured to reach; nothing can be faster."""
 
 _DECODE = {VAE_4: 9.8e6, VAE_16: 9.8e6, VAE_32: 9.8e6, VAE_WAN: 8.5e6}  # FLOPs a decoded pixel and frame, by parameters
-_DECODE_WAN_PICTURE = 10.9e6  # a video's frames share work in time
+_DECODE_WAN_IMAGE = 10.9e6  # a video's frames share work in time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ def decode_flops(model: str, parts: tuple[Part, ...] | None, size: tuple[int, in
     if each is None:
         return None
     if counts["vae"] == VAE_WAN and frames is None:
-        each = _DECODE_WAN_PICTURE
+        each = _DECODE_WAN_IMAGE
     return each * height * width * (frames or 1)
 
 

@@ -1,6 +1,6 @@
 """Network evaluations of a run before it starts, as `flowrl.training.learner.NetworkCounter` counts them while it runs.
 
-One evaluation is one row of a batch, so guidance in two passes counts twice. Rollouts, completions and pictures are
+One evaluation is one row of a batch, so guidance in two passes counts twice. Rollouts, completions and images are
 known exactly. Updates are the most there can be: a micro-batch is left out where no row of it is trained, because all
 groups of it got equal rewards, an image failed, or a method chose others.
 """
@@ -257,7 +257,7 @@ def _forward(config: TrainConfig, passes: Passes) -> Counts:
 
 
 def _preference(config: TrainConfig, iteration: int, passes: Passes) -> Counts:
-    """Both pictures of a pair a prompt; groups whose rewards are all equal have none."""
+    """Both images of a pair a prompt; groups whose rewards are all equal have none."""
     options = OBJECTIVES[config.objective.name or "dpo"](**config.objective.options)
     draws, num_steps = config.times.count, config.sampler.num_steps
     if isinstance(options, Steps):

@@ -24,7 +24,7 @@ from flowrl.recipes import forward_settings
 from flowrl.training.parts import DTYPES, model_location, read_prompts
 
 Size = tuple[int, int, int | None]
-"""Height, width and frames; None for pictures."""
+"""Height, width and frames; None for images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,7 +57,7 @@ class Network:
     Attributes:
         parameters: frozen ones, of all experts.
         lora_parameters: trained ones, of all experts.
-        latent: shape of the picture as the network takes it, without batch.
+        latent: shape of the image as the network takes it, without batch.
         attended: most tokens that attend to something at once; 0 without attention.
         forward: FLOPs of a forward pass with the LoRA.
         backward: FLOPs of the backward pass after it.
@@ -162,7 +162,7 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _latent(call: dict[str, Any]) -> tuple[int, ...]:
-    if "x" in call:  # a list, one picture a sample
+    if "x" in call:  # a list, one image a sample
         return tuple(call["x"][0].shape)
     value = call.get("hidden_states", call.get("sample"))
     return tuple(value.shape[1:]) if isinstance(value, Tensor) else ()

@@ -13,7 +13,7 @@ from flowrl.commands.plan.refusals import Obstacles
 
 COLUMNS = 80
 _LABEL = 16
-_PNG = 2  # bytes a pixel of a saved picture, roughly
+_PNG = 2  # bytes a pixel of a saved image, roughly
 _PUBLISHED = 2  # bytes a weight of published checkpoints, mostly
 
 Row = tuple[str, str]
@@ -67,7 +67,7 @@ def _run(plan: Plan) -> list[str]:
 def _batches(plan: Plan) -> list[str]:
     config, geometry, updates = plan.config, plan.geometry, plan.config.updates_per_rollout
     iterations = plan.run.iterations
-    what = "pairs of two pictures" if config.objective.name == "dpo_offline" else "images"
+    what = "pairs of two images" if config.objective.name == "dpo_offline" else "images"
     count = config.prompts_per_step if config.objective.name == "dpo_offline" else config.num_images
     made = f"{config.prompts_per_step} prompts x {config.group_size} = {config.num_images:,} images"
     rows = [("an iteration", f"{count:,} {what}" if count != config.num_images else made)]
@@ -182,9 +182,9 @@ def _disk(plan: Plan) -> list[str]:
     if run.evaluations and plan.size is not None and config.eval.num_images:
         height, width = config.eval.height or plan.size[0], config.eval.width or plan.size[1]
         shown = min(config.eval.num_images, run.evaluation_images or config.eval.num_images)
-        # Each evaluation keeps the pictures and a grid of them at twice their size.
+        # Each evaluation keeps the images and a grid of them at twice their size.
         each = 2 * shown * height * width * (plan.size[2] or 1) * _PNG
-        rows.append(("samples", f"about {_bytes(run.evaluations * each)}, {run.evaluations} x {shown} pictures"))
+        rows.append(("samples", f"about {_bytes(run.evaluations * each)}, {run.evaluations} x {shown} images"))
     rows += _downloads(plan)
     return _pairs(rows)
 

@@ -27,7 +27,7 @@ _SD3 = {"text_encoder": CLIP_L_PROJECTED, "text_encoder_2": CLIP_G, "text_encode
 _FLUX = {"text_encoder": CLIP_L, "text_encoder_2": T5_XXL, "vae": VAE_16}
 _QWEN = {"text_encoder": QWEN25_VL_7B, "vae": VAE_WAN}
 _WAN = {"text_encoder": UMT5_XXL, "vae": VAE_WAN}
-_WAN_PICTURE = {**_WAN, "image_encoder": CLIP_H_VISION}
+_WAN_IMAGE = {**_WAN, "image_encoder": CLIP_H_VISION}
 _Z_IMAGE = {"text_encoder": QWEN3_4B, "vae": VAE_16}
 _SD, _SD2 = {"text_encoder": CLIP_L, "vae": VAE_4}, {"text_encoder": CLIP_H_TEXT, "vae": VAE_4}
 _SANA = {"text_encoder": GEMMA2_2B, "vae": VAE_DC}
@@ -55,8 +55,8 @@ PARTS: dict[str, Mapping[str, int]] = {
     "Tongyi-MAI/Z-Image-Turbo": _Z_IMAGE,
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": _WAN,
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": _WAN,
-    "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": _WAN_PICTURE,
-    "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": _WAN_PICTURE,
+    "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": _WAN_IMAGE,
+    "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": _WAN_IMAGE,
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": _WAN,
     "Wan-AI/Wan2.2-I2V-A14B-Diffusers": _WAN,
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers": {"text_encoder": UMT5_XXL, "vae": VAE_WAN_22},

@@ -66,7 +66,7 @@ def _found_late(config: TrainConfig, module: Any, processes: int) -> Iterator[st
     """Combinations that a run meets when its model and its rewards are there."""
     share = config.num_images // processes
     family = config.pipeline.name
-    # What only pictures from text alone have is said by the class; families of several kinds know once they load.
+    # What only images from text alone have is said by the class; families of several kinds know once they load.
     drawn = next((cls for cls in vars(module).values() if isinstance(cls, type) and hasattr(cls, "lora_targets")), None)
     for place, reward in enumerate((*config.rewards, *config.eval.rewards)):
         key = f"rewards.{place}" if place < len(config.rewards) else f"eval.rewards.{place - len(config.rewards)}"
@@ -78,10 +78,10 @@ def _found_late(config: TrainConfig, module: Any, processes: int) -> Iterator[st
                 "processes"
             )
         if reward.name in _OF_VIDEOS and getattr(drawn, "fps", 0) is None:
-            yield f"{key} ({reward.name}) judges videos, and pipeline.name={family} draws pictures: change one of them"
+            yield f"{key} ({reward.name}) judges videos, and pipeline.name={family} draws images: change one of them"
         if reward.name in _OF_EDITS and getattr(drawn, "num_sources", None) == (0, 0):
             yield (
-                f"{key} ({reward.name}) judges edits of a source picture, and pipeline.name={family} takes none: "
+                f"{key} ({reward.name}) judges edits of a source image, and pipeline.name={family} takes none: "
                 "change one of them"
             )
 

@@ -56,7 +56,7 @@ SIGNS = (
         key="kl",
         title="KL to the reference",
         meaning="How far the policy has moved from where it started, in nats.",
-        healthy="A slow rise. A jump often comes before pictures collapse: lower optim.lr or raise kl_coef.",
+        healthy="A slow rise. A jump often comes before images collapse: lower optim.lr or raise kl_coef.",
         is_healthy=_without_spikes,
     ),
     Sign(

@@ -10,7 +10,7 @@ from flowrl.commands.report.achieved import curves, summary, tasks, tiles
 from flowrl.commands.report.health import health, time_by_stage
 from flowrl.commands.report.result import held_out
 from flowrl.commands.report.run_data import RunData
-from flowrl.commands.report.shown_samples import pictures
+from flowrl.commands.report.shown_samples import images
 from flowrl.html.document import MEDIA_POLICY, POLICY, document
 from flowrl.html.markup import esc, plural, section, table
 
@@ -26,7 +26,7 @@ def render(run: RunData, home: Path) -> str:
             tiles(run, outcome),
             curves(run, outcome),
             tasks(outcome),
-            pictures(run, home),
+            images(run, home),
             health(run),
             time_by_stage(run),
             reproduce(run),

@@ -201,7 +201,7 @@ def _image_rows(folder: Path, notes: list[str]) -> dict[int, tuple[Row, ...]]:
 
 
 def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int, ...]]:
-    """Pictures of the first and last sampling that have the same number. A file being written has no final name yet."""
+    """Images of the first and last sampling that have the same number. A file being written has no final name yet."""
     found = {
         number: path for path in sorted(folder.glob("*")) if path.is_dir() and (number := _iteration(path)) is not None
     }
@@ -213,7 +213,7 @@ def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int,
         prompts = json.loads(_text(folder / "prompts.json") or "[]")
     except json.JSONDecodeError:
         prompts = []
-        notes.append("samples/prompts.json could not be read; the pictures are shown without their prompts.")
+        notes.append("samples/prompts.json could not be read; the images are shown without their prompts.")
     first, last = min(shots), max(shots)
     pairs = []
     for before in shots[first]:
@@ -237,9 +237,9 @@ def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int,
     return tuple(pairs), tuple(sorted({first, last}))
 
 
-def _clip(picture: Path) -> Path | None:
+def _clip(image: Path) -> Path | None:
     """The video of a row of frames."""
-    clip = picture.with_suffix(".mp4")
+    clip = image.with_suffix(".mp4")
     return clip if clip.is_file() else None
 
 

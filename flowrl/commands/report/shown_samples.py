@@ -1,4 +1,4 @@
-"""Samples of the same prompt and seed before and after: pictures, edits beside their sources, and playing clips."""
+"""Samples of the same prompt and seed before and after: images, edits beside their sources, and playing clips."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from flowrl.html.markup import esc, plural, section
 MAX_PAIRS = 16
 MAX_CLIPS = 8  # prompts of a video run: each plays twice
 MAX_EMBEDDED = 3_000_000  # bytes of clips that go into the page; beyond that all are linked
-SMALL = 128  # up to this side a picture is embedded as it is and its pixels are shown as squares
+SMALL = 128  # up to this side an image is embedded as it is and its pixels are shown as squares
 LARGE = 448  # longer sides are reduced to this: twice the size at which they are shown
 ROW = 1600  # the same for a row of frames
 
-Side = tuple[str, Path, Path | None]  # what it is, its picture, its clip
+Side = tuple[str, Path, Path | None]  # what it is, its image, its clip
 
 
-def pictures(run: RunData, home: Path) -> str:
+def images(run: RunData, home: Path) -> str:
     """The first pairs in the order of their numbers, never a selection by looks, for a page in the folder `home`."""
     video = run.sample_word == "video"
     chosen = run.pairs[: MAX_CLIPS if video else MAX_PAIRS]
@@ -38,34 +38,34 @@ def pictures(run: RunData, home: Path) -> str:
         more += " Beside each clip are frames spread evenly over it, the first and the last among them."
         linked = any(not value.startswith("data:") for value in address.values())
         more += " The clips are files in samples/: keep this page where it is." if linked else ""
-    title = "Before and after" if len(run.pair_iterations) > 1 else "Videos" if video else "Pictures"
+    title = "Before and after" if len(run.pair_iterations) > 1 else "Videos" if video else "Images"
     edits = any(pair.sources for pair in chosen)
     style = " clips" if video else " edits" if edits else ""
     return section(
-        "pictures", title, f'<div class="pairs{style}">{"".join(shown)}</div>', _lead(run, video, edits) + more
+        "images", title, f'<div class="pairs{style}">{"".join(shown)}</div>', _lead(run, video, edits) + more
     )
 
 
 def embed(path: Path, large: int = LARGE) -> tuple[str, bool] | None:
-    """A picture as a data address and whether it is small; None where the file cannot be read.
+    """An image as a data address and whether it is small; None where the file cannot be read.
 
     Args:
         path: the file.
         large: longer sides are reduced to this.
     """
     try:
-        with Image.open(path) as image:
-            image.load()
-            picture = image.convert("RGB")
-    except OSError:  # cut off while being written, or no picture
+        with Image.open(path) as opened:
+            opened.load()
+            image = opened.convert("RGB")
+    except OSError:  # cut off while being written, or no image
         return None
-    small = max(picture.size) <= SMALL
-    picture.thumbnail((large, large))
+    small = max(image.size) <= SMALL
+    image.thumbnail((large, large))
     buffer = io.BytesIO()
     if small:
-        picture.save(buffer, format="PNG", optimize=True)
+        image.save(buffer, format="PNG", optimize=True)
     else:
-        picture.save(buffer, format="JPEG", quality=88)
+        image.save(buffer, format="JPEG", quality=88)
     return _data(buffer.getvalue(), f"image/{'png' if small else 'jpeg'}"), small
 
 
@@ -95,13 +95,13 @@ def _data(content: bytes, kind: str) -> str:
 
 
 def _pair(pair: Pair, address: dict[Path, str]) -> str:
-    """A figure of one prompt; nothing where one of its pictures cannot be read."""
+    """A figure of one prompt; nothing where one of its images cannot be read."""
     sides: list[Side] = [("before", pair.before, pair.before_clip)]
     if pair.after is not None:
         sides.append(("after", pair.after, pair.after_clip))
     try:
-        sources = "".join(_picture("source", path, f"source: {pair.prompt}") for path in pair.sources)
-        stills = [_picture(side, path, f"{side} training: {pair.prompt}") for side, path, clip in sides if clip is None]
+        sources = "".join(_image("source", path, f"source: {pair.prompt}") for path in pair.sources)
+        stills = [_image(side, path, f"{side} training: {pair.prompt}") for side, path, clip in sides if clip is None]
         shots = [_shot(side, path, address[clip], pair.prompt) for side, path, clip in sides if clip is not None]
     except OSError:
         return ""
@@ -111,10 +111,10 @@ def _pair(pair: Pair, address: dict[Path, str]) -> str:
     return f'<figure class="pair">{row}{"".join(shots)}<figcaption>{esc(pair.prompt)}{seed}</figcaption></figure>'
 
 
-def _picture(side: str, path: Path, text: str) -> str:
+def _image(side: str, path: Path, text: str) -> str:
     embedded = embed(path)
     if embedded is None:
-        raise OSError(f"{path} is no picture")
+        raise OSError(f"{path} is no image")
     source, small = embedded
     style = ' class="pixels"' if small else ""
     with Image.open(path) as image:
@@ -126,7 +126,7 @@ def _shot(side: str, path: Path, clip: str, prompt: str) -> str:
     """A clip that plays by itself, and the row of its frames for paper and for a still look."""
     row = embed(path, ROW)
     if row is None:
-        raise OSError(f"{path} is no picture")
+        raise OSError(f"{path} is no image")
     return (
         f'<div class="shot"><span>{side}</span><video src="{esc(clip)}" muted loop autoplay playsinline controls '
         f'aria-label="{side} training: {esc(prompt)}"></video>'

@@ -9,7 +9,7 @@ from pathlib import Path
 def add_score(parser: argparse.ArgumentParser) -> None:
     """Puts the arguments of `flowrl reward score` on its parser."""
     _add_reward(parser, "rewards", "REWARD[,REWARD...]|CONFIG", "rewards to score with")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="pictures, or GenEval's folder layout")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="images, or GenEval's folder layout")
     _add_prompts(parser)
     parser.add_argument("--out", type=Path, default=Path("scores.csv"), help=".csv or .jsonl to write (scores.csv)")
     _add_machine(parser)
@@ -18,11 +18,11 @@ def add_score(parser: argparse.ArgumentParser) -> None:
 def add_card(parser: argparse.ArgumentParser) -> None:
     """Puts the arguments of `flowrl reward card` on its parser."""
     _add_reward(parser, "reward", "REWARD|CONFIG", "the reward to examine")
-    parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="pictures, several a prompt")
+    parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="images, several a prompt")
     _add_prompts(parser)
-    parser.add_argument("--model", help="draw the pictures: asset:tiny-sd3, a run folder, a model folder or a hub id")
+    parser.add_argument("--model", help="draw the images: asset:tiny-sd3, a run folder, a model folder or a hub id")
     parser.add_argument("--num-prompts", type=int, default=24, help="prompts drawn from --prompts with --model (24)")
-    parser.add_argument("--samples", type=int, default=8, help="pictures drawn for each with --model (8)")
+    parser.add_argument("--samples", type=int, default=8, help="images drawn for each with --model (8)")
     parser.add_argument("--with", dest="others", default="", metavar="REWARDS", help="other rewards to compare with")
     parser.add_argument("--perturb", default="all", metavar="NAMES", help="changes to test, all or none (all)")
     parser.add_argument("--out", type=Path, help="folder of card.json and card.html (reward-card-NAME)")
@@ -58,12 +58,12 @@ def _add_reward(parser: argparse.ArgumentParser, name: str, metavar: str, what: 
 
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt", help="the prompt of all pictures")
+    parser.add_argument("--prompt", help="the prompt of all images")
     parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help=".txt: a prompt a picture, by name; .jsonl: file, prompt, metadata"
+        "--prompts", type=Path, metavar="FILE", help=".txt: a prompt an image, by name; .jsonl: file, prompt, metadata"
     )
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch-size", type=int, default=16, help="pictures scored at once (16)")
+    parser.add_argument("--batch-size", type=int, default=16, help="images scored at once (16)")
     parser.add_argument("--device", help="where rewards with weights run (cuda where there is one, else cpu)")

@@ -1,12 +1,12 @@
-"""`flowrl reward card`: how far a reward can be trusted to train on, measured on a folder of pictures.
+"""`flowrl reward card`: how far a reward can be trusted to train on, measured on a folder of images.
 
-1. Every picture is scored twice (the second time as another iteration, so what is drawn at random is drawn anew), then
+1. Every image is scored twice (the second time as another iteration, so what is drawn at random is drawn anew), then
    once after each change of `flowrl.media.perturbations`.
 2. The differences are set against the spread within prompts, which is all that a group-relative method sees.
-3. A pairwise reward's judge is shown neighbouring pictures of each prompt in both orders.
-4. Other rewards score the same pictures.
+3. A pairwise reward's judge is shown neighbouring images of each prompt in both orders.
+4. Other rewards score the same images.
 
-The folder of the card gets card.json, card.html and, with --model, the pictures that were drawn.
+The folder of the card gets card.json, card.html and, with --model, the images that were drawn.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def card(parsed: argparse.Namespace) -> int:
         folder = out / "images"
         if folder.exists():
             raise ValueError(f"{folder} is there already: give it as FOLDER without --model, or another --out.")
-        draw_pictures(parsed.model, parsed.prompts, folder, num_prompts=parsed.num_prompts, samples=parsed.samples)
+        draw_images(parsed.model, parsed.prompts, folder, num_prompts=parsed.num_prompts, samples=parsed.samples)
         items = read_items(folder)
     rewards = load_rewards([spec, *others], parsed.device)
     for key, reward in rewards.items():
@@ -77,9 +77,9 @@ def _checked(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
     check_batch_size(parsed.batch_size)
     _changes(parsed.perturb)
     if (parsed.folder is None) == (parsed.model is None):
-        raise ValueError("give either a FOLDER of pictures or --model, which draws them.")
+        raise ValueError("give either a FOLDER of images or --model, which draws them.")
     if parsed.model is not None and parsed.prompts is None:
-        raise ValueError("--model draws pictures for the prompts of a file: add --prompts FILE.")
+        raise ValueError("--model draws images for the prompts of a file: add --prompts FILE.")
     if parsed.model is not None and (parsed.num_prompts < 1 or parsed.samples < 2):
         raise ValueError(
             f"--num-prompts must be at least 1 and --samples 2, got {parsed.num_prompts}, {parsed.samples}."
@@ -107,25 +107,25 @@ def _changes(names: str) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def draw_pictures(model: str, prompts: Path, folder: Path, *, num_prompts: int, samples: int) -> None:
-    """Draws pictures as GenEval lays them out: NNNNN/metadata.jsonl and NNNNN/samples/NNNN.png.
+def draw_images(model: str, prompts: Path, folder: Path, *, num_prompts: int, samples: int) -> None:
+    """Draws images as GenEval lays them out: NNNNN/metadata.jsonl and NNNNN/samples/NNNN.png.
 
     Prompts are taken evenly from the file, each once. The start noise is a function of prompt and sample.
 
     Raises:
         ValueError: before weights load: the model is not there or makes videos, or a prompt is bad.
     """
-    from flowrl.generation.models import check_pictures, check_source, find_source, load_source, schedule_of
+    from flowrl.generation.models import check_images, check_source, find_source, load_source, schedule_of
     from flowrl.training.heldout import generate
 
     source = find_source(model)
     check_source(source)
-    check_pictures(source, "flowrl reward card")
+    check_images(source, "flowrl reward card")
     rows = list({row.key: row for row in read_prompts(prompts, source.negative)}.values())
     items = eval_items(rows, num_prompts=num_prompts, samples_per_prompt=samples)
     pipeline = load_source(source)
     schedule = schedule_of(source, pipeline)
-    with progress("drawing pictures", len(range(0, len(items), DRAWN_AT_ONCE))) as advance:
+    with progress("drawing images", len(range(0, len(items), DRAWN_AT_ONCE))) as advance:
         for first in range(0, len(items), DRAWN_AT_ONCE):
             batch = items[first : first + DRAWN_AT_ONCE]
             x = sample_normals(pipeline.latent_shape, [(0, "card", item.prompt.key, item.sample) for item in batch])
@@ -139,10 +139,10 @@ def draw_pictures(model: str, prompts: Path, folder: Path, *, num_prompts: int, 
 
 
 def as_json(measured: Card) -> dict[str, Any]:
-    """The card as plain numbers, null where unknown, with a line a picture."""
+    """The card as plain numbers, null where unknown, with a line an image."""
     plain = {
         key: _plain(getattr(measured, key))
-        for key in ("name", "version", "kind", "pictures", "prompts", "failed", "errors", "mean", "spread", "retest",
+        for key in ("name", "version", "kind", "images", "prompts", "failed", "errors", "mean", "spread", "retest",
                     "repeat", "perturbed", "order", "others", "cost", "notes")
     }  # fmt: skip
     plain["repeat"]["signal_to_noise"] = _plain(measured.repeat.signal_to_noise)

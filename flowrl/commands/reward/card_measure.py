@@ -1,4 +1,4 @@
-"""What is measured of a reward for its card: passes over the same pictures, a judge's order, other rewards, cost."""
+"""What is measured of a reward for its card: passes over the same images, a judge's order, other rewards, cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FEW_PROMPTS = 20  # below this many, intervals over prompts are rough
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Other:
-    """Another reward on the same pictures: Spearman's correlation over all of them, and within prompts."""
+    """Another reward on the same images: Spearman's correlation over all of them, and within prompts."""
 
     overall: Interval
     within: Interval
@@ -57,7 +57,7 @@ class Card:
     name: str
     version: str
     kind: str
-    pictures: int
+    images: int
     prompts: int
     failed: Interval
     errors: dict[str, int]
@@ -84,8 +84,8 @@ def measure(
 
     Args:
         rewards: the one the card is about, then others to compare it with.
-        items: the pictures.
-        batch_size: pictures scored at once.
+        items: the images.
+        batch_size: images scored at once.
         changes: names of `PERTURBATIONS`.
         spec: the first reward's; with an option `comparator` it says whose bias to test.
         device: of that comparator.
@@ -109,7 +109,7 @@ def measure(
     reasons = [word for scores in (first, second) for word in scores.errors if word is not None]
     known = ~np.isnan(first.values)
     return Card(
-        name=name, version=reward.version, kind=reward.kind, pictures=len(items), prompts=len(np.unique(group)),
+        name=name, version=reward.version, kind=reward.kind, images=len(items), prompts=len(np.unique(group)),
         failed=bootstrap_mean(lost, group), errors={word: reasons.count(word) for word in sorted(set(reasons))},
         mean=bootstrap_mean(first.values[known], group[known]) if known.any() else UNKNOWN,
         spread=spread(first.values, group), retest=retest(first.values, second.values, group),
@@ -143,19 +143,19 @@ def _notes(reward: Reward, group: np.ndarray, items: Sequence[Item]) -> tuple[st
     if len(sizes) < FEW_PROMPTS:
         notes.append(f"{len(sizes)} prompts are few: intervals over prompts are rough, take {FEW_PROMPTS} or more.")
     if (sizes < 2).any():
-        notes.append(f"{int((sizes < 2).sum())} prompts have a single picture, which has no advantage to measure.")
+        notes.append(f"{int((sizes < 2).sum())} prompts have a single image, which has no advantage to measure.")
     if reward.kind not in POINTWISE:
-        notes.append(f"A {reward.kind} reward: its values say how a picture did among those of its prompt.")
+        notes.append(f"A {reward.kind} reward: its values say how an image did among those of its prompt.")
     return tuple(notes)
 
 
 @torch.no_grad()
 def judge_order(comparator: Mapping[str, Any], items: Sequence[Item], *, device: str | None = None) -> OrderBias:
-    """Shows a judge each picture with two others of its prompt, in both orders.
+    """Shows a judge each image with two others of its prompt, in both orders.
 
     Args:
         comparator: the option of that name of a pairwise reward.
-        items: the pictures.
+        items: the images.
         device: where a model in this process runs.
     """
     from flowrl.rewards.comparing.comparators import build_comparator

@@ -29,7 +29,7 @@ EXTRA_CSS = """
 .verdicts p{grid-column:1/-1;border-top:0;padding-top:0}.verdicts>:nth-child(3n+1),.verdicts>:nth-child(3n+2)
 {border-top:1px solid var(--edge)}.gallery .sides div{flex-basis:84px}}
 """
-GROUPS, SHOWN = 6, 7  # prompts and pictures of each in the gallery
+GROUPS, SHOWN = 6, 7  # prompts and images of each in the gallery
 POINTS = 1500  # of a scatter plot
 MARKS: dict[Grade, tuple[str, str]] = {
     "good": ("good", "✓ good"), "fair": ("fair", "○ fair"), "poor": ("bad", "✕ poor"), "open": ("", DASH),
@@ -46,18 +46,18 @@ def render(card: Card) -> str:
         _tiles(card),
         section("verdicts", "Verdicts", _verdicts(found)),
         section("advantages", "What becomes of advantages", _figure(_ranks(card)),
-                "Rank correlation of a prompt's pictures, before and after each change, mean over prompts with 95 % "
+                "Rank correlation of a prompt's images, before and after each change, mean over prompts with 95 % "
                 "intervals. 1 keeps the order, 0 has nothing left of it."),
-        section("values", "Values, picture by picture", _scatters(card),
-                "A dot a picture; on the line nothing changed."),
-        section("pictures", "What it prefers", _gallery(card),
+        section("values", "Values, image by image", _scatters(card),
+                "A dot an image; on the line nothing changed."),
+        section("images", "What it prefers", _gallery(card),
                 "Prompts spread evenly over the list, not picked. Left the highest value, right the lowest."),
         section("numbers", "Numbers", f'<div class="numbers">{_numbers(card)}</div>',
                 "Intervals: 95 %, bootstrap over prompts; those of the seconds over batches."),
         section("version", "What was measured", f'<pre tabindex="0"><code>{esc(card.version)}</code></pre>'),
     ])  # fmt: skip
     title = f"Reward card: {card.name}"
-    facts = [plural(card.pictures, "picture"), plural(card.prompts, "prompt"), f"kind {card.kind}"]
+    facts = [plural(card.images, "image"), plural(card.prompts, "prompt"), f"kind {card.kind}"]
     footer = "Written by <code>flowrl reward card</code>."
     return document(title, body, lead=esc(" · ".join(facts)), footer=footer, css=EXTRA_CSS)
 
@@ -80,7 +80,7 @@ def _tiles(card: Card) -> str:
     if card.order is not None:
         tiles += of("first one wins beyond half", card.order.first_wins, "")
     hours = f"{number(card.cost.hours_per_1000)} h, {calls(card)}"
-    tiles += tile("1000 pictures take", duration(1000 * card.cost.seconds.mean), hours)
+    tiles += tile("1000 images take", duration(1000 * card.cost.seconds.mean), hours)
     return f'<dl class="tiles">{tiles}</dl>'
 
 

@@ -55,21 +55,21 @@ def verdicts(card: Card) -> list[Verdict]:
 def _failures(card: Card) -> Verdict:
     share = card.failed.mean
     if share == 0:
-        return Verdict(aspect="failures", grade="good", words="Every picture got a value in both passes.")
+        return Verdict(aspect="failures", grade="good", words="Every image got a value in both passes.")
     told = ", ".join(f"{word} {count}" for word, count in card.errors.items())
-    words = f"{percent(share)} of the values failed ({told}); failed pictures are left out of training."
+    words = f"{percent(share)} of the values failed ({told}); failed images are left out of training."
     return Verdict(aspect="failures", grade="fair" if share <= FAILED_FEW else "poor", words=words)
 
 
 def _signal(card: Card) -> Verdict:
     flat, between = card.spread.flat_groups.mean, card.spread.between_prompts.mean
     if math.isnan(flat):
-        words = "No prompt has two pictures with a value, so nothing can be said of advantages."
+        words = "No prompt has two images with a value, so nothing can be said of advantages."
         return Verdict(aspect="signal", grade="open", words=words)
     if flat == 1:
-        words = "All pictures of a prompt have the same value, for every prompt: there is nothing to learn from."
+        words = "All images of a prompt have the same value, for every prompt: there is nothing to learn from."
         return Verdict(aspect="signal", grade="poor", words=words)
-    words = f"{percent(1 - flat)} of the prompts have pictures that differ in value."
+    words = f"{percent(1 - flat)} of the prompts have images that differ in value."
     if math.isfinite(between) and card.kind in POINTWISE:
         words += f" {percent(between)} of the variance lies between prompts, where advantages do not see it."
     return Verdict(aspect="signal", grade=_grade(flat, FLAT_FEW, FLAT_MANY), words=words)
@@ -80,7 +80,7 @@ def _repeats(card: Card) -> Verdict:
     if card.retest.count and card.retest.exact:
         return Verdict(aspect="repeatability", grade="good", words="Both passes gave exactly the same values.")
     if math.isnan(reliability):
-        words = "Without pictures of one prompt that differ, noise cannot be set against signal."
+        words = "Without images of one prompt that differ, noise cannot be set against signal."
         return Verdict(aspect="repeatability", grade="open", words=words)
     words = (
         f"Asked twice it differs by {card.retest.mean.mean:.3g} on average; {percent(noise)} of a group's standard "
@@ -96,7 +96,7 @@ def _repeats(card: Card) -> Verdict:
 
 
 def worst_change(card: Card) -> str | None:
-    """The change that harms the order of a prompt's pictures most; mirroring, which may change what a picture shows,
+    """The change that harms the order of a prompt's images most; mirroring, which may change what an image shows,
     is no candidate.
     """
     found = {name: row.rank.mean for name, row in card.perturbed.items() if name != "flip"}
@@ -111,15 +111,15 @@ def _steadiness(card: Card) -> Verdict:
         rank = card.perturbed[worst].rank.mean
         grade = _grade(-rank, -STEADY, -SHAKY)
         words = (
-            "No compression or resizing that was tried disturbs the order of a prompt's pictures." if rank > UNDISTURBED
-            else f"The order of a prompt's pictures suffers most when they are {_passive(worst)}: rank correlation "
+            "No compression or resizing that was tried disturbs the order of a prompt's images." if rank > UNDISTURBED
+            else f"The order of a prompt's images suffers most when they are {_passive(worst)}: rank correlation "
             f"{rank:.2f} with the order before."
         )  # fmt: skip
     if "flip" in card.perturbed:
         mirrored = card.perturbed["flip"].rank.mean
     if math.isfinite(mirrored):
         words += f" Mirrored: {mirrored:.2f}; text, and left and right, may rightly lower that."
-    words = words.strip() or "No prompt has pictures that differ in value, so there is no order to disturb."
+    words = words.strip() or "No prompt has images that differ in value, so there is no order to disturb."
     return Verdict(aspect="steadiness", grade=grade, words=words)
 
 
@@ -129,7 +129,7 @@ def _order(card: Card) -> Verdict:
     if math.isnan(bias):
         return Verdict(aspect="order", grade="poor", words="No pair got a verdict in both orders.")
     words = (
-        f"The picture shown first wins {percent(0.5 + bias)} of the time; both orders name the same winner in "
+        f"The image shown first wins {percent(0.5 + bias)} of the time; both orders name the same winner in "
         f"{percent(card.order.agreement.mean)} of the pairs."
     )
     grade = _grade(abs(bias), BIAS_SMALL, BIAS_LARGE)
@@ -140,7 +140,7 @@ def _order(card: Card) -> Verdict:
 
 def _company(card: Card) -> Verdict:
     told = [
-        f"{name} {other.within.mean:.2f} (all pictures {other.overall.mean:.2f})" for name, other in card.others.items()
+        f"{name} {other.within.mean:.2f} (all images {other.overall.mean:.2f})" for name, other in card.others.items()
     ]
     words = f"Rank correlation within prompts: {', '.join(told)}."
     return Verdict(aspect="other rewards", grade="open", words=words.replace("nan", "unknown"))
@@ -149,15 +149,15 @@ def _company(card: Card) -> Verdict:
 def _cost(card: Card) -> Verdict:
     cost = card.cost
     if math.isnan(cost.seconds.mean):
-        return Verdict(aspect="cost", grade="open", words="No picture was scored.")
+        return Verdict(aspect="cost", grade="open", words="No image was scored.")
     took = duration(1000 * cost.seconds.mean)
-    words = f"{took} for 1000 pictures, {calls(card)}, on this machine at this batch size."
+    words = f"{took} for 1000 images, {calls(card)}, on this machine at this batch size."
     return Verdict(aspect="cost", grade="open", words=words)
 
 
 def calls(card: Card) -> str:
-    """ "1 call a picture"."""
-    return f"{card.cost.calls:.3g} {'call' if card.cost.calls == 1 else 'calls'} a picture"
+    """ "1 call an image"."""
+    return f"{card.cost.calls:.3g} {'call' if card.cost.calls == 1 else 'calls'} an image"
 
 
 def _grade(value: float, good: float, fair: float) -> Grade:
@@ -216,12 +216,12 @@ def lines(card: Card) -> list[Line]:
             ("order of pairs", "agreement of both orders", card.order.agreement),
         ]
     for name, other in card.others.items():
-        rows += [(f"with {name}", "rank correlation, all pictures", other.overall)]
+        rows += [(f"with {name}", "rank correlation, all images", other.overall)]
         rows += [(f"with {name}", "rank correlation within prompts", other.within)]
     rows += [
-        ("cost", "seconds a picture", card.cost.seconds),
-        ("cost", "hours for 1000 pictures", point(card.cost.hours_per_1000)),
-        ("cost", "calls a picture", point(card.cost.calls)),
+        ("cost", "seconds an image", card.cost.seconds),
+        ("cost", "hours for 1000 images", point(card.cost.hours_per_1000)),
+        ("cost", "calls an image", point(card.cost.calls)),
     ]
     return [Line(section=section, name=name, value=value) for section, name, value in rows]
 
@@ -245,7 +245,7 @@ def percent(share: float) -> str:
 def summary(card: Card) -> str:
     """Verdicts and the table; at most 80 columns."""
     found = verdicts(card)
-    head = f"{card.name}: {plural(card.pictures, 'picture')} of {plural(card.prompts, 'prompt')}"
+    head = f"{card.name}: {plural(card.images, 'image')} of {plural(card.prompts, 'prompt')}"
     text = [*textwrap.wrap(f"{head}. {overall(found)}", COLUMNS), ""]
     for verdict in found:
         mark = "" if verdict.grade == "open" else verdict.grade

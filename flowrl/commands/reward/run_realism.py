@@ -1,4 +1,4 @@
-"""`flowrl reward realism RUN ...`: did training bring a run's pictures nearer to drawn scenes, by another measure?"""
+"""`flowrl reward realism RUN ...`: did training bring a run's images nearer to drawn scenes, by another measure?"""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from flowrl.training.parts import read_prompts
 
 
 def realism(parsed: argparse.Namespace) -> int:
-    """Prints, for each run, the distance of its first and last evaluation's pictures to drawn scenes, and the change.
+    """Prints, for each run, the distance of its first and last evaluation's images to drawn scenes, and the change.
 
     Args:
-        parsed: `runs`, folders whose configuration keeps every evaluation picture (`eval.num_images` at least their
+        parsed: `runs`, folders whose configuration keeps every evaluation image (`eval.num_images` at least their
             number).
 
     Raises:
@@ -31,7 +31,7 @@ def realism(parsed: argparse.Namespace) -> int:
     print(f"{'run':30} {'before':>7} {'after':>7} {'change (95 %)':>29}")
     for run in parsed.runs:
         items, (first, last) = _items(run), _evaluations(run)
-        before, after = _pictures(run, first, len(items)), _pictures(run, last, len(items))
+        before, after = _images(run, first, len(items)), _images(run, last, len(items))
         records = [item.prompt.metadata for item in items]
         labels = [item.prompt.text for item in items]
         real = world_features(scene_images(records))
@@ -71,14 +71,14 @@ def _evaluations(run: Path) -> tuple[str, str]:
     return names[0], names[-1]
 
 
-def _pictures(run: Path, name: str, count: int) -> Tensor:
+def _images(run: Path, name: str, count: int) -> Tensor:
     """Float32 [count, 3, H, W]; the files stand in the order of the evaluation's items."""
     files = sorted((run / "samples" / name).glob("*.png"))
     if len(files) != count:
         raise ValueError(
-            f"{run}: evaluation {name} kept {len(files)} of {count} pictures: train with eval.num_images={count}"
+            f"{run}: evaluation {name} kept {len(files)} of {count} images: train with eval.num_images={count}"
         )
     rows = (run / "eval" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(rows) == count
-    pictures = np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255.0
+    images = np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255.0

@@ -1,4 +1,4 @@
-"""`flowrl reward score`: values of rewards for a folder of pictures, as a file and a short table."""
+"""`flowrl reward score`: values of rewards for a folder of images, as a file and a short table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def score(parsed: argparse.Namespace) -> int:
         parsed: as `flowrl.commands.reward.arguments.add_score`.
 
     Returns:
-        0, or 1 where a reward failed on every picture.
+        0, or 1 where a reward failed on every image.
 
     Raises:
         ValueError: before weights load for what can be known then: names, options, folder, prompts, file to write.
@@ -60,7 +60,7 @@ def load_rewards(specs: Sequence[Mapping[str, Any]], device: str | None) -> dict
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Refuses a batch without pictures."""
+    """Refuses a batch without images."""
     if batch_size < 1:
         raise ValueError(f"--batch-size must be at least 1, got {batch_size}.")
 
@@ -71,7 +71,7 @@ def has_prompts(items: Sequence[Item], prompt: str | None) -> bool:
 
 
 def as_csv(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
-    """A line a picture: file, prompt, each reward, each part as `reward/part`, and errors; empty where it failed."""
+    """A line an image: file, prompt, each reward, each part as `reward/part`, and errors; empty where it failed."""
     columns = {
         name: numbers
         for key, scores in found.items()
@@ -88,7 +88,7 @@ def as_csv(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
 
 
 def as_jsonl(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
-    """An object a picture: file, prompt, values by reward, parts by reward, error by reward; null where it failed."""
+    """An object an image: file, prompt, values by reward, parts by reward, error by reward; null where it failed."""
     lines = []
     for place, item in enumerate(items):
         lines.append(json.dumps({
@@ -118,7 +118,7 @@ def summary(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
         extremes = [f"{known.min():.4g}", f"{known.max():.4g}"] if len(known) else ["-", "-"]
         mean = f"{known.mean():.4g}" if len(known) else "-"
         rows.append([key, mean, spread, *extremes, str(len(items)), str(scores.failed)])
-    lines = [aligned(["reward", "mean", "std", "lowest", "highest", "pictures", "invalid"], rows)]
+    lines = [aligned(["reward", "mean", "std", "lowest", "highest", "images", "invalid"], rows)]
     for key, scores in found.items():
         if scores.failed:
             words = Counter(word for word in scores.errors if word is not None)

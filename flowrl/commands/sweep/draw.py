@@ -203,8 +203,8 @@ def load_features(kind: str, device: torch.device) -> Embed | None:
         clip, processor = load_clip(DEFAULT_MODEL, device=device, owner="--features clip", option="--features")
 
         def embed(images: Tensor) -> Tensor:
-            pictures = [Image.fromarray(picture) for picture in to_uint8(images)]
-            pixels = processor.image_processor(pictures, return_tensors="pt")["pixel_values"].to(device)
+            pil_images = [Image.fromarray(image) for image in to_uint8(images)]
+            pixels = processor.image_processor(pil_images, return_tensors="pt")["pixel_values"].to(device)
             return clip_image(clip, pixels)
 
         return embed

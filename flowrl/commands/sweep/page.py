@@ -37,7 +37,7 @@ def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], comma
 
     Args:
         results: all numbers.
-        rows: pictures of a few prompts.
+        rows: images of a few prompts.
         facts: how it was measured, by name.
         command: what was typed; "" where that is not known.
     """
@@ -47,7 +47,7 @@ def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], comma
         f'<p class="summary">{esc(sentence(results))}</p>',
         f'<p class="muted">{_reading(results)}</p>',
         f'<ul class="notes">{notes}</ul>' if notes else "",
-        _quality(results), _scales(results), _pictures(rows), _cost(results), _searched(rows), _tables(results),
+        _quality(results), _scales(results), _images(rows), _cost(results), _searched(rows), _tables(results),
         _measured(results, facts, command),
     ])  # fmt: skip
     lead = f"{esc(facts['images'])} · {esc(facts['sampling'])}"
@@ -85,9 +85,9 @@ def _scales(results: Results) -> str:
     return section("scales", "Scores and diversity against the scale", f'<div class="two">{charts}</div>')
 
 
-def _pictures(rows: StripRows) -> str:
+def _images(rows: StripRows) -> str:
     return section(
-        "pictures", "The same start noise at every scale", strip(rows, ("rlg", "run")),
+        "images", "The same start noise at every scale", strip(rows, ("rlg", "run")),
         "The first image of prompts spread evenly over the list, not picked.",
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ def _pictures(rows: StripRows) -> str:
 def _searched(rows: StripRows) -> str:
     return section(
         "searched", "What search kept", strip(rows, ("best_of", "prune")),
-        "For the same prompts; the first candidate has the start noise of the pictures above.",
+        "For the same prompts; the first candidate has the start noise of the images above.",
     )  # fmt: skip
 
 

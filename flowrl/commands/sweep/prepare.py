@@ -16,7 +16,7 @@ from flowrl.generation.models import (
     LORA_FILES,
     WORLD_MODELS,
     Source,
-    check_pictures,
+    check_images,
     check_source,
     find_source,
     label_of,
@@ -127,7 +127,7 @@ def tuned_source(parsed: argparse.Namespace, config: TrainConfig | None) -> Sour
             ) from error
         source = replace(source, model=parsed.base or source.model, lora=lora)
     check_source(source)
-    check_pictures(source, "flowrl sweep")
+    check_images(source, "flowrl sweep")
     return source
 
 

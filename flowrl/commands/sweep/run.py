@@ -1,7 +1,7 @@
 """`flowrl sweep`: draws what is missing, then writes `sweep.json` and `sweep.html` and says what came out.
 
 settings/<setting>/journal-<hash>.jsonl   a line a prompt; the hash is of all conditions, so that nothing mixes
-settings/<setting>/pictures-<hash>/       the first image of the prompts that the page shows
+settings/<setting>/images-<hash>/         the first image of the prompts that the page shows
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from flowrl.rewards import Reward
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.training.parts import model_location
 
-STRIP = 6  # prompts whose pictures the page shows
+STRIP = 6  # prompts whose images the page shows
 Journals = Mapping[Setting, Journal]
 
 
@@ -107,7 +107,7 @@ def _check_reward(name: str, reward: Reward, prompts: Sequence[Prompt], *, measu
     lacking = sorted(need for need in reward.needs if not there.get(need, True))
     if lacking:
         raise ValueError(
-            f"reward {name!r} needs {', '.join(lacking)}: a sweep draws pictures, and sources and references come from "
+            f"reward {name!r} needs {', '.join(lacking)}: a sweep draws images, and sources and references come from "
             f"the prompts, all of which must name them. Take another reward, or other --prompts."
         )
     if reward.kind == "adversarial" or (measured and reward.kind in ("groupwise", "pairwise")):
@@ -228,7 +228,7 @@ def _draw(asked: Sweep, model: Model, judges: Judges, job: Job, journals: Journa
             journal = journals[setting]
             for prompt, row, image in zip(prompts, rows, images[:, 0], strict=True):
                 if prompt.key in shown:
-                    save_png(image, picture_of(journal, shown[prompt.key]))
+                    save_png(image, image_path(journal, shown[prompt.key]))
                 if prompt.key not in journal.rows:
                     journal.add(prompt.key, row)
         for _ in range(job.cost * len(prompts)):
@@ -244,19 +244,19 @@ def _pieces(prompts: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
 
 
 def strip_prompts(asked: Sweep) -> list[tuple[int, Prompt]]:
-    """Prompts whose pictures are kept, evenly from all, with their places."""
+    """Prompts whose images are kept, evenly from all, with their places."""
     return [(place, asked.prompts[place]) for place in spread(len(asked.prompts), STRIP)]
 
 
-def picture_of(journal: Journal, place: int) -> Path:
+def image_path(journal: Journal, place: int) -> Path:
     """File of a prompt's first image."""
-    return journal.path.with_name(journal.path.stem.replace("journal", "pictures")) / f"{place:04d}.png"
+    return journal.path.with_name(journal.path.stem.replace("journal", "images")) / f"{place:04d}.png"
 
 
 def strip_of(asked: Sweep, journals: Journals) -> StripRows:
-    """Pictures of the page: a prompt a row, a setting a column."""
+    """Images of the page: a prompt a row, a setting a column."""
     return [
-        (prompt.text, [(setting, picture_of(journal, place)) for setting, journal in journals.items()])
+        (prompt.text, [(setting, image_path(journal, place)) for setting, journal in journals.items()])
         for place, prompt in strip_prompts(asked)
     ]
 

@@ -1,4 +1,4 @@
-"""The figures of a sweep: points with intervals along both axes, joined within a series; and the strip of pictures."""
+"""The figures of a sweep: points with intervals along both axes, joined within a series; and the strip of images."""
 
 from __future__ import annotations
 
@@ -178,24 +178,24 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
 
 
 StripRows = list[tuple[str, list[tuple[Setting, Path]]]]
-"""A prompt a row: its text, and the picture of every setting."""
+"""A prompt a row: its text, and the image of every setting."""
 
 
 def strip(rows: StripRows, kinds: Sequence[str]) -> str:
-    """Pictures of one start noise a row, a setting a column."""
+    """Images of one start noise a row, a setting a column."""
     head = body = ""
     for prompt, cells in rows:
         shown = [(setting, embed(path)) for setting, path in cells if setting.kind in kinds and path.is_file()]
         known = [(setting, found) for setting, found in shown if found is not None]
         head = "".join(f"<th scope=col>{esc(setting.label)}</th>" for setting, _ in known)
-        pictures = "".join(
+        images = "".join(
             f'<td><img{" class=pixels" if small else ""} src="{source}" alt="{esc(f"{setting.label}: {prompt}")}"></td>'
             for setting, (source, small) in known
         )
-        body += f"<tr><th scope=row>{esc(prompt)}</th>{pictures}</tr>"
+        body += f"<tr><th scope=row>{esc(prompt)}</th>{images}</tr>"
     if not head:
         return ""
     return (
-        f'<div class="scroll shots" role="region" aria-label="Pictures" tabindex="0"><table><thead><tr><th></th>{head}'
+        f'<div class="scroll shots" role="region" aria-label="Images" tabindex="0"><table><thead><tr><th></th>{head}'
         f"</tr></thead><tbody>{body}</tbody></table></div>"
     )

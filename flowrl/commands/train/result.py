@@ -87,8 +87,8 @@ def _try(folder: Path) -> str:
     """A command that samples from the run, with a prompt that it was evaluated on where it was."""
     listed = folder / "samples" / "prompts.json"
     asked = json.loads(listed.read_text(encoding="utf-8"))[0] if listed.exists() else {"prompt": "PROMPT"}
-    pictures = [f"--source {shlex.quote(path)}" for path in asked.get("sources", [])]
-    words = [f"Try       flowrl sample {folder}", f"--prompt {shlex.quote(asked['prompt'])}", *pictures]
+    images = [f"--source {shlex.quote(path)}" for path in asked.get("sources", [])]
+    words = [f"Try       flowrl sample {folder}", f"--prompt {shlex.quote(asked['prompt'])}", *images]
     return " \\\n            ".join(words)
 
 

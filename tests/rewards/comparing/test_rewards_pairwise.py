@@ -74,7 +74,7 @@ def test_win_rate_of_a_fair_comparator_is_the_rank(form: str, orders: str, chat:
         assert output.parts["order_bias"].tolist() == [0.0] * 5
 
 
-def test_a_judge_that_always_names_the_first_picture(chat: FakeChat) -> None:
+def test_a_judge_that_always_names_the_first_image(chat: FakeChat) -> None:
     """In one order the reward is the place in the group; in both it is 1/2 for all, and the bias shows."""
     chat.reply = says_first
     inputs = inputs_of(LEVELS)
@@ -227,8 +227,8 @@ def test_hard_verdicts_of_logprobs(chat: FakeChat) -> None:
 def test_what_a_judge_is_shown(chat: FakeChat, tmp_path: Path) -> None:
     inputs = inputs_of([0.2, 0.6])
     scores("win_rate", inputs, comparator=by_judge(), orders="single")
-    *pictures, text = chat.questions[-1].parts
-    assert [picture.shape for picture in pictures if isinstance(picture, np.ndarray)] == [(4, 4, 3)] * 2
+    *images, text = chat.questions[-1].parts
+    assert [image.shape for image in images if isinstance(image, np.ndarray)] == [(4, 4, 3)] * 2
     assert levels_of(chat.questions[-1]) == pytest.approx([51 / 255, 153 / 255])
     assert isinstance(text, str)
     assert "Description: prompt 0 {answer}\n" in text, "braces in a prompt stay as they are"
@@ -323,7 +323,7 @@ def test_a_pair_is_asked_once_and_failures_are_asked_again(chat: FakeChat) -> No
     reward(replace(inputs, prompts=["another"] * 3))
     assert chat.calls == [6, 6], "another prompt is another question"
     reward(inputs_of([0.2, 0.4, 0.8]))
-    assert chat.calls == [6, 6, 4], "only what the new picture takes part in"
+    assert chat.calls == [6, 6, 4], "only what the new image takes part in"
 
     chat.reply = lambda question: Answer(error="timeout")
     assert not reward(inputs_of([0.1, 0.3])).valid.any()

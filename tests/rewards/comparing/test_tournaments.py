@@ -85,7 +85,7 @@ def test_win_rates_of_all_pairs_sum_to_half_the_group(count: int) -> None:
         assert win_rate(wins).sum() == pytest.approx(count / 2, abs=1e-12)
 
 
-def test_first_picture_always_wins() -> None:
+def test_first_image_always_wins() -> None:
     """In one order the rates say the position alone; in both they say nothing."""
     single = np.where(np.triu(np.ones((5, 5)), 1) > 0, 1.0, NAN)
     close(win_rate(single), [1.0, 0.75, 0.5, 0.25, 0.0])

@@ -44,12 +44,12 @@ TASKS: dict[str, tuple[prompts.Record, prompts.Record]] = {
 """A record of each task, and another that differs from it in what the task is about."""
 
 
-def as_images(pictures: list[np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255.0
+def as_images(images: list[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255.0
 
 
 def drawn(record: prompts.Record, count: int, seed: int = 0) -> Tensor:
-    """Pictures in which a record holds."""
+    """Images in which a record holds."""
     rng = np.random.default_rng(seed)
     return as_images([draw_scene(random_scene(record, rng)) for _ in range(count)])
 
@@ -76,7 +76,7 @@ def reward() -> Reward:
 
 
 def made_up(counts: dict[int, list[float]], cells: dict[int, tuple[int, int]] | None = None) -> Attributes:
-    """Attributes of one picture in float64: count probabilities by counter, and cells (row, column) all of one pair."""
+    """Attributes of one image in float64: count probabilities by counter, and cells (row, column) all of one pair."""
     probabilities = torch.full((1, 15, 6), 1e-30, dtype=torch.float64)
     probabilities[:, :, 0] = 1.0
     for counter, row in counts.items():
@@ -139,8 +139,8 @@ def test_gradient_is_that_of_finite_differences(net: AttributeNet, size: tuple[i
     double = AttributeNet().double().requires_grad_(False)
     double.load_state_dict({name: value.double() for name, value in net.state_dict().items()})
     record = prompts.position("circle", "above", "triangle")
-    picture = draw_scene(random_scene(prompts.position("circle", "left of", "square"), np.random.default_rng(4)), 80)
-    images = as_images([picture]).double()[..., : size[0], : size[1]]
+    image = draw_scene(random_scene(prompts.position("circle", "left of", "square"), np.random.default_rng(4)), 80)
+    images = as_images([image]).double()[..., : size[0], : size[1]]
 
     def score(x: Tensor) -> Tensor:
         return attribute_scores(double(x), [record], combine="mean").sum()
@@ -158,7 +158,7 @@ def test_gradient_is_that_of_finite_differences(net: AttributeNet, size: tuple[i
             assert gradient.flatten()[index].item() == pytest.approx(numeric, rel=1e-5)
 
 
-def test_gradient_reaches_every_picture_through_reward_and_weighted_sum(reward: Reward) -> None:
+def test_gradient_reaches_every_image_through_reward_and_weighted_sum(reward: Reward) -> None:
     record, _ = TASKS["color_attr"]
     images = drawn(prompts.two_object("triangle", "square"), 3).requires_grad_()
     output = reward(inputs_of(images, record))
@@ -202,7 +202,7 @@ def test_the_right_scene_scores_higher_than_a_wrong_one(reward: Reward, task: st
     assert float((right > wrong.max()).float().mean()) >= 0.9
 
 
-def test_following_the_gradient_makes_a_wrong_picture_score_right(reward: Reward) -> None:
+def test_following_the_gradient_makes_a_wrong_image_score_right(reward: Reward) -> None:
     record, other = TASKS["colors"]
     images = drawn(other, 4)
     before = reward(inputs_of(images, record)).values
@@ -244,7 +244,7 @@ def test_refuses_records_it_cannot_judge(reward: Reward, record: dict[str, Any],
 
 
 def test_refuses_wrong_numbers_of_records_options_and_files(net: AttributeNet, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="got 1 records for 2 pictures"):
+    with pytest.raises(ValueError, match="got 1 records for 2 images"):
         attribute_scores(net(torch.zeros(2, 3, 64, 64)), [prompts.single_object("circle")])
     with pytest.raises(ValueError, match="'mean' or 'product', got 'sum'"):
         check_reward("attributes", {"combine": "sum"})
@@ -314,7 +314,7 @@ def test_command_trains_writes_and_measures_again(
     assert sorted(path.name for path in out.iterdir()) == ["README.md", "model.safetensors"]
     text = (out / "README.md").read_text(encoding="utf-8")
     assert "Made by `flowrl pretrain scorer num_scenes=8 steps=2 batch_size=4`." in text
-    assert "| all twelve counts of a picture |" in text
+    assert "| all twelve counts of an image |" in text
     assert "verdict" not in text
     with safe_open(out / "model.safetensors", framework="pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}

@@ -30,7 +30,7 @@ def clips(count: int) -> RewardInputs:
 
 
 def edits(count: int) -> RewardInputs:
-    """Edited pictures, every second one left as it was."""
+    """Edited images, every second one left as it was."""
     records = edit_records()[0][:count]
     pairs = [draw_edit(record) for record in records]
     return RewardInputs(
@@ -79,8 +79,8 @@ def test_items_without_record_video_or_source_have_failed_with_an_error() -> Non
     assert output.valid.tolist() == [True, False, True]
     assert math.isnan(output.values[1])
     assert output.errors == {"missing_field": 1}
-    pictures = edits(3)
-    assert build_reward("motion_verdict", device=CPU)(pictures).errors == {"missing_field": 3}
-    pictures.source_images[2].clear()  # type: ignore[index]
-    output = build_reward("edit_verdict", device=CPU)(pictures)
+    images = edits(3)
+    assert build_reward("motion_verdict", device=CPU)(images).errors == {"missing_field": 3}
+    images.source_images[2].clear()  # type: ignore[index]
+    output = build_reward("edit_verdict", device=CPU)(images)
     assert output.valid.tolist() == [True, True, False]

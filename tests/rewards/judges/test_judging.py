@@ -191,9 +191,9 @@ def text_of(question: Question) -> str:
 
 
 def level_of(question: Question, place: int = 0) -> int:
-    """The grey level of a picture of a question."""
-    pictures = [part for part in question.parts if isinstance(part, np.ndarray)]
-    return int(pictures[place][0, 0, 0])
+    """The grey level of an image of a question."""
+    images = [part for part in question.parts if isinstance(part, np.ndarray)]
+    return int(images[place][0, 0, 0])
 
 
 def odds_of(probability: float) -> Answer:
@@ -203,7 +203,7 @@ def odds_of(probability: float) -> Answer:
 def inputs_of(levels: Sequence[int], metadata: list[dict[str, Any]] | None = None, **more: Any) -> RewardInputs:
     batch = len(levels)
     return RewardInputs(
-        prompts=[f"picture {level}" for level in levels],
+        prompts=[f"image {level}" for level in levels],
         images=torch.tensor(levels, dtype=torch.float32).reshape(batch, 1, 1, 1).expand(batch, 3, 2, 2) / 255,
         metadata=metadata or [{} for _ in levels],
         group_ids=torch.zeros(batch, dtype=torch.int64),
@@ -225,17 +225,17 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Reward, Script
 Build = Callable[..., tuple[Reward, ScriptedChat]]
 
 
-def test_yes_no_reward_asks_for_one_greedy_token_about_each_picture(build: Build) -> None:
+def test_yes_no_reward_asks_for_one_greedy_token_about_each_image(build: Build) -> None:
     reward, chat = build(lambda question: odds_of(level_of(question) / 100))
     output = check_output(reward(inputs_of([20, 60, 90])), 3, "yes_no")
     torch.testing.assert_close(output.values, torch.tensor([0.2, 0.6, 0.9]), rtol=0, atol=1e-6)
     torch.testing.assert_close(reward(inputs_of([90, 20])).values, torch.tensor([0.9, 0.2]), rtol=0, atol=1e-6)
     assert {(q.max_tokens, q.temperature, q.top_logprobs, q.seed) for q in chat.asked} == {(1, 0.0, 20, None)}
-    picture, text = chat.asked[1].parts
-    assert isinstance(picture, np.ndarray)
+    image, text = chat.asked[1].parts
+    assert isinstance(image, np.ndarray)
     assert isinstance(text, str)
-    assert picture.dtype == np.uint8
-    assert "picture 60" in text
+    assert image.dtype == np.uint8
+    assert "image 60" in text
     assert "{" not in text
     assert reward.kind == "remote"
     assert reward.needs == {"images", "prompts"}
@@ -261,7 +261,7 @@ def test_yes_no_reward_variants(build: Build, tmp_path: Path) -> None:
     assert len(versions) == len(cases)
     assert chat.asked[0].system == "You judge."
     assert [type(part) for part in chat.asked[0].parts] == [str, np.ndarray, str]
-    assert text_of(chat.asked[0]) == "Is  picture 7? {json}"
+    assert text_of(chat.asked[0]) == "Is  image 7? {json}"
 
 
 def test_yes_no_reward_shows_sources_then_references_then_frames(build: Build) -> None:
@@ -360,7 +360,7 @@ def test_yes_no_reward_refuses_contradictions(tmp_path: Path) -> None:
             check_reward("yes_no", {"judge": SERVER, **options})
 
 
-def test_num_frames_of_pictures_is_an_error(build: Build) -> None:
+def test_num_frames_of_images_is_an_error(build: Build) -> None:
     reward, _ = build(lambda _: odds_of(0.5), num_frames=2)
     with pytest.raises(ValueError, match="num_frames is about videos"):
         reward(inputs_of([1]))

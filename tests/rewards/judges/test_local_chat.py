@@ -66,7 +66,7 @@ def write_tiny_vlm(folder: Path, *, repetition_penalty: float = 1.0) -> Path:
     )  # fmt: skip
     torch.manual_seed(0)
     network = transformers.Qwen2VLForConditionalGeneration(config)
-    with torch.no_grad():  # so that pictures and words change the answer enough for a mix-up to show
+    with torch.no_grad():  # so that images and words change the answer enough for a mix-up to show
         for parameter in network.parameters():
             parameter.mul_(5.0) if parameter.ndim > 1 else None
     network.generation_config = transformers.GenerationConfig(**ends, repetition_penalty=repetition_penalty)
@@ -92,7 +92,7 @@ def chat_of(folder: Path, **options: Any) -> LocalChat:
     return chat
 
 
-def pictures(number: int) -> list[np.ndarray]:
+def images(number: int) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [rng.integers(0, 256, (40 + 14 * i, 48, 3), dtype=np.uint8) for i in range(number)]
 
@@ -128,7 +128,7 @@ def by_hand(chat: LocalChat, prompt: str, images: list[np.ndarray], steps: int =
 def test_logprobs_are_those_of_the_models_own_forward_pass(tiny_vlm: Path) -> None:
     """Parts in their order, the whole vocabulary as candidates, and none of the checkpoint's repetition penalty."""
     chat = chat_of(tiny_vlm)
-    first, second = pictures(2)
+    first, second = images(2)
     question = Question(parts=("a", first, "b", second, "Yes?"), system="Be just.", max_tokens=4, top_logprobs=999)
     (answer,) = chat.ask([question])
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -152,10 +152,10 @@ def test_logprobs_are_those_of_the_models_own_forward_pass(tiny_vlm: Path) -> No
 
 def test_answers_do_not_depend_on_the_batch(tiny_vlm: Path) -> None:
     chat = chat_of(tiny_vlm)
-    images = pictures(3)
-    questions = [Question(parts=(image, "Is it a dog?" * (i + 1)), top_logprobs=999) for i, image in enumerate(images)]
-    questions += [Question(parts=("No picture?",), top_logprobs=999, max_tokens=2)]
-    questions += [Question(parts=(*images[:2], "Alike?"), top_logprobs=999)]
+    shown = images(3)
+    questions = [Question(parts=(image, "Is it a dog?" * (i + 1)), top_logprobs=999) for i, image in enumerate(shown)]
+    questions += [Question(parts=("No image?",), top_logprobs=999, max_tokens=2)]
+    questions += [Question(parts=(*shown[:2], "Alike?"), top_logprobs=999)]
     together = chat.ask(questions)
     assert len({answer.logprobs[0]["Yes"] for answer in together}) == 5
     order = [3, 1, 4, 2, 0]
@@ -182,7 +182,7 @@ def test_sampled_answers_follow_the_softmax_at_the_temperature() -> None:
 
 def test_sampled_answers_go_by_their_seed(tiny_vlm: Path) -> None:
     chat = chat_of(tiny_vlm)
-    image = pictures(1)[0]
+    image = images(1)[0]
 
     def ask(*seeds: int) -> list[str]:
         parts = (image, "Well?")
@@ -246,7 +246,7 @@ def test_version_tells_weights_and_dtypes_apart(tiny_vlm: Path) -> None:
     chat = chat_of(tiny_vlm)
     half = chat_of(tiny_vlm, dtype="bfloat16")
     assert next(half.network.parameters()).dtype == torch.bfloat16
-    assert half.ask([Question(parts=(pictures(1)[0], "Well?"), top_logprobs=5)])[0].error is None
+    assert half.ask([Question(parts=(images(1)[0], "Well?"), top_logprobs=5)])[0].error is None
     other = replace(chat, network=copy.deepcopy(chat.network))
     other.network.lm_head.weight.data[0, 0] += 1
     assert len({chat.version, half.version, other.version}) == 3
@@ -309,14 +309,14 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 @pytest.mark.slow
 def test_a_served_judge_answers_as_the_one_in_this_process(served: tuple[Path, str]) -> None:
-    """`transformers serve` gives texts, with pictures and system turns; unlike vLLM it leaves out log-probabilities."""
+    """`transformers serve` gives texts, with images and system turns; unlike vLLM it leaves out log-probabilities."""
     folder, address = served
     remote = build_chat({"server": address, "model": str(folder)}, device=CPU, owner="reward 'x'")
-    first, second = pictures(2)
+    first, second = images(2)
     questions = [
         Question(parts=(first, "Is it?"), max_tokens=6),
         Question(parts=("before", second, first, "after"), system="Be just.", max_tokens=6),
-        Question(parts=("No picture?",)),
+        Question(parts=("No image?",)),
     ]
     here, there = chat_of(folder).ask(questions), remote.ask(questions)
     assert [answer.text for answer in there] == [answer.text for answer in here]

@@ -1,4 +1,4 @@
-"""Rewards made of judges that rate pictures and edits: what they ask, what they read, and what fails."""
+"""Rewards made of judges that rate images and edits: what they ask, what they read, and what fails."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def test_factories_and_checks_take_the_same_options(name: str) -> None:
 def test_shipped_templates_hold_their_fields(name: str) -> None:
     """Every field of the question reaches the judge's eyes, and nothing else is left open."""
     template = load_templates([name], None, owner="test")[name]
-    pictures = [np.zeros((1, 1, 3), np.uint8)] * max(template.user.count("<image>"), 1)
+    images = [np.zeros((1, 1, 3), np.uint8)] * max(template.user.count("<image>"), 1)
     known = FIELDS[name] | {"prompt", "kind", "count", "criterion"}
-    text = "".join(p for p in template.parts(pictures, **{f: f"<{f}>" for f in known}) if isinstance(p, str))
+    text = "".join(p for p in template.parts(images, **{f: f"<{f}>" for f in known}) if isinstance(p, str))
     assert all(f"<{field}>" in text for field in FIELDS[name])
     assert not re.search(r"\{\w+\}", text)
     assert template.system is None
 
 
-def test_templates_fill_once_and_place_pictures(tmp_path: Path) -> None:
+def test_templates_fill_once_and_place_images(tmp_path: Path) -> None:
     """What is filled in is never read again: a prompt with a field's name or a mark in it stays as it is."""
     first, second = np.zeros((1, 1, 3), np.uint8), np.ones((1, 1, 3), np.uint8)
     template = Template(user='A <image> then <image>: {prompt} {"json": {other}}')
@@ -84,7 +84,7 @@ def test_templates_refuse_what_cannot_work(tmp_path: Path) -> None:
     for names, template, message in cases:
         with pytest.raises(ValueError, match=message):
             load_templates(names, template, owner="reward 'x'")
-    with pytest.raises(ValueError, match=r"marks 1 places .* 2 pictures"):
+    with pytest.raises(ValueError, match=r"marks 1 places .* 2 images"):
         Template(user="<image>").parts([np.zeros((1, 1, 3), np.uint8)] * 2)
 
 
@@ -156,9 +156,9 @@ def test_unified_reward_weighs_dimensions_and_is_pointwise(monkeypatch: pytest.M
     scaled = build_reward("unified_reward", options=options | {"scale": "unit"})(inputs).values
     np.testing.assert_allclose(scaled, (output.values - 1) / 4, rtol=1e-5)
     question = judge.asked[0]
-    picture, text = question.parts
-    assert isinstance(picture, np.ndarray)
-    assert np.array_equal(picture, to_uint8(inputs.images)[0])
+    image, text = question.parts
+    assert isinstance(image, np.ndarray)
+    assert np.array_equal(image, to_uint8(inputs.images)[0])
     assert isinstance(text, str)
     assert "\na\n" in text
     assert (question.max_tokens, question.temperature, question.seed) == (4096, 0.0, None)
@@ -195,12 +195,12 @@ def test_sampled_answers_are_seeded_by_sample_and_iteration(monkeypatch: pytest.
 
 
 def test_unified_reward_of_edits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quality is judged from the edited picture alone, the instruction from source and edited picture."""
+    """Quality is judged from the edited image alone, the instruction from source and edited image."""
 
     def rate(question: Question) -> Answer:
-        pictures = [part for part in question.parts if not isinstance(part, str)]
+        images = [part for part in question.parts if not isinstance(part, str)]
         high = level(question) // 10
-        return Answer(text=f'{{"score": [{high}, 5]}}' if len(pictures) == 1 else f"[{high}, {pictures[0][0, 0, 0]}]")
+        return Answer(text=f'{{"score": [{high}, 5]}}' if len(images) == 1 else f"[{high}, {images[0][0, 0, 0]}]")
 
     judge = script(monkeypatch, unified, rate)
     inputs = edits()
@@ -229,7 +229,7 @@ def test_unified_reward_shows_frames_of_videos(monkeypatch: pytest.MonkeyPatch) 
     build_reward("unified_reward", options=options)(inputs_of(videos[:, 0], videos=videos))
     shown = [[int(part[0, 0, 0]) for part in q.parts if not isinstance(part, str)] for q in judge.asked]
     assert shown == [[0, 40, 80], [1, 41, 81]]
-    with pytest.raises(ValueError, match="pictures are made, not videos"):
+    with pytest.raises(ValueError, match="images are made, not videos"):
         build_reward("unified_reward", options=options)(inputs_of(grey([1])))
 
 
@@ -249,7 +249,7 @@ def test_edit_score_is_the_expected_digit(
     assert isinstance(edited, np.ndarray)
     assert isinstance(text, str)
     assert (int(source[0, 0, 0]), int(edited[0, 0, 0])) == (11, 100)
-    assert "picture 1" in text
+    assert "image 1" in text
     assert "need 1" in text
     assert (judge.asked[1].max_tokens, judge.asked[1].top_logprobs, judge.asked[1].temperature) == (1, 20, 0.0)
 
@@ -428,9 +428,9 @@ def test_threads_share_one_plan_of_an_instruction(monkeypatch: pytest.MonkeyPatc
 
     judge = ScriptedJudge(slow)
     words = load_templates(("principle_list",), None, owner="x")["principle_list"]
-    planner, picture = Planner(judge, words, limit=3, max_tokens=9), np.zeros((2, 2, 3), dtype=np.uint8)
+    planner, image = Planner(judge, words, limit=3, max_tokens=9), np.zeros((2, 2, 3), dtype=np.uint8)
     with ThreadPoolExecutor(4) as executor:
-        plans = list(executor.map(lambda _: planner.plan(["make it red"], [picture])[0], range(4)))
+        plans = list(executor.map(lambda _: planner.plan(["make it red"], [image])[0], range(4)))
     assert len(judge.asked) == 1
     assert plans == [(Principle(kind="keep", text="the sky is unchanged"),)] * 4
 

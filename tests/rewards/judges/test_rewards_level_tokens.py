@@ -22,13 +22,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batches(processor: Any) -> list[Any]:
-    """What the model is to read of each picture at hand, made by hand from the template of the package."""
+    """What the model is to read of each image at hand, made by hand from the template of the package."""
     lines = (Path(level_tokens.__file__).parents[1] / "templates" / "level_tokens.txt").read_text().split("\n")
     assert lines[1:] == ["<|answer|>", "The quality of this picture is", ""]
     text = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>" + lines[0]
     text += "<|im_end|>\n<|im_start|>assistant\n" + lines[2]
-    pictures = [Image.fromarray(picture) for picture in to_uint8(inputs_of().images)]
-    return [processor(text=text, images=[picture], return_tensors="pt") for picture in pictures]
+    images = [Image.fromarray(image) for image in to_uint8(inputs_of().images)]
+    return [processor(text=text, images=[image], return_tensors="pt") for image in images]
 
 
 def level_rows(processor: Any) -> list[int]:
@@ -73,7 +73,7 @@ def test_value_is_the_expected_level_at_the_next_token(name: str, weights: list[
 
 @pytest.mark.parametrize(("word", "value"), [("excellent", 5.0), ("poor", 2.0), (None, 3.0)])
 def test_a_level_that_dominates_gives_its_weight(word: str | None, value: float, base: Path, tmp_path: Path) -> None:
-    """An output row that gives every picture's next token a logit of 50; all other rows are zero."""
+    """An output row that gives every image's next token a logit of 50; all other rows are zero."""
     import transformers
 
     model = transformers.Qwen2VLForConditionalGeneration.from_pretrained(base)

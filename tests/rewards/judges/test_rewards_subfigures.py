@@ -93,7 +93,7 @@ def test_each_cell_goes_with_its_own_prompt() -> None:
     assert reward.differentiable
 
 
-def test_grids_of_several_shapes_keep_their_order_and_calls_hold_whole_pictures() -> None:
+def test_grids_of_several_shapes_keep_their_order_and_calls_hold_whole_images() -> None:
     inner, given = recorder()
     shapes, images = ["2x2", "1x3", "2x2", "2x2", "1x3"], random_images(5, 12, 12)
     texts = {"2x2": ("a", "b", "c", "d"), "1x3": ("e", "f", "g")}
@@ -152,7 +152,7 @@ def test_the_inner_reward_is_named_with_its_options(monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(clean, np.mean(LEVELS, axis=1) / 255, atol=1e-6)
     same = inputs_of(grid_images([[7.0] * 4] * 400), [labelled("a", "b", "c", "d")] * 400)
     spread = (noisy(same).values - 7 / 255).std()
-    assert float(spread) == pytest.approx(0.25, rel=0.15)  # four draws a picture, not one
+    assert float(spread) == pytest.approx(0.25, rel=0.15)  # four draws an image, not one
 
 
 def test_subfigures_of_clip_score_are_clips_own_cosines(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_likeness_is_1_for_equal_cells_and_carries_gradient(tmp_path: Path) -> N
 def test_the_embedded_worlds_grids() -> None:
     record = grid_record("circle", "red")
     red, blue = (Shape(label="circle", color=color, x=30.0, y=33.0, radius=18.0) for color in ("red", "blue"))
-    pictures = [draw_grid([red] * 4), draw_grid([blue] * 4), draw_grid([red, red, red, blue])]
-    images = torch.from_numpy(np.stack([*pictures, pictures[0]])).permute(0, 3, 1, 2).float() / 255
+    grids = [draw_grid([red] * 4), draw_grid([blue] * 4), draw_grid([red, red, red, blue])]
+    images = torch.from_numpy(np.stack([*grids, grids[0]])).permute(0, 3, 1, 2).float() / 255
     inputs = replace(inputs_of(images, [record["prompt"]] * 4), metadata=[record, record, record, {}])
     wanted: dict[grid_verdict.Credit, list[float]] = {
         "share": [1, 0, 0.75],

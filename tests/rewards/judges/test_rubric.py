@@ -20,7 +20,7 @@ from flowrl.rewards.judges import autorubric, rubric
 from flowrl.rewards.judges.autorubric import train_rubric
 from flowrl.rewards.judges.chat import Answer, Question
 from flowrl.rewards.judges.rubric import Rule, load_rubric, save_rubric
-from flowrl.rewards.judges.rubric_answers import load_pairs, load_picture, parse_rules
+from flowrl.rewards.judges.rubric_answers import load_image, load_pairs, parse_rules
 from flowrl.rewards.judges.rubric_fit import (
     accuracy,
     complete_part,
@@ -64,7 +64,7 @@ def test_rubric_sums_weighted_answers(tmp_path: Path, monkeypatch: pytest.Monkey
     np.testing.assert_allclose(output.parts["rule_02"], 0.8, rtol=1e-6)
     assert len(judge.asked) == 9
     assert (judge.asked[0].max_tokens, judge.asked[0].top_logprobs) == (1, 20)
-    assert "picture 0" in str(judge.asked[0].parts[-1])
+    assert "image 0" in str(judge.asked[0].parts[-1])
     assert_pointwise(reward, inputs)
     mean = build_reward("rubric", options={"judge": JUDGE, "rules": path, "normalise": True})
     np.testing.assert_allclose(mean(inputs).values, output.values / 3.5, rtol=1e-6)
@@ -261,7 +261,7 @@ def test_training_finds_the_rule_and_the_reward_takes_it(
     assert values[1] > values[0]
 
 
-def test_training_flips_rules_that_speak_against_pictures(
+def test_training_flips_rules_that_speak_against_images(
     pairs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gloomy(question: Question) -> Answer:
@@ -353,13 +353,13 @@ def test_held_out_pairs_share_no_prompt_with_the_others(
 
 def test_pairs_refused(tmp_path: Path) -> None:
     Image.new("RGBA", (2, 1), (255, 0, 0, 0)).save(tmp_path / "a.png")
-    assert load_picture(tmp_path / "a.png").tolist() == [[[255, 255, 255]] * 2], "white where it is transparent"
+    assert load_image(tmp_path / "a.png").tolist() == [[[255, 255, 255]] * 2], "white where it is transparent"
     good = {"prompt": "p", "winner": "a.png", "loser": "a.png"}
     cases: list[tuple[list[Any], str]] = [
         ([good], "holds 1 pairs"),
         ([good, {"prompt": "p", "winner": "a.png"}], r":2 must have the texts prompt, winner and loser"),
         ([good | {"margin": "x"}], "margin a number"),
-        ([good, good | {"loser": "b.png"}], r":2: there is no picture .*b\.png.* \(loser\)"),
+        ([good, good | {"loser": "b.png"}], r":2: there is no image .*b\.png.* \(loser\)"),
     ]
     file = tmp_path / "p.jsonl"
     for rows, message in cases:

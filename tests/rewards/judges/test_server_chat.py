@@ -140,14 +140,14 @@ GOOD = Reply(completion(top={"Yes": -0.5, " yes": -2.0, "No": -1.5}))
 
 
 def test_request_of_a_judge(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures and texts in their order, greedy, one token, twenty candidates; no proxy to this machine."""
+    """Images and texts in their order, greedy, one token, twenty candidates; no proxy to this machine."""
     monkeypatch.setenv("JUDGE_KEY", "secret")
     for proxy in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
     server.play(GOOD)
     chat, _ = chat_of(server, api_key_env="JUDGE_KEY", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
-    pictures = [np.full((3, 5, 3), level, dtype=np.uint8) for level in (10, 200)]
-    question = Question(parts=(pictures[0], "between", pictures[1], "Yes?"), system="Judge.", top_logprobs=20)
+    images = [np.full((3, 5, 3), level, dtype=np.uint8) for level in (10, 200)]
+    question = Question(parts=(images[0], "between", images[1], "Yes?"), system="Judge.", top_logprobs=20)
     (answer,) = chat.ask([question])
     assert answer == Answer(text="Yes", logprobs=({"Yes": -0.5, " yes": -2.0, "No": -1.5},), tokens=7)
 
@@ -166,17 +166,17 @@ def test_request_of_a_judge(server: Scripted, monkeypatch: pytest.MonkeyPatch) -
     for place, level in ((0, 10), (2, 200)):
         head, _, data = messages[1]["content"][place]["image_url"]["url"].partition(",")
         assert head == "data:image/png;base64"
-        picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
-        np.testing.assert_array_equal(picture, np.full((3, 5, 3), level))
+        image = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+        np.testing.assert_array_equal(image, np.full((3, 5, 3), level))
     assert "secret" not in chat.version
     assert "enable_thinking" in chat.version
 
 
-def test_pictures_travel_as_jpeg_where_asked(server: Scripted) -> None:
+def test_images_travel_as_jpeg_where_asked(server: Scripted) -> None:
     server.play(Reply(completion("fine", finish_reason="stop")))
     chat, _ = chat_of(server, image_format="jpeg95", tokens_key="max_completion_tokens")
-    picture = np.full((16, 16, 3), 90, dtype=np.uint8)
-    chat.ask([Question(parts=(picture, "Well?"), max_tokens=9)])
+    image = np.full((16, 16, 3), 90, dtype=np.uint8)
+    chat.ask([Question(parts=(image, "Well?"), max_tokens=9)])
     (body,) = server.requests
     assert (body["max_completion_tokens"], "max_tokens" in body, "logprobs" in body) == (9, False, False)
     head, _, data = body["messages"][0]["content"][0]["image_url"]["url"].partition(",")
@@ -203,7 +203,7 @@ def test_answers_come_in_the_order_of_the_questions(server: Scripted) -> None:
 
 
 def test_yes_no_reward_of_an_edit_over_the_wire(server: Scripted) -> None:
-    """Source, edited picture, text; the three ways to write yes add up to 0.6 of 0.8."""
+    """Source, edited image, text; the three ways to write yes add up to 0.6 of 0.8."""
     top = {"Yes": math.log(0.3), " yes": math.log(0.2), "YES": math.log(0.1), "No": math.log(0.2), "The": math.log(0.1)}
     server.play(Reply(completion(top=top)), Reply(completion()))
     judge = {"server": f"{server.address}/v1", "model": "judge", "concurrency": 1}
@@ -220,8 +220,8 @@ def test_yes_no_reward_of_an_edit_over_the_wire(server: Scripted) -> None:
     content = server.requests[0]["messages"][0]["content"]
     levels = []
     for part in content[:2]:
-        picture = Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].partition(",")[2])))
-        levels.append((picture.size, np.asarray(picture).max()))
+        image = Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].partition(",")[2])))
+        levels.append((image.size, np.asarray(image).max()))
     assert levels == [((2, 2), 0), ((4, 4), 255)]
     assert "make it red" in content[2]["text"]
     assert {(r["temperature"], r["max_tokens"], r["top_logprobs"]) for r in server.requests} == {(0.0, 1, 20)}

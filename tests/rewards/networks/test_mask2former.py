@@ -65,7 +65,7 @@ def small_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask2former, "BATCH", 2)
 
 
-def pictures(batch: int, height: int, width: int, seed: int = 0) -> np.ndarray:
+def images(batch: int, height: int, width: int, seed: int = 0) -> np.ndarray:
     """Smooth random colours, so that masks and crops are not noise."""
     coarse = torch.rand(batch, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
     smooth = interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)
@@ -95,7 +95,7 @@ def test_classes_are_cocos_by_index_under_genevals_names() -> None:
     ],
 )
 def test_preprocessing_fits_and_pads(size: tuple[int, int], fitted: tuple[int, int], padded: tuple[int, int]) -> None:
-    """A picture of one colour stays that colour inside, and is grey 128 outside, before both are normalised."""
+    """An image of one colour stays that colour inside, and is grey 128 outside, before both are normalised."""
     assert fitted_size(*size) == fitted
     color = (10, 200, 77)
     pixels, got = preprocess(torch.tensor(color, dtype=torch.uint8).expand(1, *size, 3))
@@ -190,12 +190,12 @@ def test_post_processing_is_the_plain_one(queries: int) -> None:
 
 @pytest.mark.usefixtures("small_input")
 def test_a_judge_detects_what_its_network_says(judge: Mask2FormerJudge) -> None:
-    """Three pictures, more than a batch: as one at a time; masks above 0.05 only, boxes are those of the masks."""
-    images = pictures(3, 40, 56)
-    found = judge.detect(images)
+    """Three images, more than a batch: as one at a time; masks above 0.05 only, boxes are those of the masks."""
+    shown = images(3, 40, 56)
+    found = judge.detect(shown)
     assert len(found) == 3
     assert all(len(detections) == 100 for detections in found)
-    alone = judge.detect(images[2:])[0]
+    alone = judge.detect(shown[2:])[0]
     assert [d.label for d in alone] == [d.label for d in found[2]]
     np.testing.assert_allclose([d.score for d in alone], [d.score for d in found[2]], atol=1e-4)
     masked = [d for detections in found for d in detections if d.mask is not None]
@@ -213,17 +213,17 @@ def test_a_judge_detects_what_its_network_says(judge: Mask2FormerJudge) -> None:
 
 
 def plain_color(model: Any, tokenizer: Any, image: np.ndarray, detection: Detection) -> str:
-    """GenEval's colour step by step: PIL for the picture, the model's full forward pass for the embeddings."""
-    picture = Image.fromarray(image)
+    """GenEval's colour step by step: PIL for the image, the model's full forward pass for the embeddings."""
+    drawn = Image.fromarray(image)
     if detection.mask is not None:
-        grey = Image.new("RGB", picture.size, "#999")
-        picture = Image.composite(picture, grey, Image.fromarray(detection.mask.astype(np.uint8) * 255))
-    picture = picture.crop(detection.box)
-    width, height = picture.size
+        grey = Image.new("RGB", drawn.size, "#999")
+        drawn = Image.composite(drawn, grey, Image.fromarray(detection.mask.astype(np.uint8) * 255))
+    drawn = drawn.crop(detection.box)
+    width, height = drawn.size
     short = min(width, height)
-    picture = picture.resize((32 * width // short, 32 * height // short), Image.Resampling.BICUBIC)
-    left, top = round((picture.width - 32) / 2), round((picture.height - 32) / 2)
-    array = np.asarray(picture.crop((left, top, left + 32, top + 32)), dtype=np.float32) / 255
+    drawn = drawn.resize((32 * width // short, 32 * height // short), Image.Resampling.BICUBIC)
+    left, top = round((drawn.width - 32) / 2), round((drawn.height - 32) / 2)
+    array = np.asarray(drawn.crop((left, top, left + 32, top + 32)), dtype=np.float32) / 255
     array = (array - [0.48145466, 0.4578275, 0.40821073]) / [0.26862954, 0.26130258, 0.27577711]
     pixels = torch.from_numpy(array.transpose(2, 0, 1)).float()[None]
     best, winner = -math.inf, ""
@@ -234,7 +234,7 @@ def plain_color(model: Any, tokenizer: Any, image: np.ndarray, detection: Detect
             tokens = tokenizer([text], return_tensors="pt")
             with torch.no_grad():
                 output = model(pixel_values=pixels, **tokens)
-            vectors.append(output.text_embeds[0])  # normalised by the model's forward pass, as the picture is
+            vectors.append(output.text_embeds[0])  # normalised by the model's forward pass, as the image is
         mean = sum(vectors) / 3
         logit = 100 * float(output.image_embeds[0] @ mean / mean.norm())
         if logit > best:
@@ -243,12 +243,12 @@ def plain_color(model: Any, tokenizer: Any, image: np.ndarray, detection: Detect
 
 
 def test_colors_are_the_plain_ones(judge: Mask2FormerJudge, clip: Path) -> None:
-    """Boxes of many shapes on pictures of many colours, with and without a mask."""
+    """Boxes of many shapes on images of many colours, with and without a mask."""
     model = transformers.CLIPModel.from_pretrained(clip).eval()
     tokenizer = transformers.CLIPTokenizer.from_pretrained(clip)
     seen = set()
     for seed in range(9):
-        image = pictures(1, 48, 64, seed)[0]
+        image = images(1, 48, 64, seed)[0]
         generator = np.random.default_rng(seed)
         x1, y1 = (int(value) for value in generator.integers(0, 30, 2))
         x2, y2 = x1 + int(generator.integers(2, 34)), y1 + int(generator.integers(2, 18))
@@ -271,7 +271,7 @@ def test_what_lies_outside_the_mask_does_not_color(judge: Mask2FormerJudge) -> N
     mask[10:30, 8:28] = True
     detection = Detection("dog", (5, 5, 35, 35), 0.9, mask)
     for seed in range(6):
-        first, second = pictures(1, 40, 40, seed)[0], pictures(1, 40, 40, seed + 100)[0]
+        first, second = images(1, 40, 40, seed)[0], images(1, 40, 40, seed + 100)[0]
         second[mask] = first[mask]
         assert judge.color_of(first, detection) == judge.color_of(second, detection)
 
@@ -284,10 +284,10 @@ def inputs() -> RewardInputs:
         {"tag": "single_object", "include": [{"class": "dog", "count": 1}], "prompt": "a photo of a dog"},
         {"tag": "colors", "include": [{"class": "dog", "count": 10, "color": "red"}], "prompt": "ten red dogs"},
     ]
-    images = torch.from_numpy(pictures(2, 64, 64)).permute(0, 3, 1, 2).float() / 255
+    pixels = torch.from_numpy(images(2, 64, 64)).permute(0, 3, 1, 2).float() / 255
     return RewardInputs(
         prompts=[record["prompt"] for record in records],
-        images=images,
+        images=pixels,
         metadata=records,
         group_ids=torch.arange(2),
         sample_ids=torch.arange(2),
@@ -296,14 +296,14 @@ def inputs() -> RewardInputs:
 
 @pytest.mark.usefixtures("small_input")
 def test_geneval_runs_on_this_judge(judge: Mask2FormerJudge, detector: Path, clip: Path) -> None:
-    """The verdict on the first picture is what its detections say: dogs, more than one."""
+    """The verdict on the first image is what its detections say: dogs, more than one."""
     options = {"judge": "mask2former", "detector": str(detector), "clip_model": str(clip)}
     reward = build_reward("geneval", options=options)
     output = reward(inputs())
     assert set(output.parts) == {"graded", "strict", "official"}
     assert bool(output.valid.all())
     assert bool(torch.isfinite(output.values).all())
-    dogs = sum(d.label == "dog" and d.score > 0.3 for d in judge.detect(pictures(2, 64, 64))[0])
+    dogs = sum(d.label == "dog" and d.score > 0.3 for d in judge.detect(images(2, 64, 64))[0])
     assert dogs > 1
     assert output.parts["official"][0] == 1
     assert output.parts["strict"][0] == 0

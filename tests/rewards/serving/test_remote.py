@@ -59,7 +59,7 @@ def test_a_healthy_server_is_asked_in_chunks() -> None:
         assert (first["schema"], first["reward"], first["iteration"]) == (1, "level", 0)
         assert first["group_ids"] == [0, 0, 1, 1]
         assert {key: first["items"][1][key] for key in ("id", "prompt", "sample_id")} == {
-            "id": 1, "prompt": "picture 1", "sample_id": 101,
+            "id": 1, "prompt": "image 1", "sample_id": 101,
         }  # fmt: skip
         assert "metadata" not in first["items"][0]  # the server's reward does not need it
 
@@ -309,7 +309,7 @@ def test_through_the_real_server_a_reward_gives_what_it_gives_here() -> None:
     assert part.values.tolist() == here.values[order].tolist()
 
 
-def test_videos_and_pictures_to_edit_reach_the_real_server() -> None:
+def test_videos_and_images_to_edit_reach_the_real_server() -> None:
     videos = torch.from_numpy(noise(3, 4, 3, 5, 6)).float() / 255
     sources = [[torch.from_numpy(noise(3, 2, 2 + i)).float() / 255] for i in range(3)]
     base = samples(3)
@@ -363,7 +363,7 @@ def wrong_options() -> Iterator[tuple[dict[str, Any], str]]:
     yield {**good, "protocol": "unirl", "reward": "a", "kind": "groupwise"}, "kind must be remote, got groupwise"
     yield {**good, "token_env": "NOT_THERE_AT_ALL"}, "NOT_THERE_AT_ALL is not set"
     yield {**good, "needs": "images"}, "needs must be a list of fields, got 'images'"
-    yield {**good, "needs": ["pictures"]}, "protocol flowrl cannot send pictures"
+    yield {**good, "needs": ["depths"]}, "protocol flowrl cannot send depths"
     yield {**good, "protocol": "unirl", "reward": "a", "needs": ["videos"]}, "protocol unirl cannot send videos"
     yield {**good, "batch_size": 0}, "batch_size must be at least 1, got 0"
     yield {**good, "concurrency": 0}, "concurrency must be at least 1"

@@ -27,7 +27,7 @@ from flowrl.rewards import RewardInputs, RewardOutput, output_of
 from flowrl.rewards.remote import items_of
 from flowrl.rewards.serving.server import make_app, open_socket, serve
 from flowrl.rewards.serving.wire import encode_request
-from flowrl.rewards.serving.wire_images import encode_picture
+from flowrl.rewards.serving.wire_images import encode_image
 
 NEEDS = frozenset({"images", "prompts", "metadata"})
 
@@ -64,7 +64,7 @@ def test_multipart_gives_the_same_as_json() -> None:
     body = body_of(2, first=30)
     files: list[tuple[str, tuple[str, bytes, str]]] = []
     for item in body["items"]:
-        name = f"picture-{item['id']}"
+        name = f"image-{item['id']}"
         files.append((name, (name, base64.b64decode(item["images"][0]), "image/png")))
         item["images"] = [name]
     with running(reward_of()) as server:
@@ -89,8 +89,8 @@ def test_video_and_editing_fields_reach_the_reward() -> None:
 
     frames, source, like = noise(3, 4, 5, 3), noise(2, 2, 3), noise(6, 3, 3)
     item = {
-        "id": 5, "prompt": "p", "frames": [encode_picture(frame) for frame in frames], "fps": 8.0,
-        "source_images": [encode_picture(source)], "reference_images": [encode_picture(like)], "sample_id": 77,
+        "id": 5, "prompt": "p", "frames": [encode_image(frame) for frame in frames], "fps": 8.0,
+        "source_images": [encode_image(source)], "reference_images": [encode_image(like)], "sample_id": 77,
     }  # fmt: skip
     with running(reward_of(keep)) as server:
         server.post({"items": [item], "group_ids": [3], "iteration": 9}).raise_for_status()

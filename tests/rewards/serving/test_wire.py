@@ -1,4 +1,4 @@
-"""The format between trainings and reward servers: pictures survive it exactly, and what strangers send is refused."""
+"""The format between trainings and reward servers: images survive it exactly, and what strangers send is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flowrl.rewards import to_uint8
 from flowrl.rewards.serving.batching import inputs_of
 from flowrl.rewards.serving.wire import Item, Limits, Score, decode_reply, decode_request, encode_reply, encode_request
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
-from flowrl.rewards.serving.wire_images import WireError, decode_picture, encode_picture
+from flowrl.rewards.serving.wire_images import WireError, decode_image, encode_image
 
 ROOMY = Limits()
 RED = np.full((2, 3, 3), (200, 30, 10), dtype=np.uint8)
@@ -40,8 +40,8 @@ def text_of(data: bytes) -> str:
 
 
 def body_of(item: dict[str, Any] | None = None, **request: Any) -> bytes:
-    """A request of one item with a red picture; None as a value takes a key away."""
-    whole = {"id": 7, "prompt": "red", "images": [encode_picture(RED)], **(item or {})}
+    """A request of one item with a red image; None as a value takes a key away."""
+    whole = {"id": 7, "prompt": "red", "images": [encode_image(RED)], **(item or {})}
     whole = {key: value for key, value in whole.items() if value is not None}
     return json.dumps({"schema": 1, "reward": "level", "items": [whole], **request}).encode()
 
@@ -51,7 +51,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png_that_claims(width: int, height: int) -> bytes:
-    """A small file whose header promises a huge picture."""
+    """A small file whose header promises a huge image."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     pixels = chunk(b"IDAT", zlib.compress(bytes(10**6), 9))
     return b"\x89PNG\r\n\x1a\n" + header + pixels + chunk(b"IEND", b"")
@@ -79,7 +79,7 @@ def test_every_field_survives_the_way_there_and_back() -> None:
 def test_pixels_reach_the_reward_exactly() -> None:
     """All 256 levels: as float32 in [0, 1], and back to 8 bits."""
     ramp = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)
-    inputs = inputs_of(decode_request(body_of({"images": [encode_picture(ramp)]}), ROOMY).items)
+    inputs = inputs_of(decode_request(body_of({"images": [encode_image(ramp)]}), ROOMY).items)
     assert to_uint8(inputs.images)[0].tolist() == ramp.tolist()
     torch.testing.assert_close(inputs.images[0, 0].flatten(), torch.arange(256) / 255.0, rtol=0, atol=0)
 
@@ -105,33 +105,33 @@ def test_parts_of_a_multipart_request_are_named_by_the_json() -> None:
     [(1, lambda a: a), (3, lambda a: a[::-1, ::-1]), (6, lambda a: np.rot90(a, -1)), (8, lambda a: np.rot90(a))],
 )
 @pytest.mark.parametrize("format", ["PNG", "WEBP"])
-def test_pictures_are_turned_as_their_exif_orientation_says(orientation: int, transform: Any, format: str) -> None:
+def test_images_are_turned_as_their_exif_orientation_says(orientation: int, transform: Any, format: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     pixels = noise(4, 6, 3)
     options = {"lossless": True} if format == "WEBP" else {}
     data = file_of(Image.fromarray(pixels), format, exif=exif, **options)
-    assert decode_picture(data, 24).tolist() == transform(pixels).tolist()
+    assert decode_image(data, 24).tolist() == transform(pixels).tolist()
 
 
 def test_transparent_pixels_are_laid_on_white() -> None:
     """Over white a channel c with opacity a / 255 is 255 + (c - 255) a / 255."""
     pixels = np.array([[[200, 0, 100, 255], [200, 0, 100, 0], [200, 0, 100, 51]]], dtype=np.uint8)
     expected = [[200, 0, 100], [255, 255, 255], [244, 204, 224]]
-    assert decode_picture(file_of(Image.fromarray(pixels)), 9)[0].tolist() == expected
+    assert decode_image(file_of(Image.fromarray(pixels)), 9)[0].tolist() == expected
     grey = Image.fromarray(np.array([[[100, 51], [100, 0]]], dtype=np.uint8), "LA")
-    assert decode_picture(file_of(grey), 9)[0].tolist() == [[224] * 3, [255] * 3]
+    assert decode_image(file_of(grey), 9)[0].tolist() == [[224] * 3, [255] * 3]
     palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
     palette.putpalette([10, 20, 30, 40, 50, 60])
-    assert decode_picture(file_of(palette, transparency=1), 9)[0].tolist() == [[10, 20, 30], [255] * 3]
+    assert decode_image(file_of(palette, transparency=1), 9)[0].tolist() == [[10, 20, 30], [255] * 3]
     key = Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], dtype=np.uint8))
-    assert decode_picture(file_of(key, transparency=(4, 5, 6)), 9)[0].tolist() == [[1, 2, 3], [255] * 3]
+    assert decode_image(file_of(key, transparency=(4, 5, 6)), 9)[0].tolist() == [[1, 2, 3], [255] * 3]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK"])
-def test_other_8_bit_pictures_become_rgb(mode: str) -> None:
+def test_other_8_bit_images_become_rgb(mode: str) -> None:
     white = Image.new("RGB", (4, 3), "white").convert(mode)
-    decoded = decode_picture(file_of(white, "JPEG" if mode == "CMYK" else "PNG"), 12)
+    decoded = decode_image(file_of(white, "JPEG" if mode == "CMYK" else "PNG"), 12)
     assert decoded.shape == (3, 4, 3)
     assert decoded.min() >= 254  # JPEG may be off by a level
 
@@ -165,11 +165,11 @@ REFUSED: list[tuple[bytes, int, str]] = [
     (body_of({"fps": True}), 422, "fps must be a positive number"),
     (body_of({"fps": 3}).replace(b"3}", b"1e999}"), 422, "got inf"),
     (body_of({"fps": 3}).replace(b"3}", b"NaN}"), 422, "NaN is not JSON"),
-    (body_of({"images": None}), 422, "one picture in images, or frames, got 0 images"),
-    (body_of({"images": [encode_picture(RED)] * 2}), 422, "got 2 images"),
-    (body_of({"images": "abc"}), 422, "images must be a list of pictures, got abc"),
+    (body_of({"images": None}), 422, "one image in images, or frames, got 0 images"),
+    (body_of({"images": [encode_image(RED)] * 2}), 422, "got 2 images"),
+    (body_of({"images": "abc"}), 422, "images must be a list of images, got abc"),
     (body_of({"images": [5]}), 422, r"images\[0\] must be text, got 5"),
-    (body_of({"frames": [encode_picture(RED), encode_picture(noise(3, 2, 3))]}), 422, "all have one size"),
+    (body_of({"frames": [encode_image(RED), encode_image(noise(3, 2, 3))]}), 422, "all have one size"),
     (body_of({"images": ["ü"]}), 422, "no valid base64"),
     (body_of({"images": [text_of(PNG)[:-3]]}), 422, "no valid base64 .*cut off"),
     (body_of({"images": ["http://example.org/a.png"]}), 422, "no valid base64"),
@@ -196,7 +196,7 @@ def test_ids_that_repeat_are_refused() -> None:
 
 
 def test_limits_refuse_what_is_too_much() -> None:
-    body = body_of({"source_images": [encode_picture(RED)] * 3})  # 4 pictures of 6 pixels
+    body = body_of({"source_images": [encode_image(RED)] * 3})  # 4 images of 6 pixels
     assert len(decode_request(body, Limits(max_pixels=24, max_bytes=len(body), max_items=1)).items) == 1
     cases = [
         (replace(ROOMY, max_pixels=23), "too_many_pixels"),
@@ -218,12 +218,12 @@ def test_limits_refuse_what_is_too_much() -> None:
 def test_decompression_bombs_are_refused_by_their_header(side: int) -> None:
     """Below Pillow's guard, where Pillow warns, and where it refuses by itself."""
     with pytest.raises(WireError) as caught:
-        decode_picture(png_that_claims(side, side), ROOMY.max_pixels)
+        decode_image(png_that_claims(side, side), ROOMY.max_pixels)
     assert (caught.value.status, caught.value.word) == (413, "too_many_pixels")
 
 
-def test_damaged_pictures_are_refused_and_never_raise_an_unexpected_error() -> None:
-    """Five bytes of each file changed, 150 times: a picture comes out, or a `WireError`."""
+def test_damaged_images_are_refused_and_never_raise_an_unexpected_error() -> None:
+    """Five bytes of each file changed, 150 times: an image comes out, or a `WireError`."""
     refused = 0
     for format in ("PNG", "JPEG", "WEBP"):
         whole = file_of(Image.fromarray(noise(16, 16, 3)), format)
@@ -233,7 +233,7 @@ def test_damaged_pictures_are_refused_and_never_raise_an_unexpected_error() -> N
                 place = counter_integers(0, len(data), format, trial, change, "place")
                 data[place] = counter_integers(0, 256, format, trial, change, "byte")
             try:
-                assert decode_picture(bytes(data), 10**6).shape[2] == 3
+                assert decode_image(bytes(data), 10**6).shape[2] == 3
             except WireError:
                 refused += 1
     assert refused > 100
@@ -294,8 +294,8 @@ def test_flow_factory_bodies_and_replies() -> None:
     adapter = ADAPTERS["flow_factory"]
     body = adapter.encode(items, None, 0)
     assert body["prompt"] == ["p0", "p1"]
-    assert [decode_picture(base64.b64decode(text), 99).shape for text in body["image"]] == [(2, 2, 3), (2, 3, 3)]
-    assert [len(pictures) for pictures in body["condition_images"]] == [1, 1]
+    assert [decode_image(base64.b64decode(text), 99).shape for text in body["image"]] == [(2, 2, 3), (2, 3, 3)]
+    assert [len(images) for images in body["condition_images"]] == [1, 1]
     assert body["video"] is None
     video = adapter.encode([replace(items[0], frames=(RED, RED), source_images=())], None, 0)
     assert (video["image"], len(video["video"][0]), video["condition_images"]) == (None, 2, None)
@@ -311,7 +311,7 @@ def test_unirl_bodies_and_replies() -> None:
     item = Item(id=4, prompt="p", image=noise(2, 3, 3), source_images=(RED,), metadata={"a": 1})
     (request,) = adapter.encode([item], "clip", 0)["requests"]
     assert (request["required_rewards"], request["metadata"]) == (["clip"], {"a": 1})
-    turns = [decode_picture(base64.b64decode(turn["image_b64"]), 99) for turn in request["history"]]
+    turns = [decode_image(base64.b64decode(turn["image_b64"]), 99) for turn in request["history"]]
     assert [turn.tolist() for turn in turns] == [RED.tolist(), item.image.tolist()]  # the generated one last
     reply = adapter.decode(
         {
