@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.benchmarks.geneval.rules import Detection
+from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, Shape, draw_scene, random_scene
 

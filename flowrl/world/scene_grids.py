@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from flowrl.benchmarks.geneval.rules import GENEVAL_THRESHOLDS, parse_record
+from flowrl.benchmarks.geneval.detections import GENEVAL_THRESHOLDS
+from flowrl.benchmarks.geneval.metadata import parse_record
 from flowrl.prompts.grids import cell_pairs, cell_prompts, split_grid
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.scene_prompts import Record, colors, split

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowrl.benchmarks.geneval.rules import TASKS, Detection, verdict
+from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.benchmarks.geneval.rules import verdict
 from flowrl.world import scene_prompts as prompts
 from flowrl.world import scenes
 from flowrl.world.detector import color_of, detect_shapes
