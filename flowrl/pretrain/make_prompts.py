@@ -39,10 +39,9 @@ def main(config: PromptsConfig) -> Path:
     }  # fmt: skip
     for kind, parts in lists.items():
         for part, records in zip(("train", "heldout"), parts, strict=True):
-            rows = (
-                [_with_source(r, out, f"{part}_{n:03d}") for n, r in enumerate(records)] if kind == "edits" else records
-            )
-            write_atomically(out / f"{kind}_{part}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+            if kind == "edits":
+                records = [_with_source(r, out, f"{part}_{n:03d}") for n, r in enumerate(records)]
+            write_atomically(out / f"{kind}_{part}.jsonl", "".join(json.dumps(r) + "\n" for r in records))
     return out
 
 
