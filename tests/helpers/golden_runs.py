@@ -34,7 +34,7 @@ import torch
 from tiny_runs import lora_tensors, metrics
 from torch import Tensor
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 RELATIVE, ABSOLUTE = 1e-3, 1e-5
 LIBRARIES = ("numpy", "scipy", "diffusers", "transformers", "peft")
 SHOWN = 12
