@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
-from flowrl.config.options import check_options, unknown_name
+from flowrl.config.options import build_options, check_options, unknown_name
 
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or trained along."""
@@ -40,8 +40,8 @@ REWARDS: dict[str, str] = {
     "hps": "flowrl.rewards.hps:hps",
     "hpsv3": "flowrl.rewards.hpsv3:hpsv3",
     "image_reward": "flowrl.rewards.image_reward:image_reward",
-    "jpeg_compressibility": "flowrl.rewards.jpeg:jpeg_compressibility",
-    "jpeg_incompressibility": "flowrl.rewards.jpeg:jpeg_incompressibility",
+    "jpeg_compressibility": "flowrl.rewards.jpeg:JpegCompressibility",
+    "jpeg_incompressibility": "flowrl.rewards.jpeg:JpegIncompressibility",
     "level_tokens": "flowrl.rewards.judges.level_tokens:level_tokens",
     "motion_verdict": "flowrl.rewards.embedded.world_verdicts:motion_verdict",
     "noisy": "flowrl.rewards.noisy:noisy",
@@ -63,11 +63,8 @@ REWARDS: dict[str, str] = {
     "win_rate": "flowrl.rewards.comparing.pairwise:win_rate",
     "yes_no": "flowrl.rewards.judges.yes_no:yes_no",
 }
-"""Name -> "module:factory"; a factory takes `device` and its options, keyword-only, and returns a `Reward`.
-
-A module may have a function `check` (or `check_<name>`, where it holds several rewards): it takes the options given and
-refuses bad values, and loads no weights.
-"""
+"""Name -> "module:Class", the options of the reward: a frozen dataclass whose fields are the options, whose
+`__post_init__` refuses bad values without loading anything, and whose `build(device)` makes the `Reward`."""
 
 
 DIFFERENTIABLE = {"aesthetic", "attributes", "clip_score", "hps", "pick_score", "temporal_smoothness"}
@@ -158,6 +155,14 @@ class RewardOutput:
     valid: Bool[Tensor, " b"]
     parts: dict[str, Float[Tensor, " b"]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
+
+
+class RewardOptions(Protocol):
+    """The options of a built-in reward; see `REWARDS`."""
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; loads its weights, if any."""
+        ...
 
 
 class Reward(Protocol):
@@ -275,24 +280,43 @@ def load_target(target: str) -> Any:
 
 
 def check_of(name: str) -> Callable[..., None] | None:
-    """The function that refuses bad option values of a built-in reward, if it has one; see `REWARDS`."""
+    """The function that refuses bad option values of a built-in reward that is a function, if it has one."""
     module = vars(importlib.import_module(REWARDS[name].partition(":")[0]))
     found: Callable[..., None] | None = module.get(f"check_{name}", module.get("check"))
     return found
 
 
 def check_reward(name: str, options: Mapping[str, Any]) -> None:
-    """Checks a built-in reward's name, the names, types and values of its options. Loads no weights.
+    """Checks a built-in reward's name, the names, types and values of its options. Loads no weights."""
+    reward_options(name, options)
+
+
+@dataclass(frozen=True)
+class _OfFunction:  # until every reward is a class
+    factory: Callable[..., Reward]
+    options: Mapping[str, Any]
+
+    def build(self, device: torch.device) -> Reward:
+        return self.factory(device=device, **self.options)
+
+
+def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
+    """The checked options of a built-in reward. Loads no weights.
 
     Raises:
-        ValueError: naming what was given, the nearest valid name and all that are allowed.
+        ValueError: an unknown name, with the nearest one and all that are allowed; an unknown option or a bad value.
     """
     if name not in REWARDS:
         raise ValueError(unknown_name("reward", name, REWARDS) + " For your own use file: and function:.")
-    check_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")
-    check = check_of(name)
-    if check is not None:
-        check(**options)
+    target = load_target(REWARDS[name])
+    if not isinstance(target, type):
+        check_options(target, options, owner=f"reward {name!r}")
+        check = check_of(name)
+        if check is not None:
+            check(**options)
+        return _OfFunction(target, dict(options))
+    made: RewardOptions = build_options(target, options, owner=f"reward {name!r}")
+    return made
 
 
 def build_reward(name: str, *, device: torch.device | str = "cpu", options: Mapping[str, Any] | None = None) -> Reward:
@@ -301,12 +325,9 @@ def build_reward(name: str, *, device: torch.device | str = "cpu", options: Mapp
     Args:
         name: a key of `REWARDS`.
         device: where a reward with weights runs.
-        options: the reward's own options; see its factory.
+        options: the reward's own options: the fields of its class.
 
     Raises:
         ValueError: for an unknown name, an unknown option or a bad value, before anything is loaded.
     """
-    options = dict(options or {})
-    check_reward(name, options)
-    reward: Reward = load_target(REWARDS[name])(device=torch.device(device), **options)
-    return reward
+    return reward_options(name, options or {}).build(torch.device(device))

@@ -6,6 +6,7 @@ The size depends on the resolution, so values of different resolutions must not 
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -30,25 +31,25 @@ def jpeg_bytes(image: UInt8[np.ndarray, " h w 3"]) -> int:
     return buffer.tell()
 
 
-def jpeg_compressibility(*, device: torch.device, scale: Literal["ddpo", "flow_grpo"] = "flow_grpo") -> Reward:
-    """Small files are good.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JpegCompressibility:
+    """Small files are good. `flow_grpo`: `-(bytes / 1000) / 500`; `ddpo`: `-bytes / 1000`."""
 
-    `flow_grpo`: `-(bytes / 1000) / 500`; `ddpo`: `-bytes / 1000`.
+    scale: Literal["ddpo", "flow_grpo"] = "flow_grpo"
+    """Whose published scaling."""
 
-    Args:
-        device: unused; the encoder runs on the host.
-        scale: whose published scaling.
-    """
-    return _jpeg_reward("jpeg_compressibility", _FACTORS[scale], scale)
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; the encoder runs on the host."""
+        return _jpeg_reward("jpeg_compressibility", _FACTORS[self.scale], self.scale)
 
 
-def jpeg_incompressibility(*, device: torch.device) -> Reward:
-    """Large files are good: `bytes / 1000`; the published uses agree on this one, so it has no option.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JpegIncompressibility:
+    """Large files are good: `bytes / 1000`; the published uses agree on this one, so it has no option."""
 
-    Args:
-        device: unused; the encoder runs on the host.
-    """
-    return _jpeg_reward("jpeg_incompressibility", 1 / 1000, "ddpo")
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; the encoder runs on the host."""
+        return _jpeg_reward("jpeg_incompressibility", 1 / 1000, "ddpo")
 
 
 def _jpeg_reward(name: str, factor: float, scale: str) -> Reward:

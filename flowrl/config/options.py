@@ -1,13 +1,32 @@
-"""Options of rewards, losses and the like, read off a function's keyword-only signature, so none is lost unseen."""
+"""Options of rewards, losses and the like: one frozen dataclass each, built strictly from what a configuration says.
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Jpeg:
+        quality: int = 95              # its docstring below says what the option means
+
+        def __post_init__(self) -> None:
+            ...                        # raises ValueError where values make no sense
+
+    jpeg = build_options(Jpeg, {"quality": 90}, owner="reward 'jpeg'")
+
+The dataclass is the only statement of its options: the fields are the names, types and defaults, their docstrings the
+documentation, `__post_init__` the check. A user's function with keyword-only parameters is read as such a class.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Literal, Union
+from functools import partial
+from typing import Any, Literal, TypeVar, Union
+
+from flowrl.config.strict_yaml import Source, build, dotted_keys
+
+Options = TypeVar("Options")
 
 RESERVED = ("device",)
 """Keyword-only parameters that the program fills in, so they are no options."""
@@ -19,6 +38,42 @@ def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"unknown {what} {name!r}{hint}; allowed: {', '.join(names) or 'none'}."
+
+
+def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str) -> Options:
+    """Makes an options dataclass from plain values, as strictly as the configuration is read.
+
+    Args:
+        cls: the dataclass; lists become tuples and mappings become nested dataclasses where its fields say so.
+        options: names and values.
+        owner: what messages begin with, such as "reward 'jpeg'".
+
+    Raises:
+        ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses.
+    """
+    source = Source(file=owner, overrides={}, foreign_keys={}, foreign_values={}, own_keys=tuple(dotted_keys(cls)))
+    made: Options = build(cls, options, source)
+    return made
+
+
+def options_class(function: Callable[..., Any], reserved: Collection[str] = ()) -> type[Any]:
+    """The keyword-only parameters of a user's function, without the reserved ones, as an options dataclass."""
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError:  # an annotation that exists for type checkers only: names are checked, types cannot be
+        hints = {}
+    fields: list[Any] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in reserved:
+            value = dataclasses.field()
+            if parameter.default is not parameter.empty:
+                value = dataclasses.field(default_factory=partial(_same, parameter.default))
+            fields.append((parameter.name, hints.get(parameter.name, Any), value))
+    return dataclasses.make_dataclass(getattr(function, "__name__", "function"), fields, frozen=True, kw_only=True)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def option_parameters(

@@ -219,7 +219,7 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
             raise ConfigError(f"{source.file}: required key '{prefix}{name}' is missing; add it, its value is {wanted}")
     try:
         return cls(**values)
-    except ConfigError as error:
+    except ValueError as error:
         # Sections have one place each and name their keys in full; only an item of a list needs its index said.
         item = f" {prefix.rstrip('.')}:" if any(part.isdecimal() for part in prefix.split(".")) else ""
         raise ConfigError(f"{source.file}:{item} {error}") from None
@@ -251,43 +251,52 @@ def _convert(value: Any, hint: Any, dotted: str, source: Source) -> Any:
         return None
     choices = [choice for choice in union if choice is not type(None)]
     if len(choices) > 1:  # a number or a pair
-        choices = [c for c in choices if (typing.get_origin(c) is tuple) == isinstance(value, list)]
+        choices = [
+            c for c in choices if (typing.get_origin(c) in (tuple, list, Sequence)) == isinstance(value, (list, tuple))
+        ]
     for choice in choices:
         made = _convert_one(value, choice, dotted, source)
-        if made is not None:
+        if made is not _MISFIT:
             return made
     raise ConfigError(_wrong_type(value, hint, dotted, source))
 
 
+_MISFIT = object()  # what `_convert_one` says of a value that is of another type
+
+
 def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
-    """Convert to a type that is not a union; None where the value does not fit."""
+    """Convert to a type that is not a union; `_MISFIT` where the value does not fit."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return _plain(value, dotted, source)
     if dataclasses.is_dataclass(hint):
-        return build(typing.cast(type[Any], hint), value, source, f"{dotted}.") if isinstance(value, dict) else None
+        cls = typing.cast(type[Any], hint)
+        return build(cls, value, source, f"{dotted}.") if isinstance(value, Mapping) else _MISFIT
     if origin is typing.Literal:
-        return value if isinstance(value, str) and value in arguments else None
-    if origin is tuple:
-        if not isinstance(value, list):
-            return None
-        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        return value if any(value == one and type(value) is type(one) for one in arguments) else _MISFIT
+    if origin in (tuple, list, Sequence):
+        if not isinstance(value, (list, tuple)):
+            return _MISFIT
+        whole = origin is not tuple or arguments[-1] is Ellipsis
+        kinds = [arguments[0]] * len(value) if whole else list(arguments)
         if len(kinds) != len(value):
-            return None
+            return _MISFIT
         return tuple(_convert(v, k, f"{dotted}.{i}", source) for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
-    if origin is dict:
-        return _plain(value, dotted, source) if isinstance(value, dict) else None
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _finite(value)
-    if hint in (int, bool, str) and type(value) is hint:
-        return value
-    return None
+    if origin in (dict, Mapping):
+        return _plain(value, dotted, source) if isinstance(value, Mapping) else _MISFIT
+    if hint is float:
+        return _finite(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _MISFIT
+    if hint in (int, bool, str):
+        return value if type(value) is hint else _MISFIT
+    return _plain(value, dotted, source)  # a type that YAML knows nothing of: the owner judges it
 
 
-def _finite(value: float) -> float | None:
-    """The number as a float, or None where it is not finite (an integer may be too large for a float)."""
+def _finite(value: float) -> Any:
+    """The number as a float; `_MISFIT` where it is not finite (an integer may be too large for a float)."""
     try:
-        return float(value) if math.isfinite(value) else None
+        return float(value) if math.isfinite(value) else _MISFIT
     except OverflowError:
-        return None
+        return _MISFIT
 
 
 def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
@@ -297,9 +306,9 @@ def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
         raise ConfigError(
             f"{source.of(dotted)}: {dotted} is nested more than 20 deep (or contains itself); make it flat"
         )
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _plain(item, f"{dotted}.{key}", source, depth + 1) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_plain(item, f"{dotted}.{i}", source, depth + 1) for i, item in enumerate(value)]
     if value is None or type(value) in (str, int, bool) or (isinstance(value, float) and math.isfinite(value)):
         return value
@@ -350,7 +359,7 @@ def _describe(hint: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_describe(choice) for choice in arguments)
     if origin is typing.Literal:
-        return "one of " + ", ".join(arguments)
+        return "one of " + ", ".join(map(str, arguments))
     if origin is tuple:
         inner = arguments[0]
         if arguments[-1] is Ellipsis:
