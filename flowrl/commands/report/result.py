@@ -11,7 +11,7 @@ from flowrl.statistics.bootstrap import (
     Interval,
     ScoreRow,
     paired_difference,
-    paired_task_differences,
+    paired_rows,
     stratified_score,
     task_scores,
 )
@@ -76,7 +76,7 @@ def held_out(run: RunData) -> Outcome | None:
         difference=paired_difference(paired_before, paired_after) if paired_before else None,
         tasks_before=_ordered(_tasks(rows[0], before_rows)) if is_score else {},
         tasks_after=_ordered(_tasks(rows[-1], after_rows)) if is_score and last > first else {},
-        task_differences=paired_task_differences(paired_before, paired_after) if is_score and paired_before else {},
+        task_differences=task_scores(paired_rows(paired_before, paired_after)) if is_score and paired_before else {},
         num_pairs=len(paired_before),
         num_unpaired=max(len(run.image_rows.get(first, ())), len(run.image_rows.get(last, ()))) - len(paired_before),
     )
