@@ -145,6 +145,13 @@ def paired_rows(before: Rows, after: Rows) -> list[ScoreRow]:
     return [replace(row, value=float(after_of[key].value) - float(row.value)) for key, row in before_of.items()]
 
 
+def partners(before: Rows, after: Rows) -> tuple[list[ScoreRow], list[ScoreRow]]:
+    """The rows of both sides whose (task, prompt, sample) the other side has too."""
+    before_of, after_of = _by_key(before), _by_key(after)
+    shared = [key for key in before_of if key in after_of]
+    return [before_of[key] for key in shared], [after_of[key] for key in shared]
+
+
 def over_seeds(score_of_seed: ArrayLike) -> Interval:
     """Mean over S independent training runs with Student's t interval: mean ± t(0.95, S-1) · s / sqrt(S).
 

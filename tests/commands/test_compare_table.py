@@ -15,7 +15,7 @@ import pytest
 from flowrl.commands.compare.comparison_table import amount_text, markdown, text
 from flowrl.commands.compare.page import render
 from flowrl.commands.compare.question import Question
-from flowrl.commands.compare.result import SCORE, read_results, short_names
+from flowrl.commands.compare.result import read_results, short_names
 from flowrl.statistics.bootstrap import DETECTABLE_ERRORS, ScoreRow, stratified_score
 from flowrl.statistics.crossed import (
     cost_to_reach,
@@ -24,6 +24,7 @@ from flowrl.statistics.crossed import (
     holm,
     mean_curve,
 )
+from flowrl.training.evaluation_rows import SCORE
 
 TASKS = ("colors", "counting", "single_object")
 

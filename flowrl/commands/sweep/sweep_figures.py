@@ -12,7 +12,8 @@ from flowrl.commands.sweep.result import Outcome, Results
 from flowrl.commands.sweep.settings import Setting
 from flowrl.html.charts import Frame, axes, legend, nice_ticks, responsive, svg, tick_text
 from flowrl.html.markup import bounds, esc, number
-from flowrl.statistics.bootstrap import Interval, point
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.bootstrap import point as exactly
 
 HEIGHT = 330
 COLORS = {"rlg": 1, "best_of": 2, "prune": 3, "run": 4}
@@ -45,14 +46,14 @@ def against_diversity(results: Results, name: str) -> str:
 
 def against_scale(results: Results, name: str) -> str:
     """A measure over the RLG scale."""
-    points = [_point(one, point(one.setting.scale), name, label="") for one in results.of_kind("rlg")]
+    points = [_point(one, exactly(one.setting.scale), name, label="") for one in results.of_kind("rlg")]
     return chart(points, x_label="RLG scale", y_label=name)
 
 
 def against_cost(results: Results, name: str) -> str:
     """A measure over evaluations of the network: RLG, best of N and pruning."""
     outcomes = results.of_kind("rlg", "best_of", "prune")
-    points = [_point(one, point(math.log10(one.evaluations)), name) for one in outcomes]
+    points = [_point(one, exactly(math.log10(one.evaluations)), name) for one in outcomes]
     return chart(points, x_label="network evaluations for an image (log)", y_label=name, cost=True)
 
 
