@@ -25,10 +25,10 @@ from flowrl.prompts.loading import Prompt, spread
 from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward, to_uint8
 from flowrl.rewards.outputs import check_output
-from flowrl.samplers import KERNELS, Velocity
-from flowrl.training.drift import KL_PROMPTS, KL_SIGMAS
+from flowrl.samplers import Velocity
+from flowrl.training.drift import KL_PROMPTS, distance_of
 from flowrl.training.prompting import device_of, reward_inputs
-from flowrl.trajectory import Schedule, start_state
+from flowrl.trajectory import Schedule
 
 Embed = Callable[[Float[Tensor, " n 3 h w"]], Float[Tensor, " n d"]]
 Row = dict[str, Any]
@@ -162,16 +162,7 @@ def drift(model: Model, prompts: Sequence[Prompt], seed: int, run: str = "") -> 
     """
     chosen = [prompts[place] for place in spread(len(prompts), KL_PROMPTS)]
     base, tuned = model.make(0.0, run)(chosen), model.make(1.0, run)(chosen)
-    noise = sample_normals(model.pipeline.latent_shape, [(seed, "eval", prompt.key, 0) for prompt in chosen])
-    x = start_state(noise.to(device_of(model.pipeline)), model.schedule)
-    steps, distances = model.schedule.num_steps, []
-    for step in range(steps):
-        sigma, timestep = model.schedule.sigma[step], model.schedule.timestep[step]
-        velocity = base(x, sigma, timestep)
-        if step in {quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}:
-            distances.append(float((tuned(x, sigma, timestep) - velocity).double().square().mean()))
-        x = KERNELS["ode"](x, velocity, sigma, model.schedule.sigma[step + 1]).mean
-    return sum(distances) / len(distances)
+    return distance_of(model.pipeline, chosen, base, tuned, model.schedule, seed=seed)
 
 
 # ---- features --------------------------------------------------------------------------------------------------------
