@@ -20,15 +20,20 @@ from typing import Any
 import torch
 
 from flowrl.files import replacing
-from flowrl.rewards import Reward, RewardInputs, RewardOutput, output_of
-from flowrl.rewards.judges.answers import yes_no
-from flowrl.rewards.judges.asking import BLANK, UNPARSED, ask_items, first_error, judged_reward, pixels_of
-from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, build_chat, check_chat
-from flowrl.rewards.judges.templates import Template, load_templates
+from flowrl.rewards import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.judges.asking import (
+    UNPARSED,
+    Scored,
+    first_error,
+    judge_items,
+    judged_reward,
+    pixels_of,
+    probability_of_yes,
+)
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, build_chat, check_chat
+from flowrl.rewards.judges.templates import Template, load_template
 
-OWNER = "reward 'rubric'"
 SCHEMA = 1
-TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +57,7 @@ def load_rubric(path: str | Path) -> tuple[Rule, ...]:
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"the rubric {str(path)!r} is no JSON: {error}.") from None
+        raise ValueError(f"the rubric {str(path)!r} is not JSON: {error}.") from None
     rules = record.get("rules") if isinstance(record, dict) and record.get("schema") == SCHEMA else None
     if not isinstance(rules, list) or not rules:
         raise ValueError(
@@ -92,86 +97,76 @@ def save_rubric(path: str | Path, rules: Sequence[Rule], info: Mapping[str, Any]
 
 def rule_question(words: Template, image: Pixels, prompt: str, rule: str) -> Question:
     """What the judge is asked about one rule."""
-    fields = {"prompt": prompt, "rule": rule}
-    return Question(parts=words.parts([image], **fields), system=words.system_of(**fields), top_logprobs=TOP_LOGPROBS)
+    return words.question([image], {"prompt": prompt, "rule": rule}, top_logprobs=TOP_LOGPROBS)
 
 
-def rule_probability(answer: Answer) -> float | None:
-    """P(yes) at the first answered token, None where the judge failed or said neither."""
-    return yes_no(answer.logprobs[0]) if answer.error is None and answer.logprobs else None
-
-
-def check(*, judge: Mapping[str, Any], rules: str, normalise: bool = False, template: str | None = None) -> None:
-    """Refuses option values that are wrong, without asking the judge."""
-    load_rubric(rules)
-    load_templates(("rubric_rule",), template, owner=OWNER)["rubric_rule"].parts([BLANK], prompt="", rule="")
-    check_chat(judge, owner=OWNER)
-
-
-def rubric(
-    *,
-    device: torch.device,
-    judge: Mapping[str, Any],
-    rules: str,
-    normalise: bool = False,
-    template: str | None = None,
-) -> Reward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rubric:
     """`s(x) = sum_j w_j P(the good answer to rule j)`, in [0, sum w]; the judge is asked once for each rule.
 
     The sub-scores `rule_01`, `rule_02` ... are the probabilities, so the log shows which rule a run learns or exploits.
     An item any of whose rules failed has failed: a sum over the others would be another score.
-
-    Args:
-        device: where a judge in this process runs.
-        judge: which one, see `flowrl.rewards.judges.chat`; one that gives log-probabilities. Weights that were fitted
-            to one judge mean little for another.
-        rules: the rubric's JSON file, see the module.
-        normalise: divide by the sum of the weights, which brings the score to [0, 1].
-        template: a text file that takes the place of rubric_rule.txt; the one that the weights were fitted with.
-
-    Raises:
-        ValueError: for bad values, or a rubric, judge or template that is not there.
     """
-    check(judge=judge, rules=rules, normalise=normalise, template=template)
-    loaded = load_rubric(rules)
-    words = load_templates(("rubric_rule",), template, owner=OWNER)["rubric_rule"]
-    chat = build_chat(judge, device=device, owner=OWNER)
-    digest = hashlib.sha256(repr(loaded).encode()).hexdigest()[:12]
-    return judged_reward(
-        "rubric",
-        partial(_score, chat=chat, rules=loaded, words=words, normalise=normalise),
-        judge=judge,
-        needs=set(),
-        version=f"rubric:{len(loaded)}-rules@{digest}:{'normalised' if normalise else 'sum'}:template-{words.digest}:"
-        f"{chat.version}",
-    )
+
+    judge: Mapping[str, Any]
+    """Which one, see `flowrl.rewards.judges.chat`; one that gives log-probabilities. Weights that were fitted to one
+    judge mean little for another."""
+    rules: str
+    """The rubric's JSON file, see the module."""
+    normalise: bool = False
+    """Divide by the sum of the weights, which brings the score to [0, 1]."""
+    template: str | None = None
+    """A text file that takes the place of rubric_rule.txt; the one that the weights were fitted with."""
+
+    def __post_init__(self) -> None:
+        load_rubric(self.rules)
+        self.words()
+        check_chat(self.judge)
+
+    def words(self) -> Template:
+        """The template of a question."""
+        return load_template("rubric_rule", self.template, images=1)
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward.
+
+        Raises:
+            ValueError: a judge in this process cannot be loaded.
+        """
+        rules, words, chat = load_rubric(self.rules), self.words(), build_chat(self.judge, device=device)
+        digest = hashlib.sha256(repr(rules).encode()).hexdigest()[:12]
+        return judged_reward(
+            "rubric",
+            partial(_score, chat=chat, rules=rules, words=words, normalise=self.normalise),
+            judge=self.judge,
+            needs=set(),
+            version=f"rubric:{len(rules)}-rules@{digest}:{'normalised' if self.normalise else 'sum'}:"
+            f"template-{words.digest}:{chat.version}",
+        )
 
 
 def _score(
     inputs: RewardInputs, *, chat: Chat, rules: Sequence[Rule], words: Template, normalise: bool
 ) -> RewardOutput:
-    questions = []
-    for item, prompt in enumerate(inputs.prompts):
+    total = math.fsum(rule.weight for rule in rules) if normalise else 1.0
+    names = [f"rule_{number:02d}" for number in range(1, len(rules) + 1)]
+
+    def ask(item: int) -> list[Question]:
         image = pixels_of(inputs.images[item])
-        questions.append([rule_question(words, image, prompt, rule.text) for rule in rules])
-    total = math.fsum(rule.weight for rule in rules)
-    values: list[float | None] = []
-    errors: list[str | None] = []
-    columns: list[list[float]] = [[] for _ in rules]
-    for answers in ask_items(chat, questions):
+        return [rule_question(words, image, inputs.prompts[item], rule.text) for rule in rules]
+
+    def read(item: int, answers: list[Answer]) -> Scored:
         agreed = [_agreement(answer, rule) for answer, rule in zip(answers, rules, strict=True)]
-        for column, value in zip(columns, agreed, strict=True):
-            column.append(value)
         score = math.fsum(rule.weight * value for rule, value in zip(rules, agreed, strict=True))
-        values.append(score / total if normalise else score)
-        errors.append(first_error(answers) or (UNPARSED if math.isnan(score) else None))
-    parts = {f"rule_{number:02d}": column for number, column in enumerate(columns, 1)}
-    return output_of(values, inputs, parts=parts, errors=errors)
+        error = first_error(answers) or (UNPARSED if math.isnan(score) else None)
+        return Scored(value=score / total, error=error, parts=dict(zip(names, agreed, strict=True)))
+
+    return judge_items(inputs, chat, ask, read, parts=names)
 
 
 def _agreement(answer: Answer, rule: Rule) -> float:
     """The probability of the rule's good answer, NaN where there is none."""
-    probability = rule_probability(answer)
+    probability = probability_of_yes(answer)
     if probability is None:
         return math.nan
     return probability if rule.answer == "yes" else 1.0 - probability

@@ -21,9 +21,9 @@ from jaxtyping import Float64
 
 from flowrl.progress import Advance, progress
 from flowrl.rewards.image_files import read_image
-from flowrl.rewards.judges.asking import UNPARSED
+from flowrl.rewards.judges.asking import UNPARSED, probability_of_yes
 from flowrl.rewards.judges.chat import Chat, Pixels, Question
-from flowrl.rewards.judges.rubric import rule_probability, rule_question
+from flowrl.rewards.judges.rubric import rule_question
 from flowrl.rewards.judges.templates import Template
 
 QUESTIONS_AT_ONCE = 256  # between two lines of the cache: what a broken-off run asks again at most
@@ -44,7 +44,7 @@ def load_pairs(path: str | Path) -> list[PreferencePair]:
     """The pairs of a file of JSON lines; see the module.
 
     Raises:
-        ValueError: naming file and line, for a line that is no pair or an image that is not there.
+        ValueError: naming file and line, for a line that is not a pair or an image that is not there.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -62,7 +62,7 @@ def _pair(line: str, where: str, folder: Path) -> PreferencePair:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{where} is no JSON: {error}.") from None
+        raise ValueError(f"{where} is not JSON: {error}.") from None
     named = isinstance(record, dict) and all(isinstance(record.get(k), str) for k in ("prompt", "winner", "loser"))
     margin = record.get("margin", 1.0) if named else None
     if not isinstance(margin, int | float) or isinstance(margin, bool) or not math.isfinite(margin):
@@ -80,7 +80,7 @@ def load_image(path: Path) -> Pixels:
 
 
 def parse_rules(text: str) -> list[str]:
-    """The rules in a judge's answer, a line each: "RULE: Are the hands well formed?"."""
+    """The rules in a judge's answer, one per line: "RULE: Are the hands well formed?"."""
     return re.findall(r"(?im)^[^\w\n]*(?:\d+[^\w\n]+)?RULE[^\w\n:]*:[^\w\n]*(\w.*?)[*_\s]*$", text)
 
 
@@ -118,10 +118,9 @@ def propose_rules(
 
 
 def _why(pair: PreferencePair, words: Template, count: int, temperature: float, seed: int) -> Question:
-    fields = {"prompt": pair.prompt, "count": str(count)}
-    return Question(
-        parts=words.parts([load_image(pair.winner), load_image(pair.loser)], **fields),
-        system=words.system_of(**fields),
+    return words.question(
+        [load_image(pair.winner), load_image(pair.loser)],
+        {"prompt": pair.prompt, "count": str(count)},
         max_tokens=MAX_TOKENS,
         temperature=temperature,
         seed=seed if temperature > 0 else None,
@@ -203,7 +202,7 @@ def _ask_rules(
     questions = [rule_question(words, images[path], prompt, rule) for path, prompt, rule in (needed[k] for k in keys)]
     new: dict[str, float] = {}
     for key, answer in zip(keys, chat.ask(questions), strict=True):
-        probability = rule_probability(answer)
+        probability = probability_of_yes(answer)
         if probability is None:
             errors[answer.error or UNPARSED] += 1
         else:
