@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
+from flowrl.prompts.pairs import Pair
 from flowrl.randomness import counter_choice
 from flowrl.rewards.judges.asking import check_answer_options
 from flowrl.rewards.judges.chat import Chat, build_chat, check_chat
 from flowrl.rewards.judges.rubric import Rule, save_rubric
-from flowrl.rewards.judges.rubric_answers import AnswerCache, PreferencePair, load_pairs, propose_rules, score_rules
+from flowrl.rewards.judges.rubric_answers import AnswerCache, load_pairs, propose_rules, score_rules
 from flowrl.rewards.judges.rubric_fit import (
     Negative,
     accuracy,
@@ -138,7 +139,7 @@ def train_rubric(
     """Learns a rubric and writes it to `out`, for the reward `rubric`.
 
     Args:
-        pairs: the file of preference pairs, see `flowrl.rewards.judges.rubric_answers`.
+        pairs: the file of preference pairs, see `flowrl.prompts.pairs`.
         out: the JSON file to write.
         options: who is asked, and how weights are fitted.
         device: where judges in this process run.
@@ -162,7 +163,7 @@ def train_rubric(
     cache = AnswerCache(out.with_name(f"{out.name}.cache.jsonl"), judge=chat.version, words=words)
     errors: Counter[str] = Counter()
     candidates: list[str] = []
-    explained: Sequence[PreferencePair] = fitted
+    explained: Sequence[Pair] = fitted
     delta, weights = np.zeros((0, 0)), np.zeros(0)
     for _ in range(options.rounds):
         proposed, failed = propose_rules(
@@ -206,20 +207,18 @@ def train_rubric(
     return result
 
 
-def _split(
-    pairs: Sequence[PreferencePair], num_pairs: int, held_out: float, seed: int
-) -> tuple[list[PreferencePair], list[PreferencePair]]:
+def _split(pairs: Sequence[Pair], num_pairs: int, held_out: float, seed: int) -> tuple[list[Pair], list[Pair]]:
     """Pairs to fit to, and pairs to measure on; whole prompts are held out, or the same question would be in both.
 
     As many are held out as the fraction asks of the pairs that are fitted to, since each costs as much.
     """
-    by_prompt: dict[str, list[PreferencePair]] = {}
+    by_prompt: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_prompt.setdefault(pair.prompt, []).append(pair)
     prompts = sorted(by_prompt)
     wanted = round(held_out * min(len(pairs), num_pairs))
     held: set[str] = set()
-    unseen: list[PreferencePair] = []
+    unseen: list[Pair] = []
     for place in counter_choice(len(prompts), len(prompts), "held out", seed):
         more = by_prompt[prompts[place]]
         if len(unseen) + len(more) <= wanted:
@@ -258,7 +257,7 @@ def _fit(
 
 
 def _measure(
-    chat: Chat, unseen: Sequence[PreferencePair], rules: Sequence[str], weights: Float64[np.ndarray, " k"],
+    chat: Chat, unseen: Sequence[Pair], rules: Sequence[str], weights: Float64[np.ndarray, " k"],
     words: Template, cache: AnswerCache, show: bool,
 ) -> tuple[float, Counter[str]]:  # fmt: skip
     """The fraction of pairs that were held out on which the rubric is right, over those with all answers."""

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from flowrl.prompts.grids import MAX_CELLS, cell_pairs, grid_shape, split_grid, theme
+from flowrl.prompts.grids import cell_pairs, check_grid, grid_shape, split_grid, theme
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     MISSING,
@@ -74,11 +74,9 @@ class GridConsistency:
     """Branch, tag or commit on the hub."""
 
     def __post_init__(self) -> None:
-        if self.grid is not None and (self.mode == "edit" or grid_shape(self.grid) is None):
-            raise ValueError(
-                f"grid must be ROWSxCOLUMNS of 2 to {MAX_CELLS} cells, such as 2x2, and means nothing with mode edit; "
-                f"got {self.grid!r}."
-            )
+        check_grid(self.grid)
+        if self.grid is not None and self.mode == "edit":
+            raise ValueError(f"grid means nothing with mode edit: leave it out, got {self.grid!r}.")
         by_clip = self.mode in ("clip_text", "clip_image")
         if by_clip != (self.judge is None) or (by_clip and (self.criteria is not None or self.template is not None)):
             rule = "asks no judge: leave judge, criteria and template out" if by_clip else "needs judge"

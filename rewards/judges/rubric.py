@@ -12,13 +12,14 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from flowrl.config.options import build_options
 from flowrl.files import replacing
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
@@ -33,8 +34,6 @@ from flowrl.rewards.judges.asking import (
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, build_chat, check_chat
 from flowrl.rewards.judges.templates import Template, load_template
 
-SCHEMA = 1
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
@@ -42,7 +41,29 @@ class Rule:
 
     text: str
     weight: float = 1.0
-    answer: str = "yes"
+    answer: Literal["yes", "no"] = "yes"
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise ValueError("text must be a question, got an empty one.")
+        if not self.weight > 0:
+            raise ValueError(
+                f"weight is {self.weight}: it must be above 0. A rule that speaks against an image takes "
+                f'"answer": "no" with a positive weight.'
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RubricFile:
+    """What a rubric's file holds; `info` is for people."""
+
+    schema: Literal[1]
+    rules: tuple[Rule, ...]
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.rules:
+            raise ValueError("rules must hold one rule or more.")
 
 
 def load_rubric(path: str | Path) -> tuple[Rule, ...]:
@@ -53,43 +74,22 @@ def load_rubric(path: str | Path) -> tuple[Rule, ...]:
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ValueError(f"there is no rubric {str(path)!r}: write one by hand or with `flowrl reward train`.")
+        raise ValueError(f"there is no rubric {str(path)!r}: write one by hand or with `flowrl reward rubric`.")
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"the rubric {str(path)!r} is not JSON: {error}.") from None
-    rules = record.get("rules") if isinstance(record, dict) and record.get("schema") == SCHEMA else None
-    if not isinstance(rules, list) or not rules:
-        raise ValueError(
-            f'the rubric {str(path)!r} must hold {{"schema": {SCHEMA}, "rules": [...]}} with a rule or more.'
-        )
-    return tuple(_rule(rule, number, path) for number, rule in enumerate(rules, 1))
-
-
-def _rule(rule: Any, number: int, path: str | Path) -> Rule:
-    known = isinstance(rule, dict) and set(rule) <= {"text", "weight", "answer"}
-    text, weight, answer = (
-        (rule.get("text"), rule.get("weight", 1.0), rule.get("answer", "yes")) if known else (0, 0, 0)
-    )
-    number_given = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not (isinstance(text, str) and text.strip() and number_given and answer in ("yes", "no")):
-        raise ValueError(
-            f"rule {number} of {str(path)!r} must be a mapping with text, a number weight and answer yes or no, got "
-            f"{rule!r}."
-        )
-    if not (math.isfinite(weight) and weight > 0):
-        raise ValueError(
-            f"rule {number} of {str(path)!r} has weight {weight}: it must be above 0. A rule that speaks against a "
-            f'image takes "answer": "no" with a positive weight.'
-        )
-    return Rule(text=text.strip(), weight=float(weight), answer=answer)
+    if not isinstance(record, dict):
+        raise ValueError(f'the rubric {str(path)!r} must hold {{"schema": 1, "rules": [...]}}.')
+    loaded = build_options(RubricFile, record, owner=f"the rubric {str(path)!r}")
+    return tuple(replace(rule, text=rule.text.strip()) for rule in loaded.rules)
 
 
 def save_rubric(path: str | Path, rules: Sequence[Rule], info: Mapping[str, Any] | None = None) -> Path:
     """Writes a rubric, and under "info" what is known about it. The file appears whole or not at all."""
     path = Path(path).expanduser()
-    rows = [{"text": rule.text, "weight": rule.weight, "answer": rule.answer} for rule in rules]
-    text = json.dumps({"schema": SCHEMA, "rules": rows, "info": dict(info or {})}, indent=2, ensure_ascii=False) + "\n"
+    file = RubricFile(schema=1, rules=tuple(rules), info=dict(info or {}))
+    text = json.dumps(asdict(file), indent=2, ensure_ascii=False) + "\n"
     with replacing(path) as stream:
         stream.write(text.encode("utf-8"))
     return path

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.prompts.grids import MAX_CELLS, cell_pairs, cell_prompts, grid_shape, split_grid
+from flowrl.prompts.grids import MAX_CELLS, cell_pairs, cell_prompts, check_grid, grid_shape, split_grid
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, reward_options
 from flowrl.rewards.judges.asking import MISSING
@@ -220,8 +220,7 @@ def _score_pairs(inputs: RewardInputs, *, encoder: ClipEncoder, grid: str | None
 
 
 def _check(grid: str | None, cells_per_call: int) -> None:
-    if grid is not None and grid_shape(grid) is None:
-        raise ValueError(f"grid must be ROWSxCOLUMNS of 2 to {MAX_CELLS} cells, such as 2x2, got {grid!r}.")
+    check_grid(grid)
     if cells_per_call < 1:
         raise ValueError(f"cells_per_call must be at least 1, got {cells_per_call}.")
 

@@ -140,12 +140,12 @@ def read_template(name: str, given: str | None, *, once: Collection[str] = ()) -
     """
     path = Path(str(resources.files("flowrl.rewards") / "templates" / f"{name}.txt"))
     path = path if given is None else Path(given).expanduser()
-    if not path.is_file():
-        raise ValueError(f"there is no template {str(path)!r}: give a text file, or leave template out.")
     try:
         text = path.read_bytes().decode("utf-8")  # not read_text, which would translate line breaks
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"template {str(path)!r} cannot be read as UTF-8 text ({error}).") from error
+        raise ValueError(
+            f"template {str(path)!r} cannot be read as UTF-8 text ({error}): give a text file, or leave template out."
+        ) from error
     if not parse_template(text).user:
         raise ValueError(f"the template {str(path)!r} is empty.")
     if missing := sorted(field for field in FIELDS.get(name, ()) if f"{{{field}}}" not in text):

@@ -120,7 +120,6 @@ def test_soft_tifa_means() -> None:
     [
         ("On a scale of 1 to 5 ... Final Score: 4", {"pattern": r"final score:\s*([\d.]+)"}, 4.0),
         ("Final Score: 2. No wait. FINAL SCORE: 4.", {"pattern": r"final score:\s*([\d.]+)"}, 4.0),
-        ("first 2 then 3", {"which": "first"}, 2.0),
         ("first 2 then 3", {}, 3.0),
         ("11", {}, 5.0),
         ("-3", {}, 1.0),
@@ -131,7 +130,7 @@ def test_soft_tifa_means() -> None:
     ],
 )
 def test_parse_score(text: str, options: dict[str, Any], value: float | None) -> None:
-    found = parse_score(text, low=1, high=5, **options)
+    found = parse_score(text, low=1, high=5, **{"pattern": r"([-+]?\d+(?:\.\d+)?)", **options})
     assert found == value
     if found == 4.0:  # the two ways in which UnifiedReward's number becomes a reward
         assert found is not None
@@ -329,7 +328,7 @@ def test_yes_no_reward_refuses_contradictions(tmp_path: Path) -> None:
         ({"score": "word", "max_tokens": 0}, "max_tokens must be at least 1"),
         ({"num_frames": 0}, "num_frames must be at least 1"),
         ({"score": "chance"}, "score must be one of odds, mass, word or null"),
-        ({"template": "no/such.txt"}, "there is no template"),
+        ({"template": "no/such.txt"}, "cannot be read as UTF-8 text"),
         ({"template": str(tmp_path / "empty.txt")}, "is empty"),
         ({"template": str(tmp_path / "plain.txt"), "questions_field": "q"}, "must hold {question}"),
     ]
