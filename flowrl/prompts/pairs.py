@@ -1,15 +1,17 @@
 """Preference pairs from files: a prompt, the image that was preferred, and the one that was not.
 
-A JSONL file holds one object a line; paths of images are relative to the file:
+A JSONL file holds one object per line; paths of images are relative to the file:
 
     {"prompt": "a photo of a red circle", "winner": "images/0001.png", "loser": "images/0002.png"}
 
-Further keys are left alone. A folder stands for the file `pairs.jsonl` in it.
+A line may have `margin`, by how much the winner is better. Further keys are left alone. A
+folder stands for the file `pairs.jsonl` in it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ class Pair:
     prompt: str
     winner: Path
     loser: Path
+    margin: float = 1.0
 
 
 def read_pairs(path: Path) -> list[Pair]:
@@ -49,7 +52,7 @@ def read_pairs(path: Path) -> list[Pair]:
         raise ValueError(f"{file}: cannot be read as UTF-8 text ({error})") from error
     pairs = [_parse(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not pairs:
-        raise ValueError(f'{file}: holds no pair: write one {{"prompt": ..., "winner": ..., "loser": ...}} a line')
+        raise ValueError(f'{file}: holds no pair: write one {{"prompt": ..., "winner": ..., "loser": ...}} per line')
     return pairs
 
 
@@ -72,7 +75,10 @@ def _parse(file: Path, number: int, line: str) -> Pair:
     for image in (winner, loser):
         if not image.is_file():
             raise ValueError(f"{where}: there is no image {image}; paths are relative to the file of pairs")
-    return Pair(prompt=str(texts["prompt"]), winner=winner, loser=loser)
+    margin = row.get("margin", 1.0)
+    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin):
+        raise ValueError(f"{where}: margin must be a finite number, got {margin!r}")
+    return Pair(prompt=str(texts["prompt"]), winner=winner, loser=loser, margin=float(margin))
 
 
 def load_images(paths: Sequence[Path]) -> Float[Tensor, " b 3 h w"]:

@@ -1,6 +1,6 @@
 """Who beats whom: rates, ranks and rewards of a group from comparisons of two of its members at a time.
 
-A tournament is a generator: it yields the matches of a round, is sent their scores, and returns one number a member,
+A tournament is a generator: it yields the matches of a round, is sent their scores, and returns one number per member,
 greater is better. `hold` plays several side by side, so that the matches of a round are judged at the same time:
 
     keys = hold([swiss(8), swiss(8)], play)       # play: the matches of each tournament -> their scores
@@ -22,7 +22,7 @@ from jaxtyping import Float64, Int64
 Matches = Int64[np.ndarray, " n 2"]
 Scores = Float64[np.ndarray, " n 2"]
 Keys = Float64[np.ndarray, " members"]
-Tournament = Generator[Matches, Scores, Keys]
+Play = Generator[Matches, Scores, Keys]
 Byes = Literal["top_seeds", "published"]
 Ties = Literal["average", "order", "best"]
 
@@ -171,7 +171,7 @@ def bracket(num_members: int) -> list[int]:
     return slots
 
 
-def round_robin(num_members: int) -> Tournament:
+def round_robin(num_members: int) -> Play:
     """Everyone meets everyone, in one round; the key is the share of matches won, a tie being half."""
     _check_members(num_members)
     matches = all_pairs(num_members)
@@ -180,7 +180,7 @@ def round_robin(num_members: int) -> Tournament:
     return table.rate(table.points)
 
 
-def anchor(num_members: int) -> Tournament:
+def anchor(num_members: int) -> Play:
     """Everyone meets member 0, in one round; the key is one's own score there, of member 0 the mean of its scores."""
     _check_members(num_members)
     matches = _against_anchor(num_members)
@@ -189,7 +189,7 @@ def anchor(num_members: int) -> Tournament:
     return table.rate(table.score)
 
 
-def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Tournament:
+def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Play:
     """A knock-out tournament, seeded by a round against member 0 (ArenaRL, arXiv 2601.06487): 2 (N - 1) matches.
 
     The champion is first, then come who lost later before who lost earlier, and within a round the higher mean score
@@ -198,7 +198,7 @@ def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Tournam
 
     Args:
         num_members: N, at least 2.
-        byes: `top_seeds`: where N is no power of two, the best seeds skip the first round. `published`: the missing
+        byes: `top_seeds`: where N is not a power of two, the best seeds skip the first round. `published`: the missing
             seeds are taken out before neighbours are paired, and the last slot of an odd round waits; the best seeds
             then have no byes, and may meet early.
     """
@@ -229,7 +229,7 @@ def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Tournam
     return _lexicographic(round_N, table.rate(table.score))
 
 
-def swiss(num_members: int) -> Tournament:
+def swiss(num_members: int) -> Play:
     """ceil(log2 N) rounds between members with like points who have not met, floor(N / 2) matches each.
 
     The key orders by points (a win 1, a tie half, and one for sitting out, at most once), then by Buchholz's sum of the
@@ -265,7 +265,7 @@ def swiss(num_members: int) -> Tournament:
     return _lexicographic(np.where(table.games > 0, points_N, np.nan), buchholz_N)
 
 
-def hold(tournaments: Sequence[Tournament], play: Callable[[list[Matches]], list[Scores]]) -> list[Keys]:
+def hold(tournaments: Sequence[Play], play: Callable[[list[Matches]], list[Scores]]) -> list[Keys]:
     """Plays tournaments side by side, a round of all of them at a time.
 
     Args:
@@ -306,7 +306,7 @@ class _Table:
             np.add.at(self.points, members, (own > other) + 0.5 * (own == other))
 
     def rate(self, total_N: Keys) -> Keys:
-        """A total a match; NaN for members without one."""
+        """A total per match; NaN for members without one."""
         return np.where(self.games > 0, total_N / np.maximum(self.games, 1), np.nan)
 
 
@@ -328,7 +328,7 @@ def _against_anchor(num_members: int) -> Matches:
 
 
 def _lexicographic(first_N: Keys, second_N: Keys) -> Keys:
-    """One number a member, in the order of (first, second), equal where both are; NaN where one is NaN."""
+    """One number per member, in the order of (first, second), equal where both are; NaN where one is NaN."""
     known = ~(np.isnan(first_N) | np.isnan(second_N))
     key_N = np.full(len(first_N), np.nan)
     columns = np.stack([first_N[known], second_N[known].round(12)], axis=1)  # sums in another order are not a win

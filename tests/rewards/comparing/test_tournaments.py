@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 from flowrl.rewards.comparing.tournaments import (
     Keys,
     Matches,
+    Play,
     Scores,
-    Tournament,
     all_pairs,
     anchor,
     bracket,
@@ -28,7 +28,7 @@ from flowrl.rewards.comparing.tournaments import (
 )
 
 NAN = np.nan
-SCHEMES: dict[str, Callable[[int], Tournament]] = {
+SCHEMES: dict[str, Callable[[int], Play]] = {
     "anchor": anchor,
     "round_robin": round_robin,
     "single_elimination": single_elimination,
@@ -36,7 +36,7 @@ SCHEMES: dict[str, Callable[[int], Tournament]] = {
 }
 
 
-def play(tournament: Tournament, strengths: list[float], failing: frozenset[int] = frozenset()) -> tuple[Keys, Matches]:
+def play(tournament: Play, strengths: list[float], failing: frozenset[int] = frozenset()) -> tuple[Keys, Matches]:
     """The keys and all matches of one tournament whose judge returns strengths, NaN for matches with a failing one."""
     value = np.array([NAN if i in failing else float(s) for i, s in enumerate(strengths)])
     seen: list[Matches] = []
