@@ -86,5 +86,5 @@ def register_brightness(monkeypatch: pytest.MonkeyPatch) -> Brightness:
     made = Brightness()
     monkeypatch.setattr("flowrl.rewards.brightness_of_tests", made, raising=False)
     monkeypatch.setitem(REWARDS, "brightness", "flowrl.rewards:brightness_of_tests")
-    monkeypatch.setitem(REWARDS, "noisy", "flowrl.rewards.noisy:noisy")
+    monkeypatch.setitem(REWARDS, "noisy", "flowrl.rewards.noisy:Noisy")
     return made

@@ -26,7 +26,7 @@ from pairwise_fakes import (
 
 from flowrl.config.options import option_parameters
 from flowrl.randomness import counter_seed
-from flowrl.rewards import REWARDS, build_reward, check_reward, load_target, nested, noisy
+from flowrl.rewards import REWARDS, build_reward, check_reward, load_target, nested
 from flowrl.rewards.comparing import judge_comparator, pairwise
 from flowrl.rewards.comparing.verdicts import VerdictCache
 from flowrl.rewards.judges.chat import Answer
@@ -396,9 +396,9 @@ def test_comparator_of_a_users_file(tmp_path: Path) -> None:
 # ---- options -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["win_rate", "tournament", "rank", "noisy"])
+@pytest.mark.parametrize("name", ["win_rate", "tournament", "rank"])
 def test_checks_take_the_options_of_the_factories(name: str) -> None:
-    check = noisy.check if name == "noisy" else vars(pairwise)[f"check_{name}"]
+    check = vars(pairwise)[f"check_{name}"]
     made, checked = option_parameters(load_target(REWARDS[name])), option_parameters(check)
     assert {k: (p.default, p.annotation) for k, p in made.items()} == {
         k: (p.default, p.annotation) for k, p in checked.items()
