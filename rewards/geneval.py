@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from flowrl.benchmarks.geneval.rules import Detection, graded, parse_record, strict, verdict
+from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.benchmarks.geneval.metadata import parse_record
+from flowrl.benchmarks.geneval.rules import graded, strict, verdict
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detector_options
 

@@ -30,6 +30,7 @@ from flowrl.rewards.frames import framewise
 Normalise = Literal["nospace_lower", "nfkc", "none"]
 Reader = Callable[[UInt8[np.ndarray, " h w 3"]], str | None]
 
+_PACKAGES = ("rapidocr", "onnxruntime", "rapidfuzz")
 FIRST_QUOTED = r'"([^"]*)"'
 """The text between the first pair of straight double quotes."""
 
@@ -78,7 +79,7 @@ class Ocr:
             raise ValueError(f"min_confidence must be at least 0 and below 1, got {self.min_confidence}.")
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1, got {self.workers}.")
-        if missing := [name for name in ("rapidocr", "onnxruntime") if importlib.util.find_spec(name) is None]:
+        if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
             raise ValueError(f"{' and '.join(missing)} must be installed: pip install flowrl-toolkit[ocr].")
 
     def build(self, device: torch.device) -> Reward:
@@ -108,31 +109,23 @@ def normalised(text: str, normalise: Normalise) -> str:
     return "".join(text.split())
 
 
-def edit_distance(first: str, second: str) -> int:
-    """Levenshtein distance: fewest insertions, deletions and replacements of a character that make one the other."""
-    row = list(range(len(second) + 1))
-    for i, a in enumerate(first, start=1):
-        diagonal, row[0] = row[0], i
-        for j, b in enumerate(second, start=1):
-            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (a != b))
-    return row[-1]
-
-
 def text_reward(read: str, target: str, *, substring_ok: bool = True, extra_text_penalty: float = 0.0) -> float:
     """`1 - min(d, n) / n` for a target of n characters, both texts normalised.
 
-    d is the edit distance; for a target that occurs in what was read, with `substring_ok`, it is `extra_text_penalty`
-    for each surplus character instead: 0 makes text around the target free, 1 gives the edit distance again.
+    d is the Levenshtein distance; for a target that occurs in what was read, with `substring_ok`, it is
+    `extra_text_penalty` per surplus character instead: 0 makes text around the target free, 1 gives the distance again.
 
     Raises:
         ValueError: if the target is empty.
     """
+    from rapidfuzz.distance import Levenshtein
+
     if not target:
         raise ValueError("the target is empty, so no share of it can be read: score such items otherwise.")
     if substring_ok and target in read:
         distance = extra_text_penalty * (len(read) - len(target))
     else:
-        distance = edit_distance(read, target)
+        distance = Levenshtein.distance(read, target)
     return 1.0 - min(distance, len(target)) / len(target)
 
 

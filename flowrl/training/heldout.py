@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.benchmarks.geneval.rules import TASKS
+from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.files import write_atomically
 from flowrl.media.kept import write_samples
 from flowrl.pipelines import Pipeline

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flowrl.benchmarks.geneval.rules import Record, parse_record
+from flowrl.benchmarks.geneval.metadata import Record, parse_record
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.world.scenes import COLORS, SHAPES, SIZE
 

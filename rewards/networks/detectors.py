@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from flowrl.benchmarks.geneval.rules import Detection
+from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.config.options import build_options, unknown_name
 from flowrl.rewards import Model, load_target
 

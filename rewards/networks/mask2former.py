@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.nn import functional
 from torchvision.transforms import functional as vision
 
+from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.benchmarks.geneval.metadata import COLORS
 from flowrl.benchmarks.geneval.published import CLASSES
-from flowrl.benchmarks.geneval.rules import COLORS, Detection
 from flowrl.rewards import Model
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks import pretrained

@@ -15,8 +15,8 @@ import torch
 from evaluation_folders import RECORDS, empty, read_rows, right, write_folder
 from PIL import Image
 
+from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.published import published_records
-from flowrl.benchmarks.geneval.rules import Detection
 from flowrl.commands.eval.geneval_result import kinds, score_rows
 from flowrl.commands.eval.geneval_runner import benchmark_prompts, check, judge_images, judge_name, run
 from flowrl.generation.folders import read_folder

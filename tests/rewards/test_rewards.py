@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.benchmarks.geneval.rules import Detection
+from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.rewards import (
     Reward,
     RewardInputs,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import math
 import socket
 import threading
@@ -17,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
 from flowrl.rewards import Reward, RewardInputs, build_reward, ocr, reward_options
-from flowrl.rewards.ocr import edit_distance, normalised, text_reward
+from flowrl.rewards.ocr import normalised, text_reward
 from flowrl.rewards.outputs import check_output
 
 
@@ -48,26 +47,6 @@ def test_surplus_text_around_the_target_costs_what_it_is_set_to() -> None:
     assert [reward_of("xHELLOx", "hello", extra_text_penalty=p) for p in penalties] == pytest.approx([1, 0.9, 0.6, 0])
     assert reward_of("xHELLOx", "hello", substring_ok=False) == pytest.approx(0.6)
     assert reward_of("HELLO", "hello", extra_text_penalty=9.0) == 1.0
-
-
-def test_edit_distance() -> None:
-    known = [
-        ("kitten", "sitting", 3),
-        ("flaw", "lawn", 2),
-        ("", "abc", 3),
-        ("abc", "", 3),
-        ("ab", "ba", 2),
-        ("", "", 0),
-    ]
-    for first, second, distance in known:
-        assert edit_distance(first, second) == edit_distance(second, first) == distance
-    words = ["".join(letters) for n in range(4) for letters in itertools.product("ab", repeat=n)]
-    # One edit away are exactly the words that one insertion, deletion or replacement makes.
-    for word in words:
-        cuts = [(word[:i], word[i:]) for i in range(len(word) + 1)]
-        near = {a + c + b for a, b in cuts for c in "ab"} | {a + b[1:] for a, b in cuts if b}
-        near |= {a + c + b[1:] for a, b in cuts if b for c in "ab"}
-        assert {other for other in words if edit_distance(word, other) == 1} == (near - {word}) & set(words)
 
 
 def test_normalisations() -> None:

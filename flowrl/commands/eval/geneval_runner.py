@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from flowrl.benchmarks.geneval.detections import Detection, keep_detections
+from flowrl.benchmarks.geneval.metadata import parse_record
 from flowrl.benchmarks.geneval.published import CLASSES, published_records
-from flowrl.benchmarks.geneval.rules import Detection, graded, keep_detections, parse_record, strict, verdict
+from flowrl.benchmarks.geneval.rules import graded, strict, verdict
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.geneval_result import result_of
 from flowrl.config.options import unknown_name

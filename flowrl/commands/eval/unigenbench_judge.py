@@ -22,7 +22,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from flowrl.benchmarks.unigenbench.replies import MEANINGS, Item, Language, Reply, read_reply
+from flowrl.benchmarks.unigenbench.items import Item
+from flowrl.benchmarks.unigenbench.points import MEANINGS, Language
+from flowrl.benchmarks.unigenbench.replies import Reply, read_reply
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row
 from flowrl.progress import progress

@@ -181,7 +181,7 @@ def _check_prompts(config: TrainConfig, text: str, rewards: Sequence[RewardConfi
     Raises:
         ValueError: names the file, and the line or prompt.
     """
-    from flowrl.benchmarks.geneval.rules import parse_record
+    from flowrl.benchmarks.geneval.metadata import parse_record
     from flowrl.training.parts import read_prompts
 
     rows = read_prompts(config.prompts, text)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from drawn_grids import draw_grid
 from pairwise_fakes import register_brightness
 from PIL import Image
 from scripted_judges import grey
@@ -22,7 +23,7 @@ from flowrl.rewards.embedded.world_verdicts import GridVerdict
 from flowrl.rewards.judges import subfigures
 from flowrl.rewards.judges.subfigures import check_subfigure_similarity, check_subfigures, mean_over_cells
 from flowrl.rewards.outputs import check_output
-from flowrl.world.scene_grids import draw_grid, grid_record
+from flowrl.world.scene_grids import grid_record
 from flowrl.world.scenes import Shape
 
 CPU = torch.device("cpu")
