@@ -14,7 +14,7 @@ from toy_pipeline import PROMPTS, reward_list, write_toy
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
-from flowrl.rewards import DIFFERENTIABLE, REWARDS
+from flowrl.rewards import REWARDS
 
 TWICE = ("updates_per_rollout=2", "clip_range=1e-3")  # lr moves the ratio that far: some rows are clipped
 SAMPLES = (*TWICE, "loss_aggregation=samples")
@@ -114,12 +114,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     _write_pairs(folder / "pairs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PIPELINES, "sd3", "toy_pipeline")
-        patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:smooth_brightness")
-        known = "smooth_brightness" in DIFFERENTIABLE
-        DIFFERENTIABLE.add("smooth_brightness")
+        patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:SmoothBrightness")
         yield write_toy(folder, num_iterations=5, checkpoint_every=5)
-        if not known:
-            DIFFERENTIABLE.discard("smooth_brightness")
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
-from flowrl.rewards import Reward, RewardInputs, build_reward, check_reward, ocr
+from flowrl.rewards import Reward, RewardInputs, build_reward, ocr, reward_options
 from flowrl.rewards.ocr import normalised, text_reward
 from flowrl.rewards.outputs import check_output
 
@@ -145,7 +145,7 @@ def fake(image: np.ndarray) -> str | None:
 
 @pytest.fixture
 def fake_ocr(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Reward]:
-    monkeypatch.setattr(ocr, "_rapidocr", lambda **_: fake)
+    monkeypatch.setattr(ocr, "_rapidocr", lambda options: fake)
     return lambda **options: build_reward("ocr", options=options)
 
 
@@ -213,7 +213,7 @@ def test_readers_are_not_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> N
     """A reader that another thread enters while it reads would mix images up: here it would raise."""
     made = []
 
-    def make(**_: Any) -> Callable[[np.ndarray], str | None]:
+    def make(options: ocr.Ocr) -> Callable[[np.ndarray], str | None]:
         lock = threading.Lock()
         made.append(lock)
 
@@ -235,20 +235,20 @@ def test_readers_are_not_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_options_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"target_regex": "("}, r"target_regex '\(' is no regular expression"),
+        ({"target_regex": "("}, r"target_regex '\(' is not a regular expression"),
         ({"extra_text_penalty": -1}, "extra_text_penalty must be 0 or positive, got -1"),
-        ({"extra_text_penalty": math.nan}, "extra_text_penalty must be 0 or positive"),
+        ({"extra_text_penalty": math.nan}, "extra_text_penalty must be a finite number"),
         ({"min_confidence": 1}, "min_confidence must be at least 0 and below 1, got 1"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
-        ({"normalise": "lower"}, "must be 'nospace_lower' or 'nfkc' or 'none', got 'lower'"),
-        ({"on_empty_target": "one"}, "must be 'skip' or 'blank' or 'prompt', got 'one'"),
+        ({"normalise": "lower"}, "must be one of nospace_lower, nfkc, none, got 'lower'"),
+        ({"on_empty_target": "one"}, "must be one of skip, blank, prompt, got 'one'"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("ocr", options)
+            reward_options("ocr", options)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "rapidocr" else find(name))
-    with pytest.raises(ValueError, match=r"needs rapidocr: pip install flowrl-toolkit\[ocr\]"):
-        check_reward("ocr", {})
+    with pytest.raises(ValueError, match=r"rapidocr must be installed: pip install flowrl-toolkit\[ocr\]"):
+        reward_options("ocr", {})
     with pytest.raises(ValueError, match="the target is empty"):
         text_reward("a", "")

@@ -186,21 +186,14 @@ def load_features(kind: str, device: torch.device) -> Embed | None:
         network = attributes_discriminator(seed=0, device=device)
         return lambda images: network.tokens(network.pixels(list(to_uint8(images)), True))[:, 0]
     if kind == "clip":
-        from PIL import Image
-
         from flowrl.rewards.clip import DEFAULT_MODEL
-        from flowrl.rewards.networks.pretrained import clip_image, load_clip
+        from flowrl.rewards.networks.pretrained import clip_of_pixels, load_clip
 
         clip, processor = load_clip(DEFAULT_MODEL, device=device, owner="--features clip", option="--features")
-
-        def embed(images: Tensor) -> Tensor:
-            pil_images = [Image.fromarray(image) for image in to_uint8(images)]
-            pixels = processor.image_processor(pil_images, return_tensors="pt")["pixel_values"].to(device)
-            return clip_image(clip, pixels)
-
-        return embed
+        return lambda images: clip_of_pixels(clip, processor, list(to_uint8(images)))
     if kind == "dinov2":
-        from flowrl.rewards.networks.discriminators import DINOV2_MODEL, dinov2_discriminator
+        from flowrl.rewards.networks.dinov2 import DINOV2_MODEL
+        from flowrl.rewards.networks.discriminators import dinov2_discriminator
 
         dino = dinov2_discriminator(
             model=DINOV2_MODEL, revision=None, image_size=224, seed=0, device=device, published=False
