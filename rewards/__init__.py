@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
-from flowrl.config.options import build_options, check_options, options_class, unknown_name
+from flowrl.config.options import build_options, unknown_name
 
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""
@@ -298,27 +298,6 @@ def load_target(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def check_of(name: str) -> Callable[..., None] | None:
-    """The function that refuses bad option values of a built-in reward that is a function, if it has one."""
-    module = vars(importlib.import_module(REWARDS[name].partition(":")[0]))
-    found: Callable[..., None] | None = module.get(f"check_{name}", module.get("check"))
-    return found
-
-
-def check_reward(name: str, options: Mapping[str, Any]) -> None:
-    """Checks a built-in reward's name, the names, types and values of its options. Loads no weights."""
-    reward_options(name, options)
-
-
-@dataclass(frozen=True)
-class _OfFunction:  # until every reward is a class
-    factory: Callable[..., Reward]
-    options: Mapping[str, Any]
-
-    def build(self, device: torch.device) -> Reward:
-        return self.factory(device=device, **self.options)
-
-
 def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
     """The checked options of a built-in reward. Loads no weights.
 
@@ -327,21 +306,13 @@ def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
     """
     if name not in REWARDS:
         raise ValueError(unknown_name("reward", name, REWARDS) + " For your own use file: and function:.")
-    target = load_target(REWARDS[name])
-    if not isinstance(target, type):
-        check_options(target, options, owner=f"reward {name!r}")
-        check = check_of(name)
-        if check is not None:
-            check(**options)
-        return _OfFunction(target, dict(options))
-    made: RewardOptions = build_options(target, options, owner=f"reward {name!r}")
+    made: RewardOptions = build_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")
     return made
 
 
 def option_names(name: str) -> list[str]:
     """The names of a built-in reward's options."""
-    target = load_target(REWARDS[name])
-    return [one.name for one in fields(target if isinstance(target, type) else options_class(target, ("device",)))]
+    return [one.name for one in fields(load_target(REWARDS[name]))]
 
 
 def can_be_differentiable(name: str | None) -> bool:

@@ -25,7 +25,7 @@ from pairwise_fakes import (
 from scripted_judges import JUDGE, ScriptedJudge, script
 
 from flowrl.randomness import counter_seed
-from flowrl.rewards import build_reward, check_reward, nested
+from flowrl.rewards import build_reward, nested, reward_options
 from flowrl.rewards.comparing.verdicts import VerdictCache
 from flowrl.rewards.judges.chat import Answer
 
@@ -380,9 +380,9 @@ def test_comparator_of_a_users_file(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             scores("win_rate", inputs_of([0.1, 0.2]), comparator=by(function))
     with pytest.raises(ValueError, match=r"must be \(first_images, second_images, prompts, metadata\)"):
-        check_reward("win_rate", {"comparator": by("three")})
+        reward_options("win_rate", {"comparator": by("three")})
     with pytest.raises(ValueError, match=r"unknown key 'sing'.*did you mean 'sign'"):
-        check_reward("win_rate", {"comparator": by("brighter", options={"sing": 1})})
+        reward_options("win_rate", {"comparator": by("brighter", options={"sing": 1})})
 
 
 # ---- options -----------------------------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ def test_comparator_of_a_users_file(tmp_path: Path) -> None:
 )
 def test_option_errors(name: str, options: Mapping[str, Any], message: str, chat: ScriptedJudge) -> None:
     with pytest.raises(ValueError, match=message):
-        check_reward(name, options)
+        reward_options(name, options)
 
 
 def test_errors_when_made_or_called(chat: ScriptedJudge, tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_errors_when_made_or_called(chat: ScriptedJudge, tmp_path: Path) -> None
         nested.build_nested("brightness", {"kind": "groupwise"}, device=CPU, owner="reward 'rank'")
     (tmp_path / "empty.txt").write_text("Which is better?")
     with pytest.raises(ValueError, match=r"must hold \{prompt\}"):
-        check_reward("win_rate", {"comparator": by_judge(template=str(tmp_path / "empty.txt"))})
+        reward_options("win_rate", {"comparator": by_judge(template=str(tmp_path / "empty.txt"))})
     for media, message in (("video", "set media: image"), ("edit", "no source images")):
         with pytest.raises(ValueError, match=message):
             scores("win_rate", inputs_of([0.1, 0.2]), comparator=by_judge(media=media))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from scripted_judges import JUDGE, ScriptedJudge, levels, script, text_of
 
-from flowrl.rewards import Reward, RewardInputs, build_reward, check_reward
+from flowrl.rewards import Reward, RewardInputs, build_reward, reward_options
 from flowrl.rewards.judges.answers import (
     answer_forms,
     answer_mass,
@@ -334,7 +334,7 @@ def test_yes_no_reward_refuses_contradictions(tmp_path: Path) -> None:
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("yes_no", {"judge": JUDGE, **options})
+            reward_options("yes_no", {"judge": JUDGE, **options})
 
 
 def test_num_frames_of_images_is_an_error(build: Build) -> None:

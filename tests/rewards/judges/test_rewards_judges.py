@@ -17,7 +17,7 @@ import torch
 from scripted_judges import JUDGE, ScriptedJudge, edits, grey, level, script, yes
 from tiny_clip import assert_pointwise, inputs_of
 
-from flowrl.rewards import build_reward, check_reward, to_uint8
+from flowrl.rewards import build_reward, reward_options, to_uint8
 from flowrl.rewards.judges import unified
 from flowrl.rewards.judges.asking import full_weights, number_list
 from flowrl.rewards.judges.chat import Answer, Question
@@ -400,7 +400,7 @@ def test_edit_principles_failures_are_counted(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_options_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_reward(name, options)
+        reward_options(name, options)
 
 
 def test_a_planner_in_this_process_keeps_a_reward_out_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:

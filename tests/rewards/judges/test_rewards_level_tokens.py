@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from tiny_vlm import LEVEL_WORDS, inputs_of, tiny_processor, write_tiny_vlm
 
-from flowrl.rewards import build_reward, check_reward, to_uint8
+from flowrl.rewards import build_reward, reward_options, to_uint8
 from flowrl.rewards.judges import level_tokens
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.level_tokens import LEVELS, WEIGHTS
@@ -113,9 +113,9 @@ def test_level_errors(base: Path, tmp_path: Path) -> None:
     for text, message in (("question", "exactly once"), ("<|answer|> it is", "must have a question before")):
         template.write_text(text)
         with pytest.raises(ValueError, match=message):
-            check_reward("level_tokens", {"template": str(template)})
+            reward_options("level_tokens", {"template": str(template)})
     with pytest.raises(ValueError, match="weights must be one of deqa, qalign, zero_one"):
-        check_reward("level_tokens", {"weights": "mos"})
+        reward_options("level_tokens", {"weights": "mos"})
     with pytest.raises(ValueError, match="could not load the vision-language model"):
         build_reward("level_tokens", options={"model": str(tmp_path)})
 

@@ -17,7 +17,7 @@ from PIL import Image
 from scripted_judges import grey
 from tiny_clip import assert_pointwise, inputs_of, random_images, write_tiny_clip
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, check_reward
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, reward_options
 from flowrl.rewards.embedded.world_verdicts import GridVerdict
 from flowrl.rewards.judges.subfigures import mean_over_cells
 from flowrl.rewards.outputs import check_output
@@ -239,7 +239,7 @@ def test_the_embedded_worlds_grids() -> None:
 )
 def test_options_of_subfigures_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_reward("subfigures", options)
+        reward_options("subfigures", options)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_options_of_subfigures_refused(options: dict[str, Any], message: str) ->
 )
 def test_options_of_similarity_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_reward("subfigure_similarity", options)
+        reward_options("subfigure_similarity", options)
 
 
 def test_a_reward_of_videos_is_refused() -> None:

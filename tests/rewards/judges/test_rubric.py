@@ -16,7 +16,7 @@ from tiny_clip import assert_pointwise, inputs_of
 
 from flowrl.cli import main
 from flowrl.config.options import build_options
-from flowrl.rewards import build_reward, check_reward
+from flowrl.rewards import build_reward, reward_options
 from flowrl.rewards.judges import autorubric
 from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric
 from flowrl.rewards.judges.chat import Answer, Question
@@ -98,9 +98,9 @@ def test_rubrics_refused(tmp_path: Path) -> None:
     ]
     for rules, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("rubric", {"judge": JUDGE, "rules": write(tmp_path / "r.json", rules)})
+            reward_options("rubric", {"judge": JUDGE, "rules": write(tmp_path / "r.json", rules)})
     with pytest.raises(ValueError, match="there is no rubric"):
-        check_reward("rubric", {"judge": JUDGE, "rules": str(tmp_path / "none.json")})
+        reward_options("rubric", {"judge": JUDGE, "rules": str(tmp_path / "none.json")})
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(ValueError, match="is not JSON"):
         load_rubric(tmp_path / "broken.json")
