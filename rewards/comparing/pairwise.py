@@ -83,11 +83,7 @@ class WinRate:
         _check(self.comparator, soft=self.soft, cache=self.cache)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: a model in this process cannot be loaded.
-        """
+        """Makes the reward; loads a model that compares, if it runs here."""
         compares = comparator_options(self.comparator).build(device)
         met = "all" if self.opponents is None else str(self.opponents)
         bouts = _bouts(compares, self.orders, self.soft, self.cache)
@@ -130,11 +126,7 @@ class Tournament:
         _check(self.comparator, soft=self.soft, cache=self.cache)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: a model in this process cannot be loaded.
-        """
+        """Makes the reward; loads a model that compares, if it runs here."""
         compares = comparator_options(self.comparator).build(device)
         schemes: dict[str, Callable[[int], Play]] = {
             "anchor": anchor, "round_robin": round_robin, "swiss": swiss,
@@ -170,11 +162,7 @@ class Rank:
         nested_options(self.reward, self.options)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: for an inner reward that cannot work.
-        """
+        """Makes the reward and the other one."""
         inner = build_nested(self.reward, self.options, device=device, owner="reward 'rank'")
         return FunctionReward(
             name="rank",

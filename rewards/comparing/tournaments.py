@@ -12,7 +12,6 @@ Letters: N members of a group, numbered from 0; n matches. Arithmetic is float64
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Literal
 
@@ -38,9 +37,6 @@ def win_rate(first_wins_NN: Float64[np.ndarray, " N N"], *, min_comparisons: int
         first_wins_NN: Entry [i, j] is the probability that i beats j when i is shown first; NaN where that was not
             asked or failed. A pair asked in both orders counts once, with the mean of `v[i, j]` and `1 - v[j, i]`.
         min_comparisons: A member with fewer comparisons has no rate (NaN).
-
-    Raises:
-        ValueError: the matrix is not square, or a verdict lies outside [0, 1].
     """
     wins_NN = _merged_orders(first_wins_NN)
     count_N = (~np.isnan(wins_NN)).sum(1)
@@ -65,14 +61,7 @@ def bradley_terry(
     Returns:
         [N]; NaN for members that no chain of comparisons connects with the largest part of the group: strengths of
         two parts cannot be compared.
-
-    Raises:
-        ValueError: as `win_rate`, or the penalty is not positive.
     """
-    if not (math.isfinite(penalty) and penalty > 0):
-        raise ValueError(
-            f"the penalty must be positive, got {penalty}: without it, who wins always is infinitely strong"
-        )
     wins_NN = np.nan_to_num(_merged_orders(first_wins_NN))
     count_NN = wins_NN + wins_NN.T
     theta_N = np.zeros(len(wins_NN))
@@ -110,12 +99,8 @@ def rank_reward(value_N: Keys, *, ties: Ties = "average", denominator: Literal["
 
     Returns:
         [N]; all NaN where fewer than two values are known.
-
-    Raises:
-        ValueError: `best` with denominator n.
     """
-    if ties == "best" and denominator == "n":
-        raise ValueError("ties: best ranks from 0 to 1 by the worst place that occurs: denominator must be n-1")
+    assert ties != "best" or denominator == "n-1", "best ranks by the worst place that occurs"
     known_N = ~np.isnan(value_N)
     value = value_N[known_N]
     reward_N = np.full(len(value_N), np.nan)
@@ -145,12 +130,7 @@ def ring_pairs(order: Sequence[int], opponents: int) -> Matches:
     Args:
         order: [N] the members, in the order of the ring; draw it at random.
         opponents: Even, at least 2: N opponents / 2 pairs.
-
-    Raises:
-        ValueError: the number of opponents is odd or below 2.
     """
-    if opponents < 2 or opponents % 2:
-        raise ValueError(f"opponents must be even and at least 2, half on each side of the ring, got {opponents}")
     members = len(order)
     if opponents >= members - 1:
         return all_pairs(members)
@@ -173,7 +153,6 @@ def bracket(num_members: int) -> list[int]:
 
 def round_robin(num_members: int) -> Play:
     """Everyone meets everyone, in one round; the key is the share of matches won, a tie being half."""
-    _check_members(num_members)
     matches = all_pairs(num_members)
     table = _Table(num_members)
     table.add(matches, (yield matches))
@@ -182,7 +161,6 @@ def round_robin(num_members: int) -> Play:
 
 def anchor(num_members: int) -> Play:
     """Everyone meets member 0, in one round; the key is one's own score there, of member 0 the mean of its scores."""
-    _check_members(num_members)
     matches = _against_anchor(num_members)
     table = _Table(num_members)
     table.add(matches, (yield matches))
@@ -202,7 +180,6 @@ def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Play:
             seeds are taken out before neighbours are paired, and the last slot of an odd round waits; the best seeds
             then have no byes, and may meet early.
     """
-    _check_members(num_members)
     table = _Table(num_members)
     seeding = _against_anchor(num_members)
     table.add(seeding, (yield seeding))
@@ -235,7 +212,6 @@ def swiss(num_members: int) -> Play:
     The key orders by points (a win 1, a tie half, and one for sitting out, at most once), then by Buchholz's sum of the
     opponents' points; who agrees in both is tied. Points are scaled up where a match had no verdict.
     """
-    _check_members(num_members)
     table = _Table(num_members)
     bye_N, due_N = np.zeros(num_members), np.zeros(num_members)
     met: set[frozenset[int]] = set()
@@ -338,15 +314,10 @@ def _lexicographic(first_N: Keys, second_N: Keys) -> Keys:
 
 def _merged_orders(first_wins_NN: Float64[np.ndarray, " N N"]) -> Float64[np.ndarray, " N N"]:
     """P(i beats j) from both orders, NaN where neither is known and on the diagonal."""
-    verdict_NN = np.asarray(first_wins_NN, dtype=np.float64)
-    if verdict_NN.ndim != 2 or verdict_NN.shape[0] != verdict_NN.shape[1]:
-        raise ValueError(f"verdicts must be a square matrix [N, N], got shape {list(verdict_NN.shape)}")
-    if bool(((verdict_NN < 0) | (verdict_NN > 1)).any()):
-        raise ValueError("verdicts must lie in [0, 1]: 1 where the first wins, 0 where it loses, 0.5 for a tie")
-    both = np.stack([verdict_NN, 1 - verdict_NN.T])
+    both = np.stack([first_wins_NN, 1 - first_wins_NN.T])
     known = ~np.isnan(both)
     merged = np.where(known, both, 0.0).sum(0) / np.maximum(known.sum(0), 1)
-    return np.where(known.any(0) & ~np.eye(len(verdict_NN), dtype=bool), merged, np.nan)
+    return np.where(known.any(0) & ~np.eye(len(first_wins_NN), dtype=bool), merged, np.nan)
 
 
 def _largest_part(count_NN: Float64[np.ndarray, " N N"]) -> np.ndarray:
@@ -356,8 +327,3 @@ def _largest_part(count_NN: Float64[np.ndarray, " N N"]) -> np.ndarray:
         reach_NN = reach_NN @ reach_NN
     start = int(np.argmax(reach_NN.sum(1)))
     return reach_NN[start] & (reach_NN[start].sum() > 1)
-
-
-def _check_members(num_members: int) -> None:
-    if num_members < 2:
-        raise ValueError(f"a tournament needs at least two members, got {num_members}")

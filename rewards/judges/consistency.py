@@ -95,11 +95,7 @@ class GridConsistency:
         return load_templates(dict.fromkeys(names, 2), self.template)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: a judge in this process, or CLIP, cannot be loaded.
-        """
+        """Makes the reward; loads the judge, if it runs here."""
         if self.judge is None:
             return replace(self._by_clip(device), name="grid_consistency")
         templates, chat = self.templates(), build_chat(self.judge, device=device)

@@ -89,11 +89,7 @@ class EditScore:
         return load_templates({"edit_score" if self.requirement else "edit_score_plain": 2}, self.template)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: a judge in this process cannot be loaded.
-        """
+        """Makes the reward; loads the judge, if it runs here."""
         templates, chat = self.templates(), build_chat(self.judge, device=device)
         if self.method == "digits":
             (words,) = templates.values()
@@ -219,11 +215,7 @@ class EditPrinciples:
         return load_templates({"principle_list": 1, f"principle_{self.verify}": 2}, self.template)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: a judge in this process cannot be loaded.
-        """
+        """Makes the reward; loads the judge, if it runs here."""
         templates, weights = self.templates(), full_weights(self.weights, KINDS)
         chat = build_chat(self.judge, device=device)
         plans = chat if self.planner is None else build_chat(self.planner, device=device, owner="planner")

@@ -128,11 +128,7 @@ class Rubric:
         return load_template("rubric_rule", self.template, images=1)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: a judge in this process cannot be loaded.
-        """
+        """Makes the reward; loads the judge, if it runs here."""
         rules, words, chat = load_rubric(self.rules), self.words(), build_chat(self.judge, device=device)
         digest = hashlib.sha256(repr(rules).encode()).hexdigest()[:12]
         return judged_reward(

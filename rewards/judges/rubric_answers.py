@@ -40,11 +40,6 @@ def load_pairs(path: str | Path) -> list[Pair]:
     return pairs
 
 
-def load_image(path: Path) -> Pixels:
-    """An image of a pair, see `read_image`."""
-    return read_image(path, owner="preference pairs")
-
-
 def parse_rules(text: str) -> list[str]:
     """The rules in a judge's answer, one per line: "RULE: Are the hands well formed?"."""
     return re.findall(r"(?im)^[^\w\n]*(?:\d+[^\w\n]+)?RULE[^\w\n:]*:[^\w\n]*(\w.*?)[*_\s]*$", text)
@@ -83,9 +78,13 @@ def propose_rules(
     return rules, errors
 
 
+def _pixels(path: Path) -> Pixels:
+    return read_image(path, owner="preference pairs")
+
+
 def _why(pair: Pair, words: Template, count: int, temperature: float, seed: int) -> Question:
     return words.question(
-        [load_image(pair.winner), load_image(pair.loser)],
+        [_pixels(pair.winner), _pixels(pair.loser)],
         {"prompt": pair.prompt, "count": str(count)},
         max_tokens=MAX_TOKENS,
         temperature=temperature,
@@ -164,7 +163,7 @@ def _ask_rules(
     chat: Chat, keys: Sequence[str], needed: Mapping[str, tuple[Path, str, str]], words: Template, cache: AnswerCache,
     errors: Counter[str], advance: Advance,
 ) -> None:  # fmt: skip
-    images = {path: load_image(path) for path in {needed[key][0] for key in keys}}
+    images = {path: _pixels(path) for path in {needed[key][0] for key in keys}}
     questions = [rule_question(words, images[path], prompt, rule) for path, prompt, rule in (needed[k] for k in keys)]
     new: dict[str, float] = {}
     for key, answer in zip(keys, chat.ask(questions), strict=True):

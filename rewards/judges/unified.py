@@ -138,11 +138,7 @@ class UnifiedReward:
         return load_templates(images, self.template)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: a judge in this process cannot be loaded.
-        """
+        """Makes the reward; loads the judge, if it runs here."""
         ask, weights, templates = self.ask, self.full_weights(), self.templates()
         if self.style == "edit":
             templates = {name: words for name, words in templates.items() if weights[name.removeprefix("edit_")] > 0}

@@ -114,11 +114,7 @@ class YesNo:
         return load_template("one_word" if asks else "anomaly" if self.inverted else "yes_no", self.template)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: a judge in this process cannot be loaded.
-        """
+        """Makes the reward; loads the judge, if it runs here."""
         chat, words = build_chat(self.judge, device=device), self.words()
         needs = {
             "metadata": self.questions_field is not None,

@@ -24,6 +24,7 @@ from typing import Any
 from flowrl.benchmarks.unigenbench.items import Item
 from flowrl.benchmarks.unigenbench.points import MEANINGS, Language
 from flowrl.benchmarks.unigenbench.replies import Reply, read_reply
+from flowrl.commands.eval.named_judges import check_alive
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row
 from flowrl.progress import progress
@@ -183,7 +184,7 @@ def _ask(
         ]  # fmt: skip
         answers = ask_all(chat, questions)
         if attempt == 0 and len(answers) >= stop_at:
-            _check_alive(answers)
+            check_alive(answers, READABLE_ERRORS)
         for place, answer in zip(waiting, answers, strict=True):
             tokens[place] += answer.tokens
             error = _error(answer, batch[place][1])
@@ -203,16 +204,6 @@ def _error(answer: Answer, item: Item) -> str | None:
     if read_reply(answer.text, len(item.points)) is not None:
         return None  # cut off after its end, or not at all
     return answer.error or UNPARSED
-
-
-def _check_alive(answers: Sequence[Answer]) -> None:
-    errors = {answer.error for answer in answers}
-    if not errors & set(READABLE_ERRORS):
-        words = ", ".join(sorted(str(error) for error in errors))
-        raise ValueError(
-            f"the judge answered none of {len(answers)} questions ({words}): see that it runs, and its address, model "
-            f"and key. What it answered before is kept; the same command goes on."
-        )
 
 
 def reply_of(row: Row, item: Item) -> Reply | None:

@@ -17,11 +17,12 @@ from tiny_clip import assert_pointwise, inputs_of
 from flowrl.cli import main
 from flowrl.config.options import build_options
 from flowrl.rewards import build_reward, reward_options
+from flowrl.rewards.image_files import read_image
 from flowrl.rewards.judges import autorubric
 from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric
 from flowrl.rewards.judges.chat import Answer, Question
 from flowrl.rewards.judges.rubric import Rule, load_rubric, save_rubric
-from flowrl.rewards.judges.rubric_answers import load_image, load_pairs, parse_rules
+from flowrl.rewards.judges.rubric_answers import load_pairs, parse_rules
 from flowrl.rewards.judges.rubric_fit import (
     accuracy,
     complete_part,
@@ -356,7 +357,9 @@ def test_held_out_pairs_share_no_prompt_with_the_others(
 
 def test_pairs_refused(tmp_path: Path) -> None:
     Image.new("RGBA", (2, 1), (255, 0, 0, 0)).save(tmp_path / "a.png")
-    assert load_image(tmp_path / "a.png").tolist() == [[[255, 255, 255]] * 2], "white where it is transparent"
+    assert read_image(tmp_path / "a.png", owner="x").tolist() == [[[255, 255, 255]] * 2], (
+        "white where it is transparent"
+    )
     Image.new("RGB", (2, 1)).save(tmp_path / "b.png")
     good = {"prompt": "p", "winner": "a.png", "loser": "b.png"}
     cases: list[tuple[list[Any], str]] = [
