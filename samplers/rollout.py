@@ -10,10 +10,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.samplers.guidance import Velocity
-from flowrl.samplers.kernels import Kernel
+from flowrl.samplers.kernels import KERNELS, Kernel
 from flowrl.samplers.multistep import solve
 from flowrl.samplers.step import advance, euler
 from flowrl.trajectory import Schedule, Trajectory, start_state
+
+
+def ode_rollout(
+    velocity: Velocity,
+    x: Float[Tensor, " b *latent"],
+    schedule: Schedule,
+    *,
+    solver: Literal["euler", "dpm2"] = "euler",
+) -> Float[Tensor, " b *latent"]:
+    """The finished latent of a `rollout` without stochastic steps; arguments as there."""
+    return rollout(velocity, x, schedule, KERNELS["ode"], _no_noise, stochastic=(), solver=solver).final
+
+
+def _no_noise(step: int) -> Tensor:
+    raise AssertionError(f"step {step} of an ODE rollout asked for noise")
 
 
 def rollout(

@@ -8,28 +8,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from gaussian_flow import MEAN, SPREAD, uniform_schedule, velocity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from flowrl.randomness import counter_normal
-from flowrl.samplers import KERNELS, build_schedule, rollout
+from flowrl.samplers import build_schedule, ode_rollout
 from flowrl.samplers.multistep import dpm_step, solve
 from flowrl.samplers.parametrization import clean_from_velocity
-from flowrl.trajectory import Schedule
 
-MEAN, SPREAD = 1.5, 0.5  # of Gaussian data
 ONE = torch.ones(1, 1, dtype=torch.float64)
-
-
-def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
-    """E[noise - clean | x] for data N(MEAN, SPREAD^2)."""
-    variance = (1 - sigma) ** 2 * SPREAD**2 + sigma**2
-    return -MEAN + (sigma - (1 - sigma) * SPREAD**2) / variance * (x - (1 - sigma) * MEAN)
-
-
-def uniform_schedule(num_steps: int) -> Schedule:
-    return build_schedule({"shift": 1.0}, num_steps, grid="linspace")
 
 
 def log_snr(sigma: float) -> float:
@@ -109,9 +98,8 @@ def test_second_order_converges_faster_than_euler() -> None:
     x = counter_normal((1, 50), 3).double()
 
     def error(num_steps: int, solver: str) -> float:
-        schedule = uniform_schedule(num_steps)
-        got = rollout(velocity, x, schedule, KERNELS["ode"], lambda step: x, stochastic=(), solver=solver)  # type: ignore[arg-type]
-        return float((got.final - (MEAN + SPREAD * x)).abs().max())
+        got = ode_rollout(velocity, x, uniform_schedule(num_steps), solver=solver)  # type: ignore[arg-type]
+        return float((got - (MEAN + SPREAD * x)).abs().max())
 
     first, second = ({n: error(n, solver) for n in (10, 20, 50, 100, 200)} for solver in ("euler", "dpm2"))
     assert first[100] / first[200] == pytest.approx(2, rel=0.03)

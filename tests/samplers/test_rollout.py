@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from gaussian_flow import MEAN, SPREAD, exact_velocity, noise_of, uniform_schedule, velocity
 from torch import Tensor
 
 from flowrl.randomness import counter_normal
 from flowrl.samplers import KERNELS, build_schedule, gaussian_log_prob, rollout
 from flowrl.samplers.completion import sample_trajectories
-from flowrl.trajectory import Schedule, Trajectory
-
-MEAN, SPREAD = 1.5, 0.5  # of the data
-
-
-def exact_velocity(x: Tensor, sigma: Tensor, spread: float = SPREAD) -> Tensor:
-    """E[noise - clean | x] for data N(MEAN, spread^2)."""
-    variance = (1 - sigma) ** 2 * spread**2 + sigma**2
-    return -MEAN + (sigma - (1 - sigma) * spread**2) / variance * (x - (1 - sigma) * MEAN)
-
-
-def uniform_schedule(num_steps: int) -> Schedule:
-    return build_schedule({"shift": 1.0}, num_steps, grid="linspace")
-
-
-def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
-    return exact_velocity(x, sigma)
-
-
-def noise_of(shape: tuple[int, ...], seed: int = 0) -> Callable[[int], Tensor]:
-    return lambda step: counter_normal(shape, seed, "step", step)
+from flowrl.trajectory import Trajectory
 
 
 def test_expected_log_prob_and_ratio_under_the_policy() -> None:

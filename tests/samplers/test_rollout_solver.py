@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gaussian_flow import MEAN, SPREAD, velocity
 from torch import Tensor
 
 from flowrl.randomness import counter_normal
@@ -16,14 +17,7 @@ from flowrl.samplers.multistep import solve
 from flowrl.samplers.windows import flash_tail
 from flowrl.trajectory import Trajectory
 
-MEAN, SPREAD = 1.5, 0.5  # of Gaussian data
 SHAPE = (3, 4, 5)
-
-
-def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
-    """E[noise - clean | x] for data N(MEAN, SPREAD^2)."""
-    variance = (1 - sigma) ** 2 * SPREAD**2 + sigma**2
-    return -MEAN + (sigma - (1 - sigma) * SPREAD**2) / variance * (x - (1 - sigma) * MEAN)
 
 
 def noise(step: int) -> Tensor:
