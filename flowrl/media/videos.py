@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from flowrl.files import replacing
-from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, fitted, grid, lettering, to_pixels
+from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, evenly, fitted, grid, lettering, to_pixels
 
 if TYPE_CHECKING:
     import av
@@ -134,13 +134,6 @@ def contact_row(video: Tensor, frames: int = 5) -> Float[Tensor, "3 height width
     shown = fitted(shown, longest=ROW_WIDTH // frames)
     gap = torch.ones(3, shown.shape[-2], GAP)
     return torch.cat([part for frame in shown for part in (frame, gap)][:-1], dim=-1)
-
-
-def evenly(total: int, count: int) -> list[int]:
-    """`count` of `total` places, spread evenly with the first and the last among them."""
-    if count == 1:
-        return [0]
-    return [round(k * (total - 1) / (count - 1)) for k in range(count)]
 
 
 def _check(video: Tensor | np.ndarray) -> None:

@@ -14,9 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.media import videos
-from flowrl.media.images import as_tensor, beside, enlargement, fitted, to_pixels
+from flowrl.media.images import as_tensor, beside, enlargement, evenly, fitted, to_pixels
 from flowrl.media.kept import write_samples
-from flowrl.media.videos import contact_row, contact_sheet, evenly, read_video, save_mp4
+from flowrl.media.videos import contact_row, contact_sheet, read_video, save_mp4
 
 COLORS = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [1, 1, 1], [0, 0, 0], [0.8, 0.35, 0.1]])
 
