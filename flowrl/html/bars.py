@@ -84,7 +84,7 @@ def forest(
 
 def forest_of_two(
     base: Mapping[str, Interval], subject: Mapping[str, Interval], names: tuple[str, str], *, x_label: str,
-    description: str,
+    description: str, wide: int = WIDE,
 ) -> str:  # fmt: skip
     """Scores from 0 to 1 by task: a ring for the base and a dot for the subject, with the legend of both `names`."""
     rows = []
@@ -93,7 +93,7 @@ def forest_of_two(
         marks += [Mark(interval=subject[task], label=names[1])] if task in subject else []
         rows.append((task.replace("_", " "), marks))
     key = [(names[0], 2, "ring")] * bool(base) + [(names[1], 1, "dot")] * bool(subject)
-    chart = forest(rows, x_label=x_label, description=description, around=(0.0, 1.0))
+    chart = forest(rows, x_label=x_label, description=description, around=(0.0, 1.0), wide=wide)
     return f"{chart}{legend([*key, ('95 % interval', 0, 'line')])}" if chart else ""
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from flowrl.html.markup import MINUS, bounds, esc, number
 from flowrl.statistics.bootstrap import Interval
 
-WIDE, NARROW = 540, 330  # drawing widths in CSS pixels: half a page and a phone
+WIDE, WIDER, NARROW = 540, 720, 330  # drawing widths in CSS pixels: half a page, a single card, a phone
 MAX_POINTS = 400  # more points than this are averaged in runs of neighbours: eye and file gain nothing from them
 EMPTY = np.empty(0)
 

@@ -82,7 +82,7 @@ def forest(results: Results) -> str:
     ]
     label = f"difference to {results.label(results.baseline)} with 95 % interval"
     said = f"Final {metric_name(results.metric)}: {label}"
-    return bars.forest(rows, x_label=label, description=said, sign=True, words=True, wide=720)
+    return bars.forest(rows, x_label=label, description=said, sign=True, words=True, wide=charts.WIDER)
 
 
 def scatter(results: Results) -> str:

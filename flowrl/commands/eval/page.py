@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.html.bars import Mark, forest, forest_of_two
+from flowrl.html.charts import WIDER
 from flowrl.html.document import document
 from flowrl.html.markup import card, code, esc, folded, notes_box, section, table
 from flowrl.statistics.bootstrap import Interval
@@ -44,7 +45,7 @@ def _chart(result: Result, names: Sequence[str]) -> str:
     """A dot for the subject, a ring for the base, each with its interval."""
     chart = forest_of_two(
         result.base_intervals, result.intervals, (names[-1], names[0]), x_label="score",
-        description="scores with intervals",
+        description="scores with intervals", wide=WIDER,
     )  # fmt: skip
     return card(chart, style=" one")
 
@@ -53,7 +54,7 @@ def _forest(differences: Mapping[str, Interval]) -> str:
     """Differences with their intervals, one line each, around zero."""
     rows = [(name.replace("_", " "), [Mark(interval=interval)]) for name, interval in differences.items()]
     label, said = "change with 95 % interval", "changes with intervals"
-    return card(forest(rows, x_label=label, description=said, sign=True, words=True), style=" one")
+    return card(forest(rows, x_label=label, description=said, sign=True, words=True, wide=WIDER), style=" one")
 
 
 def _table(part: Table) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from flowrl.commands.reward.card_measure import Card
 from flowrl.commands.reward.card_text import Grade, Verdict, calls, lines, overall, verdicts, worst_change
 from flowrl.html.bars import Mark, forest
-from flowrl.html.charts import Point, scatter
+from flowrl.html.charts import WIDER, Point, scatter
 from flowrl.html.document import document
 from flowrl.html.embedded_images import image_element
 from flowrl.html.markup import DASH, bounds, code, duration, esc, notes_box, number, plural, section, table, tiles
@@ -87,7 +87,7 @@ def _ranks(card: Card) -> str:
     label = "rank correlation of advantages"
     said = f"{label}: " + ", ".join(f"{name} {rank.mean:.2f}" for name, rank in rows)
     marks = [(name, [Mark(interval=rank)]) for name, rank in rows]
-    return forest(marks, x_label=label, description=said, around=(0.0, 1.0))
+    return forest(marks, x_label=label, description=said, around=(0.0, 1.0), wide=WIDER)
 
 
 def _scatters(card: Card) -> str:
