@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 
 from flowrl.commands.report.result import HeldOut, conclusion
 from flowrl.commands.report.run_data import RunData, column, keys_below
-from flowrl.html.bars import dot_chart
-from flowrl.html.charts import Series, legend, line_chart, responsive, smooth, thin
-from flowrl.html.markup import DASH, bounds, duration, esc, number, plural, section, signed, table
+from flowrl.html import markup
+from flowrl.html.bars import forest_of_two
+from flowrl.html.charts import Series, legend, line_chart, smooth, smoothed, thin
+from flowrl.html.markup import DASH, bounds, card, duration, esc, number, plural, section, signed, table
 from flowrl.statistics.bootstrap import Interval
 from flowrl.training.evaluation_rows import GENEVAL, REWARD
 
@@ -76,12 +76,8 @@ def tiles(run: RunData, held: HeldOut | None) -> str:
     _, seconds = column(run.train, "seconds")
     if len(seconds):
         total = float(seconds.sum() + column(run.evaluations, "seconds/eval")[1].sum())
-        cells.append(("Time", duration(total), f"{duration(float(np.median(seconds)))} an iteration"))
-    items = "".join(
-        f"<div><dt>{esc(name)}</dt><dd><b>{esc(value)}</b><small>{esc(note)}</small></dd></div>"
-        for name, value, note in cells
-    )
-    return f'<dl class="tiles">{items}</dl>' if items else ""
+        cells.append(("Time", duration(total), f"{duration(float(np.median(seconds)))} per iteration"))
+    return markup.tiles(cells)
 
 
 def curves(run: RunData, held: HeldOut | None) -> str:
@@ -101,28 +97,20 @@ def tasks(held: HeldOut | None) -> str:
         + (f" before, {number(after[name].mean)} after" if name in after else "")
         for name, interval in before.items()
     )
-    draw = partial(dot_chart, before, after, x_label="share of correct images", description=text)
-    chart = responsive(lambda width: draw(width=width))
-    key = [("before", 2, "ring"), ("after", 1, "dot")] if after else [("before", 2, "ring")]
     rows = []
     for name in dict.fromkeys([*before, *after]):
         cells = [_cell(before.get(name))]
         if after:
             cells += [_cell(after.get(name)), _cell(held.task_differences.get(name), sign=True)]
         rows.append([esc(name.replace("_", " ")), *cells])
+    chart = forest_of_two(before, after, ("before", "after"), x_label="share of correct images", description=text)
     head = ["Task", "Before", *(["After", "Difference"] if after else [])]
     numbers = table("Score by task with 95 % intervals; the difference is paired", head, rows)
-    figure = f'<figure class="card">{chart}{legend([*key, ("95 % interval", 0, "line")])}</figure>'
     lead = (
         "The score is the mean over tasks. A task whose images are all right or all wrong shows no width: "
         "resampling cannot see the failure that did not happen."
     )
-    return section(
-        "tasks",
-        "Score by task",
-        f'<div class="two">{figure}{numbers}</div>',
-        lead,
-    )
+    return section("tasks", "Score by task", f'<div class="two">{card(chart)}{numbers}</div>', lead)
 
 
 def _cell(interval: Interval | None, *, sign: bool = False) -> str:
@@ -225,14 +213,13 @@ def _reward_figure(run: RunData, key: str) -> str:
         low, high = (np.array([_number(row.get(f"{key}_{end}")) for row in rows]) for end in ("low", "high"))
         series = Series(label=name, x=x, y=y, low=low, high=high, color=3, markers=True)
     else:
-        series = Series(label=name, x=thin(x), y=smooth(thin(y), y[:0])[0], raw_x=thin(x), raw_y=thin(y), color=3)
+        series = smoothed(name, x, y, color=3)
     return _figure(title, [series], "reward", f"{title}, from {number(y[0])} to {number(y[-1])}", [])
 
 
 def _figure(title: str, series: list[Series], y_label: str, text: str, key: list[tuple[str, int, str]]) -> str:
-    draw = partial(line_chart, series, height=270, x_label="iteration", y_label=y_label, description=text)
-    chart = responsive(lambda width: draw(width=width))
-    return f'<figure class="card"><h3>{esc(title)}</h3>{chart}{legend(key) if key else ""}</figure>'
+    chart = line_chart(series, x_label="iteration", y_label=y_label, description=text)
+    return card(chart, title=esc(title), below=legend(key))
 
 
 def _number(value: object) -> float:
