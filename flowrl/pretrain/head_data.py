@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from flowrl.progress import progress
@@ -55,23 +57,14 @@ def split_pairs(rows: Sequence[Pair], held_out: float, *, seed: int) -> Split:
 
 
 def _joined(rows: Sequence[Pair], *, by_prompt: bool) -> np.ndarray:
-    """Numbers of the sets of pairs that share an image, or also a prompt."""
-    parent: dict[str, str] = {}
-
-    def root(key: str) -> str:
-        parent.setdefault(key, key)
-        while parent[key] != key:
-            parent[key] = parent[parent[key]]
-            key = parent[key]
-        return key
-
-    for row in rows:
-        first = root(f"image {row.winner}")
-        parent[root(f"image {row.loser}")] = first
-        if by_prompt:
-            parent[root(f"prompt {row.prompt}")] = first
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(root(f"image {row.winner}"), len(numbers)) for row in rows], dtype=np.int64)
+    """Numbers of the sets of pairs that share an image, or also a prompt; sets in the order of their first pairs."""
+    nodes: list[list[Path | str]] = [[row.winner, row.loser, *([row.prompt] if by_prompt else [])] for row in rows]
+    number: dict[Path | str, int] = {}
+    links = [[number.setdefault(node, len(number)) for node in of_pair] for of_pair in nodes]
+    ends = [(of_pair[0], other) for of_pair in links for other in of_pair[1:]]
+    graph = coo_array((np.ones(len(ends)), np.transpose(ends)), shape=(len(number), len(number)))
+    _, sets = connected_components(graph, directed=False)
+    return np.asarray(sets, dtype=np.int64)[[of_pair[0] for of_pair in links]]
 
 
 @torch.no_grad()
