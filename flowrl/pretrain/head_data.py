@@ -15,7 +15,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from flowrl.progress import progress
-from flowrl.prompts.pairs import Pair, load_images
+from flowrl.prompts.pairs import Pair
+from flowrl.prompts.source_images import read_image
 from flowrl.randomness import counter_choice
 from flowrl.rewards.networks.preference_features import Features
 
@@ -84,7 +85,7 @@ def pair_features(
     with progress(f"features of {len(listed)} images", math.ceil(len(listed) / batch_size)) as advance:
         for first in range(0, len(listed), batch_size):
             chosen = range(first, min(first + batch_size, len(listed)))
-            loaded = {place: load_images([listed[place][0]])[0] for place in chosen}
+            loaded = {place: read_image(listed[place][0]) for place in chosen}
             by_size: dict[tuple[int, ...], list[int]] = {}
             for place, image in loaded.items():
                 by_size.setdefault(tuple(image.shape), []).append(place)
