@@ -77,7 +77,7 @@ class HeadConfig:
     weight_decay: float = 0.1
     """Decoupled, of AdamW; features are many and pairs often few."""
     batch_size: int = 256
-    """Pairs an update."""
+    """Pairs per update."""
     epochs: int = 200
     """Passes over the pairs, at most."""
     patience: int = 20
