@@ -26,7 +26,8 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flowrl.benchmarks.geneval.rules import TASKS, verdict
+from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.benchmarks.geneval.rules import verdict
 from flowrl.files import replacing, write_atomically
 from flowrl.pretrain.scorer_data import corrupt, labels_of, training_scene
 from flowrl.progress import progress

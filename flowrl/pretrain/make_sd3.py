@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flowrl.benchmarks.geneval.rules import TASKS, verdict
+from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.benchmarks.geneval.rules import verdict
 from flowrl.pipelines.common import quiet_libraries
 from flowrl.pipelines.sd3 import load
 from flowrl.pretrain.making import Course, batch_of, noised, save_atomically, train_network, write_asset

@@ -34,6 +34,7 @@ from flowrl.training.prompting import reward_inputs
 
 MODELS: dict[str, tuple[str, str]] = {
     "kontext": ("flowrl.pretrain.make_kontext", "KontextConfig"),
+    "prompts": ("flowrl.pretrain.make_prompts", "PromptsConfig"),
     "scorer": ("flowrl.pretrain.make_scorer", "ScorerConfig"),
     "sd15": ("flowrl.pretrain.make_sd15", "Sd15Config"),
     "sd3": ("flowrl.pretrain.make_sd3", "PretrainConfig"),

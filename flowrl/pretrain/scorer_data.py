@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from flowrl.benchmarks.geneval.rules import GENEVAL_THRESHOLDS
+from flowrl.benchmarks.geneval.detections import GENEVAL_THRESHOLDS
 from flowrl.rewards.embedded.attributes import GRID, MAX_COUNT, PAIRS
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, SIZE

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl.commands.report.result import held_out, verdict
+from flowrl.commands.report.result import conclusion, held_out
 from flowrl.commands.report.run import write_report
 from flowrl.commands.report.run_data import read_run
 from flowrl.html.charts import MAX_POINTS, nice_ticks, smooth, thin
@@ -187,9 +187,9 @@ def test_summary_states_score_paired_difference_and_verdict(tmp_path: Path) -> N
     ("after", "word"), [(0.6, "established improvement"), (0.351, "not established"), (0.1, "established loss")]
 )
 def test_verdict_follows_the_interval(tmp_path: Path, after: float, word: str) -> None:
-    outcome = held_out(read_run(make_run(tmp_path / "r", after=after, sample=False)))
-    assert outcome is not None
-    assert verdict(outcome) == word
+    found = held_out(read_run(make_run(tmp_path / "r", after=after, sample=False)))
+    assert found is not None
+    assert conclusion(found) == word
 
 
 def test_page_stands_alone_and_nests(tmp_path: Path) -> None:
@@ -323,10 +323,10 @@ def test_evaluation_of_another_reward_is_the_headline(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [{"iteration": 0, "eval/reward/sharpness": 0.85}, {"iteration": 40, "eval/reward/sharpness": 1.1}]
     write_lines(folder / "metrics.jsonl", [*rows, *(training_row(i, rng) for i in range(40))])
-    outcome = held_out(read_run(folder))
-    assert outcome is not None
-    assert outcome.difference is not None
-    assert outcome.difference.mean == pytest.approx(0.25)
+    found = held_out(read_run(folder))
+    assert found is not None
+    assert found.difference is not None
+    assert found.difference.mean == pytest.approx(0.25)
     page = page_of(folder)
     parse(page)
     assert "held-out reward sharpness went from 0.850" in page

@@ -334,7 +334,10 @@ def test_d3po_resumes_and_splits_updates(runs: TinyRuns) -> None:
         (("times.kind=discrete", "times.fraction=0.1"), "raise times.fraction"),
         (("prompts_per_step=3", "updates_per_rollout=2"), "prompts_per_step (3) must be a multiple of"),
         (("micro_batch_size=1",), "micro_batch_size (1) counts images, and pairs have two"),
-        (("objective.name=d3po", "times.count=4", "same_latent=true"), "a sampler without noise has none"),
+        (
+            ("objective.name=d3po", "times.count=4", "same_latent=true"),
+            "objective d3po needs one",
+        ),
         (("objective.name=d3po", "times.count=4", "sampler.kernel=cps"), "set same_latent=true"),
         (("objective.name=dpo_offline",), "option pairs must be given"),
         (("objective.name=dpo_offline", "objective.options.pairs=none.jsonl"), "there is no 'none.jsonl'"),

@@ -9,16 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.samplers import (
-    KERNELS,
-    Transition,
-    diffusers_sigmas,
-    dynamic_sigmas,
-    gaussian_log_prob,
-    linspace_sigmas,
-    score_from_velocity,
-    unipc_flow_sigmas,
-)
+from flowrl.samplers import KERNELS, Transition, gaussian_log_prob
+from flowrl.samplers.parametrization import noise_from_velocity
+from flowrl.samplers.schedules import diffusers_sigmas, dynamic_sigmas, linspace_sigmas, unipc_flow_sigmas
 
 X = torch.tensor([[0.30, -1.20, 0.75, 2.00]], dtype=torch.float64)
 V = torch.tensor([[-0.40, 0.90, -0.10, 1.50]], dtype=torch.float64)
@@ -138,7 +131,7 @@ def test_flow_coefficients_in_the_papers_expanded_form() -> None:
     g2, h = a**2 * s / (1 - s), s - s_next
     mean = X * (1 - g2 * h / (2 * s)) - V * (1 + g2 * (1 - s) / (2 * s)) * h
     torch.testing.assert_close(KERNELS["flow_sde"](X, V, s, s_next, noise_level=a).mean, mean, rtol=0, atol=1e-14)
-    score = score_from_velocity(X, V, s)
+    score = -noise_from_velocity(X, V, s) / s
     dance = X - h * V + 0.3**2 / 2 * score * h
     torch.testing.assert_close(KERNELS["dance_sde"](X, V, s, s_next).mean, dance, rtol=0, atol=1e-14)
 
@@ -275,7 +268,7 @@ def test_kernels_refuse() -> None:
                 kernel(X, V, sigma, sigma_next)
         with pytest.raises(ValueError, match="shape of x"):
             kernel(X, V[:, :1], SIGMA, SIGMA_NEXT)
-        with pytest.raises(ValueError, match="one value a sample"):
+        with pytest.raises(ValueError, match="one value per sample"):
             kernel(X, V, torch.full((4,), 0.8), 0.7)
         assert name in STEPS
     for name in ("flow_sde", "wan_sde"):

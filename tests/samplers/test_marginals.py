@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from flowrl.randomness import counter_normal
-from flowrl.samplers import (
-    KERNELS,
-    build_schedule,
-    diffusers_sigmas,
-    dynamic_sigmas,
-    linspace_sigmas,
-    rollout,
-)
+from flowrl.samplers import KERNELS, build_schedule, rollout
+from flowrl.samplers.schedules import diffusers_sigmas, dynamic_sigmas, linspace_sigmas
 from flowrl.trajectory import Schedule
 
 MEAN, SPREAD = 1.5, 0.5  # of the data; the variance a perfect sampler ends with is .25
@@ -59,7 +53,7 @@ def final_variance(name: str, sigma: Tensor, level: float) -> float:
     sigma = sigma.double()
     s, s_next = sigma[:-1], sigma[1:]
     at_mean = ((1 - s) * MEAN)[:, None]
-    kernel = partial(KERNELS[name], noise_level=level, sigma_max=float(sigma[1]))
+    kernel = replace(KERNELS[name], noise_level=level, sigma_max=float(sigma[1]))
     low, high = (kernel(x, exact_velocity(x, s[:, None]), s, s_next) for x in (at_mean, at_mean + 1))
     variance = 1.0
     for gain, noise in zip((high.mean - low.mean).flatten().tolist(), high.std.flatten().tolist(), strict=True):
@@ -193,7 +187,7 @@ def test_monte_carlo_marginals_through_rollout(name: str, level: float, wanted: 
         velocity,
         counter_normal(shape, 0, "start"),
         uniform_schedule(10),
-        partial(KERNELS[name], noise_level=level, sigma_max=0.9),
+        replace(KERNELS[name], noise_level=level, sigma_max=0.9),
         noise_of(shape),
         stochastic=steps,
     )

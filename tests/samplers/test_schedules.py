@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.samplers import (
-    build_schedule,
+from flowrl.samplers import build_schedule, window_steps
+from flowrl.samplers.schedules import (
     diffusers_sigmas,
     dynamic_mu,
     dynamic_sigmas,
@@ -17,7 +17,6 @@ from flowrl.samplers import (
     shift_sigma,
     unipc_flow_sigmas,
     window_starts,
-    window_steps,
 )
 from flowrl.trajectory import Schedule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowrl.commands.compare.comparison_figures import forest, key, reward_chart, scatter, score_chart, shots
-from flowrl.commands.compare.comparison_table import Table, heading, metric_name, tables, verdict
+from flowrl.commands.compare.comparison_table import Table, conclusion, heading, metric_name, tables
 from flowrl.commands.compare.result import Results
 from flowrl.html.document import document
 from flowrl.html.markup import esc, plural, section, table
@@ -36,7 +36,7 @@ def render(results: Results, *, command: str, provenance: Sequence[str], title: 
     notes = [*results.notes, *(f"{name} is not in the tables: {state}" for name, state in results.missing)]
     listed = "".join(f"<li>{esc(note)}</li>" for note in notes)
     body = "".join([
-        f'<p class="summary">{esc(verdict(results))}</p><p class="muted">{esc(heading(results))}</p>',
+        f'<p class="summary">{esc(conclusion(results))}</p><p class="muted">{esc(heading(results))}</p>',
         f'<ul class="notes">{listed}</ul>' if notes else "",
         section("curves", f"{metric[0].upper()}{metric[1:]} over its cost",
                 f'<div class="two">{curves}</div>{key(results)}',

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowrl.benchmarks.geneval.rules import TASKS
+from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.report.shown_samples import embed
 from flowrl.generation.folders import ImageFile, read_drawn

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl.benchmarks.unigenbench.replies import MEANINGS, Item, Language, Reply, read_reply
+from flowrl.benchmarks.unigenbench.items import Item
+from flowrl.benchmarks.unigenbench.points import MEANINGS, Language
+from flowrl.benchmarks.unigenbench.replies import Reply, read_reply
 from flowrl.commands.eval.named_judges import check_alive
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row

@@ -17,15 +17,15 @@ from flowrl.html.markup import esc, plural, section, table
 
 def render(run: RunData, home: Path) -> str:
     """The whole page as HTML, for a file in the folder `home`."""
-    outcome = held_out(run)
+    held = held_out(run)
     notes = "".join(f"<li>{esc(note)}</li>" for note in run.notes)
     body = "".join(
         [
-            summary(run, outcome),
+            summary(run, held),
             f'<ul class="notes">{notes}</ul>' if notes else "",
-            tiles(run, outcome),
-            curves(run, outcome),
-            tasks(outcome),
+            tiles(run, held),
+            curves(run, held),
+            tasks(held),
             images(run, home),
             health(run),
             time_by_stage(run),

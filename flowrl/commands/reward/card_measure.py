@@ -15,9 +15,8 @@ from flowrl.progress import progress
 from flowrl.randomness import counter_choice
 from flowrl.rewards import Reward
 from flowrl.rewards.comparing.tournaments import ring_pairs
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import UNKNOWN, Interval, bootstrap_mean
 from flowrl.statistics.reliability import (
-    UNKNOWN,
     Agreement,
     OrderBias,
     Retest,

@@ -16,10 +16,9 @@ from jaxtyping import Float
 from flowrl.commands.sweep.settings import Measure, Setting
 from flowrl.html.markup import number
 from flowrl.samplers.search import best_of_n_kl
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import UNKNOWN, Interval, bootstrap_mean
 
 Column = Float[np.ndarray, " p k"]
-UNKNOWN = Interval(mean=math.nan, low=math.nan, high=math.nan)
 FEATURES, PIXELS = "diversity", "pixel diversity"
 SAME_COST = 1.15  # settings whose cost differs by less than this factor are compared
 

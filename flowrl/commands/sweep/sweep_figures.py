@@ -13,6 +13,7 @@ from flowrl.commands.sweep.settings import Setting
 from flowrl.html.charts import Frame, axes, legend, nice_ticks, responsive, svg, tick_text
 from flowrl.html.markup import bounds, esc, number
 from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.bootstrap import point as exactly
 
 HEIGHT = 330
 COLORS = {"rlg": 1, "best_of": 2, "prune": 3, "run": 4}
@@ -30,11 +31,6 @@ class Point:
     title: str
     kind: str
     series: tuple[str, float]
-
-
-def exactly(value: float) -> Interval:
-    """A number without uncertainty."""
-    return Interval(mean=value, low=math.nan, high=math.nan)
 
 
 def key(kinds: Sequence[str]) -> str:

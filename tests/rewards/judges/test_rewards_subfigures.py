@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from drawn_grids import draw_grid
 from pairwise_fakes import register_brightness
 from PIL import Image
 from scripted_judges import grey
 from tiny_clip import assert_pointwise, inputs_of, random_images, write_tiny_clip
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, check_reward
-from flowrl.rewards.embedded import grid_verdict
+from flowrl.rewards.embedded.world_verdicts import GridVerdict
 from flowrl.rewards.judges.subfigures import mean_over_cells
 from flowrl.rewards.outputs import check_output
-from flowrl.world.scene_grids import draw_grid, grid_record
+from flowrl.world.scene_grids import grid_record
 from flowrl.world.scenes import Shape
 
 CPU = torch.device("cpu")
@@ -211,13 +212,13 @@ def test_the_embedded_worlds_grids() -> None:
     grids = [draw_grid([red] * 4), draw_grid([blue] * 4), draw_grid([red, red, red, blue])]
     images = torch.from_numpy(np.stack([*grids, grids[0]])).permute(0, 3, 1, 2).float() / 255
     inputs = replace(inputs_of(images, [record["prompt"]] * 4), metadata=[record, record, record, {}])
-    wanted: dict[grid_verdict.Credit, list[float]] = {
+    wanted: dict[Any, list[float]] = {
         "share": [1, 0, 0.75],
         "strict": [1, 0, 0],
         "consistency": [1, 1, 0.5],
     }
     for credit, values in wanted.items():
-        output = check_output(grid_verdict.grid_verdict(device=CPU, credit=credit)(inputs), 4, "grid_verdict")
+        output = check_output(GridVerdict(credit=credit).build(CPU)(inputs), 4, "grid_verdict")
         assert output.values[:3].tolist() == values
         assert output.errors == {"missing_field": 1}
         assert {name: part[:3].tolist() for name, part in output.parts.items()} == wanted
