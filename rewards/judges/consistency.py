@@ -82,7 +82,7 @@ class GridConsistency:
             rule = "asks no judge: leave judge, criteria and template out" if by_clip else "needs judge"
             raise ValueError(f"mode {self.mode!r} {rule}.")
         if self.judge is None:
-            check_model(self.model, owner="model", what="CLIP")
+            check_model(self.model, what="CLIP")
             return
         if self.criteria is not None and not (self.criteria and all(self.criteria)):
             raise ValueError(f"criteria must be a list of texts, such as [style, identity], got {self.criteria!r}.")

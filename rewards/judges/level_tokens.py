@@ -12,7 +12,6 @@ model of transformers, whose values rank images but are not those scores.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +20,10 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.local_chat import load_vision_language
-from flowrl.rewards.judges.templates import read_template
+from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks.pretrained import check_model, fingerprint
 
 LEVELS = ("excellent", "good", "fair", "poor", "bad")
@@ -67,7 +66,11 @@ class LevelTokens:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
         split_template(self.text())
-        check_model(self.model, owner="model", what="vision-language")
+        check_model(self.model, what="vision-language")
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (Model(self.model, getattr(torch, self.dtype).itemsize),)
 
     def text(self) -> str:
         """The template, ours or the user's."""
@@ -97,7 +100,7 @@ class LevelTokens:
             ),
             needs=frozenset({"images"}),
             version=f"level_tokens:{self.model}@{fingerprint([rows])}:{self.weights}:"
-            f"template-{hashlib.sha256(text.encode()).hexdigest()[:12]}:{type(processor).__name__}:{self.dtype}",
+            f"{template_name(text)}:{type(processor).__name__}:{self.dtype}",
         )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ class LocalChat:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more questions at a time, got {self.batch_size}.")
-        check_model(self.model, owner="model", what="vision-language")
+        check_model(self.model, what="vision-language")
 
     def build(self, device: torch.device) -> Chat:
         """Loads the model.

@@ -192,6 +192,11 @@ def load_templates(images: Mapping[str, int], given: str | None) -> dict[str, Te
     return {name: load_template(name, files[name], images=number) for name, number in images.items()}
 
 
+def template_name(text: str) -> str:
+    """A short hash of a template's text, for a reward's version."""
+    return f"template-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
 def digest_of(templates: Mapping[str, Template]) -> str:
     """A short hash of the words of several templates, for a reward's version."""
     joined = " ".join(f"{name}:{templates[name].digest}" for name in sorted(templates))
