@@ -78,7 +78,7 @@ class RewardInputs:
         group_ids: int64 [B]; samples of one prompt share an id, and groups need not be contiguous.
         sample_ids: int64 [B].
         videos: float32 [B, F, 3, H, W] in [0, 1], F frames, or None where images are made.
-        fps: frames a second of the videos.
+        fps: frames per second of the videos.
         source_images: [B] for editing: the images that the prompt's instruction is about, float32 [3, h, w] each.
         reference_images: [B] images that a sample is to resemble, float32 [3, h, w] each.
         iteration: of the run, from 0; schedules and seeded choices go by it.
@@ -154,7 +154,7 @@ class RewardOutput:
 
 
 class Model(NamedTuple):
-    """A model that a reward holds on its device: its folder or hub id, and how many bytes a weight takes there."""
+    """A model that a reward holds on its device: its folder or hub id, and how many bytes per weight."""
 
     name: str
     bytes_per_weight: int = 4
@@ -268,6 +268,28 @@ def output_of(
         valid=valid,
         parts={k: torch.tensor(v, dtype=torch.float32, device=device) for k, v in (parts or {}).items()},
         errors=dict(counts),
+    )
+
+
+def tensor_output(
+    values: Float[Tensor, " b"],
+    parts: Mapping[str, Float[Tensor, " b"]] | None = None,
+    valid: Bool[Tensor, " b"] | None = None,
+) -> RewardOutput:
+    """The output of a scorer that works on tensors: values that are not finite are failed items, "not_finite".
+
+    Args:
+        values: [B], perhaps with gradient.
+        parts: sub-scores [B] by name; their gradient is cut off.
+        valid: [B] which items have not failed, where finite values do not tell.
+    """
+    known = torch.isfinite(values.detach()) if valid is None else valid
+    failed = int((~known).sum())
+    return RewardOutput(
+        values=torch.where(known, values, torch.nan),
+        valid=known,
+        parts={name: part.detach() for name, part in (parts or {}).items()},
+        errors={"not_finite": failed} if failed else {},
     )
 
 

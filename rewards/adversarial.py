@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from flowrl.randomness import Part, counter_choice, counter_seed
-from flowrl.rewards import Model, RewardInputs, RewardOutput, TrainedReward, to_uint8
+from flowrl.rewards import Model, RewardInputs, RewardOutput, TrainedReward, tensor_output, to_uint8
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL
 from flowrl.rewards.networks.discriminators import (
     CLIP_MODEL,
@@ -243,17 +243,10 @@ class AdversarialReward:
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
         logits = self._judge(list(to_uint8(inputs.images)), inputs.prompts, inputs.iteration)
         device = inputs.images.device
-        values = self._reward(logits).to(device)
-        valid = torch.isfinite(values)
         parts = {}
         if logits.patches.shape[1]:
             parts = {"class": logits.whole.to(device), "patches": logits.patches.mean(dim=1).to(device)}
-        return RewardOutput(
-            values=torch.where(valid, values, torch.nan),
-            valid=valid,
-            parts=parts,
-            errors={"not_finite": int((~valid).sum())} if not bool(valid.all()) else {},
-        )
+        return tensor_output(self._reward(logits).to(device), parts)
 
     def learn(self, inputs: RewardInputs) -> dict[str, float]:
         """Learns from the images of an iteration; the first time it also pre-trains, and keeps a snapshot of them.

@@ -14,7 +14,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,15 +89,7 @@ def _score(inputs: RewardInputs, *, cell: int, min_change: float) -> RewardOutpu
     even = torch.stack([smoothness(video, cell=cell) for video in videos])
     change = torch.stack([frame_change(video) for video in videos])
     moving = (change / min_change).clamp(max=1) if min_change else torch.ones_like(change)
-    values = (even * moving).float()
-    valid = values.isfinite()
-    lost = int((~valid).sum())
-    return RewardOutput(
-        values=torch.where(valid, values, torch.nan),
-        valid=valid,
-        parts={"smoothness": even.detach().float(), "frame_change": change.detach().float()},
-        errors={"not_finite": lost} if lost else {},
-    )
+    return tensor_output((even * moving).float(), {"smoothness": even.float(), "frame_change": change.float()})
 
 
 def videos_of(inputs: RewardInputs, *, owner: str, at_least: int) -> Float[Tensor, " b f 3 h w"]:

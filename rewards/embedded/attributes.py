@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flowrl.benchmarks.geneval.metadata import Record, parse_record
-from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
 from flowrl.world.scenes import COLORS, SHAPES, SIZE
 
 Combine = Literal["mean", "product"]
@@ -73,11 +73,16 @@ class AttributeNet(nn.Module):
             nn.Linear(third, 128), nn.SiLU(), nn.Linear(128, _NUM_COUNTERS * (MAX_COUNT + 1))
         )  # fmt: skip
 
-    def forward(self, images: Float[Tensor, " b 3 h w"]) -> Attributes:
+    def features(self, images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b c 8 8"]:
         """Reads images in [0, 1]; sizes other than 64 x 64 are resized (bilinear, anti-aliased) first."""
         if images.shape[-2:] != (SIZE, SIZE):
             images = F.interpolate(images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
-        features = self.trunk(2.0 * images - 1.0)
+        cells: Tensor = self.trunk(2.0 * images - 1.0)
+        return cells
+
+    def forward(self, images: Float[Tensor, " b 3 h w"]) -> Attributes:
+        """Counts and cells of images in [0, 1]."""
+        features = self.features(images)
         counts = self.counts(features.sum(dim=(2, 3)) / GRID)
         return Attributes(counts.unflatten(1, (_NUM_COUNTERS, MAX_COUNT + 1)), self.cells(features))
 
@@ -258,8 +263,5 @@ def _score(inputs: RewardInputs, *, net: AttributeNet, combine: Combine, device:
         mean = attribute_scores(found, records, combine="mean")
         product = attribute_scores(found, records, combine="product")
     chosen = (mean if combine == "mean" else product).to(inputs.images.device)
-    return RewardOutput(
-        values=chosen,
-        valid=torch.ones(len(chosen), dtype=torch.bool, device=chosen.device),
-        parts={"mean": mean.detach().to(chosen.device), "product": product.detach().to(chosen.device)},
-    )
+    parts = {"mean": mean.to(chosen.device), "product": product.to(chosen.device)}
+    return tensor_output(chosen, parts, valid=torch.ones_like(chosen, dtype=torch.bool))

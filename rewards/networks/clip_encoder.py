@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as vision
 
-from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, to_uint8
+from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, tensor_output, to_uint8
 from flowrl.rewards.networks.pretrained import (
     clip_fingerprint,
     clip_image,
@@ -231,10 +231,6 @@ def scored(score: Float[Tensor, " b"], inputs: RewardInputs, threshold: float | 
     score = score.to(inputs.images.device)
     # A NaN may lie where the crop does not look, and the image is broken all the same.
     valid = torch.isfinite(score.detach()) & torch.isfinite(inputs.images.detach()).flatten(1).all(1)
-    score = torch.where(valid, score, torch.nan)
-    failed = int((~valid).sum())
-    errors = {"not_finite": failed} if failed else {}
     if threshold is None:
-        return RewardOutput(values=score, valid=valid, errors=errors)
-    above = torch.where(valid, (score > threshold).float(), torch.nan)
-    return RewardOutput(values=above, valid=valid, parts={"score": score.detach()}, errors=errors)
+        return tensor_output(score, valid=valid)
+    return tensor_output((score > threshold).float(), {"score": torch.where(valid, score, torch.nan)}, valid)

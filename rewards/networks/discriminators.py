@@ -222,7 +222,7 @@ def attributes_discriminator(*, seed: int, device: torch.device) -> HeadDiscrimi
     net = load_net(shipped_weights(), device)
 
     def tokens(pixels: Tensor) -> Tensor:
-        cells = net.trunk(2.0 * pixels - 1.0).flatten(2).transpose(1, 2)
+        cells = net.features(pixels).flatten(2).transpose(1, 2)
         return torch.cat([cells.mean(dim=1, keepdim=True), cells], dim=1)
 
     return HeadDiscriminator(

@@ -18,7 +18,6 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 from torchvision.transforms import functional as vision
 
 from flowrl.rewards.clip import DEFAULT_MODEL
@@ -135,10 +134,7 @@ def _attributes(device: torch.device) -> Features:
     net = load_net(shipped_weights(), device)
 
     def of(images: Tensor, prompts: list[str]) -> Tensor:
-        images = images.to(device)
-        if images.shape[-2:] != (SIZE, SIZE):
-            images = F.interpolate(images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
-        cells = net.trunk(2.0 * images - 1.0)
+        cells = net.features(images.to(device))
         kinds = net.cells(cells).softmax(dim=1)
         return torch.cat([cells.mean(dim=(2, 3)), kinds.mean(dim=(2, 3))], dim=1)
 

@@ -66,8 +66,8 @@ def clip_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count: 
 
     Args:
         num_frames: of the clip, at least 2.
-        fps: frames a second of the clip.
-        target_fps: frames a second that are wanted.
+        fps: frames per second of the clip.
+        target_fps: frames per second that are wanted.
         count: a fixed number of frames instead, rounded to a multiple of 2.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import math
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
-from torch import Tensor
+from reward_inputs import inputs_of, jpeg_length, random_images
 
 from flowrl.config.rewards import RewardConfig
 from flowrl.rewards import (
     FunctionReward,
     Reward,
-    RewardInputs,
     RewardOutput,
     output_of,
 )
@@ -29,33 +26,9 @@ from flowrl.rewards.outputs import check_output, joined
 from flowrl.rewards.specs import parse_reward_specs, validate_reward_specs
 
 
-def inputs_of(
-    images: Tensor, prompts: list[str] | None = None, metadata: list[dict[str, Any]] | None = None
-) -> RewardInputs:
-    batch = len(images)
-    return RewardInputs(
-        prompts=prompts or [f"image {i}" for i in range(batch)],
-        images=images,
-        metadata=metadata or [{} for _ in range(batch)],
-        group_ids=torch.arange(batch) // 2,
-        sample_ids=torch.arange(batch),
-    )
-
-
 def weighted(rewards: list[Reward], *weights: float) -> list[tuple[Reward, RewardConfig]]:
     pairs = zip(rewards, weights, strict=True)
     return [(reward, RewardConfig(name=reward.name, weight=weight)) for reward, weight in pairs]
-
-
-def random_images(batch: int = 4, size: int = 16) -> Tensor:
-    return torch.rand(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
-
-
-def jpeg_length(image: Tensor) -> int:
-    pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "JPEG", quality=95)
-    return len(stream.getvalue())
 
 
 def fixed(name: str, values: list[float], *, invalid: tuple[int, ...] = (), **more: Any) -> Reward:

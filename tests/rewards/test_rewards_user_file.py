@@ -8,30 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from reward_inputs import inputs_of, random_images
 
-from flowrl.rewards import Reward, RewardInputs, load_target, to_uint8
+from flowrl.rewards import Reward, load_target, to_uint8
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.specs import validate_reward_specs
 from flowrl.rewards.user_file import user_file_options
-
-
-def inputs_of(
-    images: Tensor, prompts: list[str] | None = None, metadata: list[dict[str, Any]] | None = None
-) -> RewardInputs:
-    batch = len(images)
-    return RewardInputs(
-        prompts=prompts or [f"image {i}" for i in range(batch)],
-        images=images,
-        metadata=metadata or [{} for _ in range(batch)],
-        group_ids=torch.arange(batch) // 2,
-        sample_ids=torch.arange(batch),
-    )
-
-
-def random_images(batch: int = 4, size: int = 16) -> Tensor:
-    return torch.rand(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
-
 
 USER_FILE = """
 import numpy as np
