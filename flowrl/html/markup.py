@@ -100,6 +100,13 @@ def folded(title: str, body: str) -> str:
     return f"<details><summary>{esc(title)}</summary>{body}</details>"
 
 
+def titled_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> str:
+    """A table of text with its title above and a note below."""
+    body = table(title, [esc(cell) for cell in head], [[esc(cell) for cell in row] for row in rows]) if rows else ""
+    below = f'<p class="muted">{esc(note)}</p>' if note else ""
+    return f"<h3>{esc(title)}</h3>{body}{below}"
+
+
 def section(anchor: str, title: str, body: str, lead: str = "") -> str:
     """A titled part of the page; nothing where there is nothing to show."""
     if not body:

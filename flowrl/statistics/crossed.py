@@ -157,7 +157,7 @@ def _unit_means(
     return means
 
 
-@functools.lru_cache(maxsize=8)  # methods share their draws: so many tables of R x U numbers are held at once
+@functools.lru_cache(maxsize=8)  # methods share their draws: 8 tables of R x U numbers are held at once
 def _weights(stream: tuple[int, int], number: int, num_resamples: int) -> Float[np.ndarray, "resamples n"]:
     """Weights of `number` units, mean 1, from as many draws with replacement; all 1 for a single unit."""
     counts = draw_counts(number, num_resamples, np.random.default_rng(stream))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from flowrl.html.bars import Mark, forest, forest_of_two, stacked_bar
-from flowrl.html.charts import MAX_POINTS, Point, log_ticks, nice_ticks, scatter, smooth, thin
+from flowrl.html.charts import MAX_POINTS, nice_ticks, smooth, thin
+from flowrl.html.dots import Point, log_ticks, scatter
 from flowrl.statistics.bootstrap import Interval, point
 
 WHOLE = Interval(mean=0.5, low=0.25, high=0.75)

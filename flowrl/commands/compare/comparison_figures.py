@@ -15,8 +15,8 @@ from jaxtyping import Float
 from flowrl.commands.compare.comparison_table import metric_name
 from flowrl.commands.compare.result import MethodResult, Results, RunResult
 from flowrl.commands.report.run_data import column, shown_prompts
-from flowrl.html import bars, charts
-from flowrl.html.charts import Series, legend, line_chart, smooth
+from flowrl.html import bars, dots
+from flowrl.html.charts import WIDER, Series, legend, line_chart, smooth
 from flowrl.html.embedded_images import image_element, image_table
 from flowrl.html.markup import number
 from flowrl.prompts.loading import spread
@@ -82,18 +82,18 @@ def forest(results: Results) -> str:
     ]
     label = f"difference to {results.label(results.baseline)} with 95 % interval"
     said = f"Final {metric_name(results.metric)}: {label}"
-    return bars.forest(rows, x_label=label, description=said, sign=True, words=True, wide=charts.WIDER)
+    return bars.forest(rows, x_label=label, description=said, sign=True, words=True, wide=WIDER)
 
 
 def scatter(results: Results) -> str:
     """Final score against the distance from the base: small dots are seeds, large ones methods."""
     rows = [(row, color) for row, color in _painted(results) if math.isfinite(row.kl) and row.kl > 0]
     points = [
-        charts.Point(x=point(float(run.measured["kl"])), y=point(score), color=color, shape="raw")
+        dots.Point(x=point(float(run.measured["kl"])), y=point(score), color=color, shape="raw")
         for row, color in rows for run, score in zip(row.runs, row.seed_scores, strict=True) if run.measured.get("kl")
     ]  # fmt: skip
     points += [
-        charts.Point(
+        dots.Point(
             x=point(row.kl), y=point(row.score.mean), color=color, label=results.label(row.name),
             title=f"{results.label(row.name)}: {number(row.score.mean)} at {row.kl:.3g}",
         )
@@ -103,7 +103,7 @@ def scatter(results: Results) -> str:
         return ""
     name = metric_name(results.metric)
     label = "distance from base (log)"
-    return charts.scatter(points, x_label=label, y_label=name, description=f"{name} against {label}", log=True)
+    return dots.scatter(points, x_label=label, y_label=name, description=f"{name} against {label}", log=True)
 
 
 def shots(results: Results) -> str:

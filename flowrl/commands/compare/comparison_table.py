@@ -89,7 +89,7 @@ def heading(results: Results) -> str:
 
 
 def conclusion(results: Results) -> str:
-    """What was found: the best method, and how many differ from the baseline for sure."""
+    """What was found: the best method, and for how many the difference to the baseline is established."""
     best, write = results.methods[0], _number(results)
     name = results.label(results.baseline)
     said = f"Highest: {results.label(best.name)}, {write(best.score.mean)} (95 % {_bounds(best.score, write)})."

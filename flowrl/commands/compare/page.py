@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowrl.commands.compare.comparison_figures import forest, key, reward_chart, scatter, score_chart, shots
-from flowrl.commands.compare.comparison_table import Table, conclusion, heading, metric_name, tables
+from flowrl.commands.compare.comparison_table import conclusion, heading, metric_name, tables
 from flowrl.commands.compare.result import Results
 from flowrl.html.document import document
-from flowrl.html.markup import card, code, esc, notes_box, plural, section, table
+from flowrl.html.markup import card, code, esc, notes_box, plural, section, titled_table
 
 DISTANCE_CAPTION = (
     "Large dots are means over seeds, small ones seeds. Up and left is better: more score for less change. What the "
@@ -25,6 +25,7 @@ def render(results: Results, *, command: str, provenance: Sequence[str], title: 
     metric = metric_name(results.metric)
     curves = "".join(card(score_chart(results, cost)) for cost in ("nfe", "seconds"))
     notes = [*results.notes, *(f"{name} is not in the tables: {state}" for name, state in results.missing)]
+    listed = "".join(titled_table(part.title, part.head, part.rows, part.note) for part in tables(results))
     body = "".join([
         f'<p class="summary">{esc(conclusion(results))}</p><p class="muted">{esc(heading(results))}</p>',
         notes_box(notes),
@@ -37,7 +38,7 @@ def render(results: Results, *, command: str, provenance: Sequence[str], title: 
                 "interval that crosses the line leaves the sign open. The table has p-values that allow for the number "
                 "of methods."),
         section("distance", "Distance from the base model, and training reward", _pair(results)),
-        section("tables", "Tables", f'<div class="tables">{"".join(_table(part) for part in tables(results))}</div>'),
+        section("tables", "Tables", f'<div class="tables">{listed}</div>'),
         section("images", "Images", shots(results),
                 "Same prompts and start noise in every row, spread evenly over the evaluation, not picked; the first "
                 "seed of each method after training."),
@@ -59,12 +60,6 @@ def _pair(results: Results) -> str:
         for chart, words in ((scatter(results), DISTANCE_CAPTION), (reward_chart(results), REWARD_CAPTION))
     )
     return f'<div class="two">{charts}</div>{key(results)}' if charts else ""
-
-
-def _table(part: Table) -> str:
-    rows = [[esc(cell) for cell in row] for row in part.rows]
-    note = f'<p class="muted">{esc(part.note)}</p>' if part.note else ""
-    return f"<h3>{esc(part.title)}</h3>{table(part.title, [esc(cell) for cell in part.head], rows)}{note}"
 
 
 def _settings(command: str, provenance: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.html.bars import Mark, forest, forest_of_two
 from flowrl.html.charts import WIDER
 from flowrl.html.document import document
-from flowrl.html.markup import card, code, esc, folded, notes_box, section, table
+from flowrl.html.markup import card, code, esc, folded, notes_box, section, table, titled_table
 from flowrl.statistics.bootstrap import Interval
 
 
@@ -25,6 +25,8 @@ def render(
         command: that made it.
         more: tables that are not the benchmark's own, such as means over several models.
     """
+    listed = (titled_table(part.title, part.head, part.rows, part.note) for part in (*more, *result.tables))
+    tables = "".join(listed)
     body = "".join([
         f'<p class="summary">{esc(result.headline)}</p>',
         notes_box(result.notes),
@@ -33,8 +35,7 @@ def render(
         section("differences", f"Change from {names[-1]} to {names[0]}", _forest(result.differences),
                 "Pairs of the same prompt and sample. Right of the line is better; an interval that crosses the line "
                 "leaves the sign open."),
-        section("tables", "Tables",
-                f'<div class="tables">{"".join(_table(part) for part in (*more, *result.tables))}</div>'),
+        section("tables", "Tables", f'<div class="tables">{tables}</div>'),
         *result.sections,
         section("settings", "Command and settings", _settings(command, result.facts)),
     ])  # fmt: skip
@@ -55,13 +56,6 @@ def _forest(differences: Mapping[str, Interval]) -> str:
     rows = [(name.replace("_", " "), [Mark(interval=interval)]) for name, interval in differences.items()]
     label, said = "change with 95 % interval", "changes with intervals"
     return card(forest(rows, x_label=label, description=said, sign=True, words=True, wide=WIDER), style=" one")
-
-
-def _table(part: Table) -> str:
-    rows = [[esc(cell) for cell in row] for row in part.rows]
-    note = f'<p class="muted">{esc(part.note)}</p>' if part.note else ""
-    body = table(part.title, [esc(cell) for cell in part.head], rows) if rows else ""
-    return f"<h3>{esc(part.title)}</h3>{body}{note}"
 
 
 def _settings(command: str, facts: Mapping[str, object]) -> str:

@@ -13,8 +13,8 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run, finished or not, and return its path.
 
     The page needs no network and no other file: charts are inline SVG, images are embedded, and so are video clips
-    up to 3 MB in all; larger ones are linked, so that page wants to stay beside them. It can be written at any time,
-    also while the run is going on; the file is replaced as a whole.
+    up to 3 MB in all; larger ones are linked, so that the page has to stay beside them. It can be written at any time,
+    also while the run is at work; the file is replaced as a whole.
 
     Args:
         run_folder: what `flowrl train` made (config.yaml, manifest.json, metrics.jsonl, eval/, samples/).

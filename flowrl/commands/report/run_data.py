@@ -1,4 +1,4 @@
-"""Reads a run folder as it is found: finished, going on, or cut off in the middle of a line."""
+"""Reads a run folder as it is: finished, at work, or cut off in the middle of a line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunData:
     finished: bool
     train: tuple[Row, ...]
     evaluations: tuple[Row, ...]
-    image_rows: Mapping[int, tuple[Row, ...]]  # evaluation -> one row an image; the first and the last evaluation only
+    image_rows: Mapping[int, tuple[Row, ...]]  # evaluation -> one row per image; the first and the last one only
     pairs: tuple[Pair, ...]
     pair_iterations: tuple[int, ...]
     has_lora: bool
@@ -141,7 +141,7 @@ def _json_object(path: Path, notes: list[str]) -> Row:
 
 
 def _json_lines(path: Path, notes: list[str]) -> list[Row]:
-    """Every whole line. A run killed while writing leaves a broken one, and a resumed run goes on behind it."""
+    """Every whole line. A run killed while writing leaves a broken one, and a resumed run appends to it."""
     rows: list[Row] = []
     broken = 0
     for line in _text(path).splitlines():

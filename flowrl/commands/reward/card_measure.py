@@ -42,7 +42,7 @@ class Other:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Measured in both passes: what an image takes, without drawing or reading it."""
+    """Measured in both passes: the time per image, without drawing or reading it."""
 
     seconds: Interval
     hours_per_1000: float

@@ -10,8 +10,9 @@ import numpy as np
 from flowrl.commands.reward.card_measure import Card
 from flowrl.commands.reward.card_text import Grade, Verdict, calls, lines, overall, verdicts, worst_change
 from flowrl.html.bars import Mark, forest
-from flowrl.html.charts import WIDER, Point, scatter
+from flowrl.html.charts import WIDER
 from flowrl.html.document import document
+from flowrl.html.dots import Point, scatter
 from flowrl.html.embedded_images import image_element
 from flowrl.html.markup import DASH, bounds, code, duration, esc, notes_box, number, plural, section, table, tiles
 from flowrl.html.markup import card as figure

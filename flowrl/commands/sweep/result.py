@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -162,13 +162,13 @@ def results_of(
     scales = [one for one in plain if one.setting.kind == "rlg"]
     base, tuned = (next((one for one in scales if one.setting.scale == scale), None) for scale in (0.0, 1.0))
     found = [
-        SettingResult(
-            setting=one.setting, evaluations=one.evaluations, drift=one.drift, columns=one.columns, means=one.means,
+        replace(
+            one,
             to_tuned={} if tuned is None or tuned is one else differences(one, tuned),
             to_base={} if base is None or base is one else differences(one, base),
         )
         for one in plain
-    ]  # fmt: skip
+    ]
     judge = next((measure for measure in measures if measure.role == "heldout"), None)
     judge = judge or next(measure for measure in measures if measure.role == "target")
     rlg = [one for one in found if one.setting.kind == "rlg"]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from flowrl.commands.sweep.result import Results, SettingResult
 from flowrl.commands.sweep.settings import Setting
-from flowrl.html.charts import Point, interval_text, legend, scatter, tick_text
+from flowrl.html.charts import interval_text, legend, tick_text
+from flowrl.html.dots import Point, scatter
 from flowrl.html.embedded_images import image_element, image_table
 from flowrl.html.markup import number
 from flowrl.statistics.bootstrap import Interval, point
