@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from flowrl.commands.report.shown_samples import embed
-from flowrl.commands.reward.card_measure import Card
-from flowrl.commands.reward.card_text import Grade, Verdict, calls, lines, overall, verdicts, worst_change
+from flowrl.commands.reward.card.card_measure import Card
+from flowrl.commands.reward.card.card_text import Grade, Verdict, calls, lines, overall, verdicts, worst_change
 from flowrl.html.charts import Frame, nice_ticks, responsive, svg, tick_text
 from flowrl.html.document import document
 from flowrl.html.markup import DASH, bounds, duration, esc, number, plural, section, table
