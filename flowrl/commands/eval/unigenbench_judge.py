@@ -118,8 +118,7 @@ class Asking:
 
 def judge_key(image: ImageFile, item: Item) -> str:
     """A key for the answer about an image: the file as it is, and what was asked about it."""
-    asked = json.dumps([item.prompt, item.points, item.descriptions])
-    return f"{image.stamp}:{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+    return image.key_with(json.dumps([item.prompt, item.points, item.descriptions]))
 
 
 def ask_images(

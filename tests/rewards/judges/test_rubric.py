@@ -419,10 +419,10 @@ def test_the_command_trains_and_says_what_it_found(
 ) -> None:
     script(monkeypatch, critic)
     out = tmp_path / "rules.json"
-    arguments = ["reward", "rubric", str(pairs_file), "--out", str(out), "--model", "m", "--rounds", "1"]
-    assert main([*arguments, "--server", "http://127.0.0.1:9/v1"]) == 0
+    arguments = ["reward", "rubric", str(pairs_file), "--out", str(out), "--rounds", "1"]
+    assert main([*arguments, "--judge", "{model: m, server: 'http://127.0.0.1:9/v1'}"]) == 0
     printed = capsys.readouterr().out
     assert load_rubric(out)[0].text in printed
     assert "rules; accuracy" in printed
-    assert main([*arguments, "--key-env", "KEY"]) == 1
-    assert "there is no --server" in capsys.readouterr().err
+    assert main([*arguments, "--judge", "m"]) == 1
+    assert "unknown judge 'm'" in capsys.readouterr().err

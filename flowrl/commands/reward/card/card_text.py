@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flowrl.commands.reward.card_measure import Card
-from flowrl.commands.reward.score import COLUMNS, aligned
+from flowrl.commands.reward.card.card_measure import Card
+from flowrl.commands.terminal_text import COLUMNS, aligned
 from flowrl.generation.image_folder import POINTWISE
 from flowrl.html.markup import duration, plural
 from flowrl.media.perturbations import PERTURBATIONS

@@ -28,6 +28,7 @@ from flowrl.statistics.reliability import (
     spread,
 )
 
+CPU = torch.device("cpu")
 SECOND_PASS = 1  # the iteration of the second pass; the first and all others are 0
 FEW_PROMPTS = 20  # below this many, intervals over prompts are rough
 
@@ -77,7 +78,7 @@ class Card:
 
 def measure(
     rewards: Mapping[str, Reward], items: Sequence[Item], *, batch_size: int, changes: Sequence[str] = (),
-    spec: Mapping[str, Any] | None = None, device: str | None = None,
+    spec: Mapping[str, Any] | None = None, device: torch.device = CPU,
 ) -> Card:  # fmt: skip
     """Measures the first of the rewards.
 
@@ -149,7 +150,7 @@ def _notes(reward: Reward, group: np.ndarray, items: Sequence[Item]) -> tuple[st
 
 
 @torch.no_grad()
-def judge_order(comparator: Mapping[str, Any], items: Sequence[Item], *, device: str | None = None) -> OrderBias:
+def judge_order(comparator: Mapping[str, Any], items: Sequence[Item], *, device: torch.device = CPU) -> OrderBias:
     """Shows a judge each image with two others of its prompt, in both orders.
 
     Args:
@@ -159,8 +160,7 @@ def judge_order(comparator: Mapping[str, Any], items: Sequence[Item], *, device:
     """
     from flowrl.rewards.comparing.comparators import comparator_options
 
-    on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    compares = comparator_options(comparator).build(on)
+    compares = comparator_options(comparator).build(device)
     first, other, labels = [], [], []
     groups: dict[int, list[int]] = {}
     for place, item in enumerate(items):

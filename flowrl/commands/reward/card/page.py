@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flowrl.commands.reward.card_measure import Card
-from flowrl.commands.reward.card_text import Grade, Verdict, calls, lines, overall, verdicts, worst_change
+from flowrl.commands.reward.card.card_measure import Card
+from flowrl.commands.reward.card.card_text import Grade, Verdict, calls, lines, overall, verdicts, worst_change
 from flowrl.html.bars import Mark, forest
 from flowrl.html.charts import WIDER
 from flowrl.html.document import document
