@@ -35,7 +35,7 @@ def chunked_velocities(
         prompt: [n] conditioning row of each latent.
         schedule: T steps.
         step: 0 .. T-1.
-        batch_size: Latents a network call.
+        batch_size: Latents per network call.
 
     Yields:
         The slice of x and its velocities.
@@ -68,7 +68,7 @@ def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -
     """Check what branches and trees start from.
 
     Raises:
-        ValueError: there is no start noise, prompts or groups are not one a start noise, or batch_size < 1.
+        ValueError: there is no start noise, prompts or groups are not one per start noise, or batch_size < 1.
     """
     if len(x) == 0 or prompt_a.shape != x.shape[:1] or group_a.shape != x.shape[:1]:
         raise ValueError(
@@ -76,7 +76,7 @@ def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -
             f"prompt_a {tuple(prompt_a.shape)} and group_a {tuple(group_a.shape)}"
         )
     if batch_size < 1:
-        raise ValueError(f"batch_size is the number of latents a network call, at least 1, got {batch_size}")
+        raise ValueError(f"batch_size is the number of latents per network call, at least 1, got {batch_size}")
 
 
 def check_steps(steps: Sequence[int], num_steps: int, name: str) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ def complete_branches(
         steps: M steps that produced x.
         schedule: T steps.
         strides: L strides.
-        batch_size: Latents a network call.
+        batch_size: Latents per network call.
 
     Returns:
         [M * L, *latent] at sigma 0, ordered (latent, stride).
@@ -157,10 +157,10 @@ def sample_branches(
 ) -> Sampled:
     """Branch off ODE trajectories: at chosen steps several stochastic successors, each completed by the ODE.
 
-    TempFlow-GRPO (arXiv 2508.04324): every step but the last, several start noises a prompt. G2RPO (arXiv 2510.01982):
-    the first half of the steps, one start noise a prompt, every branch completed on several thinned schedules. Anchors
-    stop at their last branching, and all branches of a state share its one network evaluation. With B branches and one
-    stride an anchor costs `max(steps) + 1 + B sum_j (T - 1 - j)` evaluations.
+    TempFlow-GRPO (arXiv 2508.04324): every step but the last, several start noises per prompt. G2RPO (arXiv
+    2510.01982): the first half of the steps, one start noise per prompt, every branch completed on several thinned
+    schedules. Anchors stop at their last branching, and all branches of a state share its one network evaluation. With
+    B branches and one stride an anchor costs `max(steps) + 1 + B sum_j (T - 1 - j)` evaluations.
 
     Wrap the call in `torch.no_grad()`. Precision is that of `rollout`.
 
@@ -175,7 +175,7 @@ def sample_branches(
         steps: The steps that branch, in 0 .. T-1.
         branches: Successors of each anchor state.
         strides: L strides of the completions, see `windows.thinned_steps`.
-        batch_size: Latents a network call.
+        batch_size: Latents per network call.
         keep_means: Record the transition means too.
 
     Returns:

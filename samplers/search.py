@@ -168,7 +168,7 @@ def search(
     groups, count = x.shape[:2]
     plan.check_steps(schedule.num_steps)
     if count != plan.num_candidates:
-        raise ValueError(f"the plan is for {plan.num_candidates} candidates, and x holds {count} a group")
+        raise ValueError(f"the plan is for {plan.num_candidates} candidates, and x holds {count} per group")
     rows_PA = torch.arange(groups * count).reshape(groups, count)
     scores = torch.full((len(plan.cuts) + 1, groups * count), math.nan, dtype=torch.float64)
     evaluations = torch.zeros(groups * count, dtype=torch.int64)
@@ -178,7 +178,7 @@ def search(
         rows = rows_PA.flatten()
         given = score(clean, rows)
         if given.shape != rows.shape:
-            raise ValueError(f"score must return one number a candidate [{len(rows)}], got {list(given.shape)}")
+            raise ValueError(f"score must return one number per candidate [{len(rows)}], got {list(given.shape)}")
         number = given.detach().double().cpu()
         scores[cut, rows] = torch.where(torch.isfinite(number), number, math.nan)
         return scores[cut, rows].reshape(rows_PA.shape)

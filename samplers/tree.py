@@ -50,7 +50,7 @@ def sample_tree(
 
     BranchGRPO (arXiv 2509.06040), TreeGRPO (OpenReview 3rZdp4TmUb), and the branch form of Flow-GRPO-Fast, an ODE
     prefix that splits once. Nodes of a level are numbered tree by tree, siblings next to each other, and are evaluated
-    once, however many children they get. `children ** len(splits)` leaves a tree.
+    once, however many children they get. `children ** len(splits)` leaves per tree.
 
     Wrap the call in `torch.no_grad()`. Precision is that of `rollout`; the replay rule is that of `branching`.
 
@@ -67,7 +67,7 @@ def sample_tree(
         splits: Steps at which nodes split; at least one.
         children: Of each node that splits; at least 2.
         stochastic: Stochastic steps, splits included; the others are ODE steps and leave no transition.
-        batch_size: Latents a network call.
+        batch_size: Latents per network call.
         keep_means: Record the transition means too.
 
     Returns:

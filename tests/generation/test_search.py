@@ -186,7 +186,7 @@ def test_a_search_refuses_what_does_not_fit() -> None:
         search(flow.velocity_of, x, SCHEDULE, Pruning(num_candidates=3), lambda clean, rows: clean[:, 0])
     with pytest.raises(ValueError, match="latest is 4"):
         search(flow.velocity_of, x, SCHEDULE, pruning(4, [5]), lambda clean, rows: clean[:, 0])
-    with pytest.raises(ValueError, match=r"one number a candidate \[4\]"):
+    with pytest.raises(ValueError, match=r"one number per candidate \[4\]"):
         search(flow.velocity_of, x, SCHEDULE, pruning(4, [1]), lambda clean, rows: clean)
 
 

@@ -62,7 +62,7 @@ def node_noise(step: int, nodes: int) -> Tensor:
 
 
 def branches_of(network: Network, anchors: int, branches: int, steps: tuple[int, ...], **options: object) -> Sampled:
-    """Branches of anchors, two a prompt."""
+    """Branches of anchors, two per prompt."""
     index = torch.arange(anchors) // 2
     return sample_branches(
         network.velocity_of, counter_normal((anchors, *LATENT), "start"), index, index + 10, network.schedule,
