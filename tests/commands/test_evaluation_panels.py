@@ -175,14 +175,11 @@ def test_diversity_of_pixels(tmp_path: Path, prompts: Path) -> None:
 def test_diversity_of_clip_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The encoder is replaced: what is checked is that each image gets the embedding of its own pixels."""
 
-    class Processor:
-        @staticmethod
-        def image_processor(images: list[Image.Image], return_tensors: str) -> Any:
-            pixels = torch.stack([torch.from_numpy(np.array(image)).float() for image in images])
-            return type("Batch", (dict,), {"to": lambda self, device: self})(pixel_values=pixels)
+    def embedded(network: None, processor: None, images: list[np.ndarray]) -> torch.Tensor:
+        return torch.stack([torch.tensor(image.mean(axis=(0, 1))).float() for image in images])
 
-    monkeypatch.setattr(features, "load_clip", lambda model, **options: (None, Processor))
-    monkeypatch.setattr(features, "clip_image", lambda network, pixels: pixels.mean(dim=(1, 2)))
+    monkeypatch.setattr(features, "load_clip", lambda model, **options: (None, None))
+    monkeypatch.setattr(features, "clip_of_pixels", embedded)
     monkeypatch.setattr(features, "clip_fingerprint", lambda network: "none")
     images = []
     for number, grey in enumerate((5, 50, 90)):

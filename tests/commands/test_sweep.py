@@ -159,7 +159,7 @@ def test_features_for_diversity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
     )
     transformers.Dinov2Model(config).save_pretrained(tmp_path / "dino")
-    monkeypatch.setattr("flowrl.rewards.networks.discriminators.DINOV2_MODEL", str(tmp_path / "dino"))
+    monkeypatch.setattr("flowrl.rewards.networks.dinov2.DINOV2_MODEL", str(tmp_path / "dino"))
     images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
     images[2] = images[0]
     prompt = Prompt(text="a star", metadata={})
