@@ -26,21 +26,13 @@ def nested_options(reward: str, options: Mapping[str, Any] | None) -> RewardOpti
     return reward_options(reward, options or {})
 
 
-def check_nested(reward: str, options: Mapping[str, Any] | None, *, owner: str) -> RewardOptions:
-    """As `nested_options`, with the owner in the message."""
-    try:
-        return nested_options(reward, options)
-    except ValueError as error:
-        raise ValueError(f"{owner}: {error}") from error
-
-
 def build_nested(reward: str, options: Mapping[str, Any] | None, *, device: torch.device, owner: str) -> Reward:
     """Makes the inner reward, which must judge every item by itself.
 
     Raises:
-        ValueError: as `check_nested`, or its kind is another.
+        ValueError: as `nested_options`, or its kind is another.
     """
-    inner = check_nested(reward, options, owner=owner).build(device)
+    inner = nested_options(reward, options).build(device)
     if inner.kind not in _KINDS:
         raise ValueError(f"{owner}: {_refusal(reward)}")
     return inner
