@@ -1,6 +1,6 @@
 """Images that are a grid of sub-figures: what a prompt says of the grid, and the cells of an image.
 
-Prompts are read as PaCo-RL's are written (arXiv 2512.04784): a theme, then a label and a text for each cell,
+Prompts are read as PaCo-RL's are written (arXiv 2512.04784): a theme, then a label and a text per cell,
 
     A 2x2 grid of one fox. The style stays the same. [TOP]-[LEFT]: it sleeps. [TOP]-[RIGHT]: it runs. ...
 
@@ -104,8 +104,8 @@ def cell_prompts(prompt: str, metadata: Mapping[str, Any]) -> list[Prompt]:
     found = [row for row in prompts if row is not None]
     if len(found) != len(prompts):
         raise ValueError(
-            f"metadata field sub_prompts must be a list of texts, or of objects with a text under prompt, one a cell, "
-            f"got {own!r}."
+            f"metadata field sub_prompts must be a list of texts, or of objects with a text under prompt, one per "
+            f"cell, got {own!r}."
         )
     return found
 

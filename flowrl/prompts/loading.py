@@ -86,7 +86,7 @@ def load_references(prompt: Prompt, size: Size | None = None) -> list[Float[Tens
 
 
 def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> list[int]:
-    """Which prompts an iteration trains on: passes over the file in an order shuffled anew each pass.
+    """Which prompts an iteration trains on: passes over the file in an order shuffled again for each pass.
 
     A function of (seed, iteration) alone, so that a resumed run, or one on more processes, sees the same.
     """

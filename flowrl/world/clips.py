@@ -20,7 +20,7 @@ from flowrl.world.scenes import COLORS, SHAPES, SIZE, Shape, draw_scene
 FRAMES = 9
 """Frames of a clip."""
 FPS = 8
-"""Frames a second."""
+"""Frames per second."""
 
 DIRECTIONS: dict[str, tuple[float, float]] = {
     "left": (-1.0, 0.0), "right": (1.0, 0.0), "up": (0.0, -1.0), "down": (0.0, 1.0),
@@ -32,7 +32,7 @@ WORDS = ("moving", "up", "down")
 
 _PATH = (16.0, 26.0)  # pixels from the first to the last frame
 _RADIUS = (8.0, 12.0)
-_LEAST_PATH = 8.0  # a shorter way is no motion
+_LEAST_PATH = 8.0  # a shorter way is not motion
 _COSINE = np.cos(np.pi / 6)  # of the widest angle to the asked direction
 _SMOOTH = 0.15  # root mean square distance from even motion, as a share of the way, that counts as smooth
 _HELD_OUT = 16  # of the 48 combinations

@@ -17,8 +17,8 @@ from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, outline
 
 _FOREGROUND = 70.0  # distance from the ground (8-bit RGB, Euclidean) above which a pixel belongs to an object
-_GROUND_DRIFT = 60.0  # a ground further than this from the world's own is no scene of this world
-_MIN_SIDE, _MIN_AREA = 6, 24  # pixels; smaller specks are no objects
+_GROUND_DRIFT = 60.0  # a ground further than this from the world's own is not a scene of this world
+_MIN_SIDE, _MIN_AREA = 6, 24  # pixels; smaller specks are not objects
 _TEMPLATE = 24  # side of the grid on which outlines are compared
 _TEMPERATURE = 0.03  # of the soft-max over overlaps
 _FULL_OVERLAP = 0.80  # overlap (intersection over union) that counts as a perfect fit

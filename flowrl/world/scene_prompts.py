@@ -127,7 +127,7 @@ def train_records() -> list[Record]:
 
 
 def eval_records() -> list[Record]:
-    """The held-out list: 80 rows a task, its combinations repeated as evenly as they go, tasks one after another."""
+    """The held-out list: 80 rows per task, its combinations repeated as evenly as they go, tasks one after another."""
     _, held_out = split()
     return [
         records[i % len(records)]

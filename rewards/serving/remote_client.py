@@ -16,7 +16,7 @@ from flowrl.rewards.serving.wire import Item, Reply
 from flowrl.rewards.serving.wire_adapters import Adapter
 from flowrl.rewards.serving.wire_images import short
 
-# What repeating does not mend and no item is to blame for: the run should stop and say so.
+# What repeating cannot help and no item is to blame for: the run should stop and say so.
 _ADVICE = {
     "status_401": "give token_env, the environment variable that holds the server's token",
     "status_403": "give token_env, the environment variable that holds the server's token",
@@ -126,7 +126,7 @@ def ask_health(
     if isinstance(health, Failed):
         raise wrong(
             f"no reward server is ready at {url} ({health.error.replace('_', ' ')}: {_detail(health.message)}): start "
-            f"it first (flowrl serve NAME), mend url or token_env, or set wait: false"
+            f"it first (flowrl serve NAME), correct url or token_env, or set wait: false"
         )
     if adapter.health_says == "nothing":
         return Told()

@@ -95,7 +95,7 @@ class Reply:
     scores: list[Score]
 
 
-def encode_request(items: Sequence[Item], *, reward: str | None, iteration: int = 0) -> dict[str, Any]:
+def encode_request(items: Sequence[Item], reward: str | None, iteration: int = 0) -> dict[str, Any]:
     """The body of a request, for `json.dumps`.
 
     Raises:
@@ -254,7 +254,7 @@ def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:
         ids: of the items that were asked for; others in the reply are left aside.
 
     Raises:
-        ValueError: it is no reply at all.
+        ValueError: it is not a reply at all.
     """
     if not isinstance(reply, dict) or reply.get("schema") != SCHEMA or not isinstance(reply.get("items"), list):
         raise ValueError(f"the reply is not of schema {SCHEMA}: {short(reply)}.")
@@ -319,7 +319,7 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a finite number; 10**400 is none, as it fits no float."""
+    """Whether it is a finite number; 10**400 is not, as it fits no float."""
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:

@@ -1,8 +1,8 @@
 """What reward servers of different projects are asked and how they answer, as pure functions of items and replies.
 
     flowrl         POST /v1/score   see `flowrl.rewards.serving.wire`
-    flow_factory   POST /compute    lists by field -> {"rewards": [...]} in their order; one reward a server
-    unirl          POST /score      one entry an item -> {"results": [{reward: {metric: number}}], "errors": [{...}]}
+    flow_factory   POST /compute    lists by field -> {"rewards": [...]} in their order; one reward per server
+    unirl          POST /score      one entry per item -> {"results": [{reward: {metric: number}}], "errors": [{...}]}
 
 The second follows the reward client of X-GenGroup/Flow-Factory, the third the reward service of Tencent-Hunyuan/UniRL;
 of several metrics the first is the value, all are parts.
@@ -27,9 +27,9 @@ class Adapter:
         health: path that answers 200 when the server is ready.
         health_says: "all": names, versions, kinds and needs of the rewards; "names": a list; or "nothing".
         encode: the body for items; the name of the reward, None where the server knows; the iteration.
-        decode: the scores in the reply's JSON, by the ids asked for; raises ValueError if it is no reply.
+        decode: the scores in the reply's JSON, by the ids asked for; raises ValueError if it is not a reply.
         fields: of `RewardInputs` that the format can carry.
-        groups: how groups are kept whole: several in one request, one a request, or not at all.
+        groups: how groups are kept whole: several in one request, one per request, or not at all.
     """
 
     score: str
@@ -39,14 +39,6 @@ class Adapter:
     decode: Callable[[Any, Sequence[int], str | None], Reply]
     fields: frozenset[str]
     groups: str
-
-
-def _encode_flowrl(items: Sequence[Item], reward: str | None, iteration: int) -> dict[str, Any]:
-    return encode_request(items, reward=reward, iteration=iteration)
-
-
-def _decode_flowrl(reply: Any, ids: Sequence[int], reward: str | None) -> Reply:
-    return decode_reply(reply, ids)
 
 
 def _encode_flow_factory(items: Sequence[Item], reward: str | None, iteration: int) -> dict[str, Any]:
@@ -110,31 +102,17 @@ _ALL = frozenset({"prompts", "images", "metadata", "group_ids", "sample_ids", "v
 
 ADAPTERS: dict[str, Adapter] = {
     "flowrl": Adapter(
-        score="/v1/score",
-        health="/health",
-        health_says="all",
-        encode=_encode_flowrl,
-        decode=_decode_flowrl,
-        fields=_ALL | {"reference_images", "iteration"},
+        score="/v1/score", health="/health", health_says="all", encode=encode_request,
+        decode=lambda reply, ids, reward: decode_reply(reply, ids), fields=_ALL | {"reference_images", "iteration"},
         groups="several",
     ),
     "flow_factory": Adapter(
-        score="/compute",
-        health="/health",
-        health_says="nothing",
-        encode=_encode_flow_factory,
-        decode=_decode_flow_factory,
-        fields=frozenset({"prompts", "images", "videos", "source_images"}),
-        groups="one",
+        score="/compute", health="/health", health_says="nothing", encode=_encode_flow_factory,
+        decode=_decode_flow_factory, fields=frozenset({"prompts", "images", "videos", "source_images"}), groups="one",
     ),
     "unirl": Adapter(
-        score="/score",
-        health="/rewards",
-        health_says="names",
-        encode=_encode_unirl,
-        decode=_decode_unirl,
-        fields=frozenset({"prompts", "images", "metadata", "source_images"}),
-        groups="none",
+        score="/score", health="/rewards", health_says="names", encode=_encode_unirl, decode=_decode_unirl,
+        fields=frozenset({"prompts", "images", "metadata", "source_images"}), groups="none",
     ),
-}
+}  # fmt: skip
 """Option `protocol` -> how its servers are spoken to."""

@@ -63,7 +63,7 @@ def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixe
         raise _too_large(where, str(error)) from error
     except _DAMAGED as error:
         raise bad_request(
-            f"{where} is no PNG, JPEG or WebP that can be read ({type(error).__name__}: {short(str(error))})"
+            f"{where} is not a PNG, JPEG or WebP that can be read ({type(error).__name__}: {short(str(error))})"
         ) from error
 
 

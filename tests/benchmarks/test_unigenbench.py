@@ -347,9 +347,9 @@ def test_any_row_comes_back_as_it_was_written(
         (record(["Style"], descriptions=["a", "b"]), "1 test points have 2 descriptions"),
         (record([]), "list of texts"),
         ('["Style"]', "JSON object"),
-        ('{"Testpoints": ["Style" "Style"]}', "no JSON"),
+        ('{"Testpoints": ["Style" "Style"]}', "not JSON"),
         ('{"Testpoints": ["Style"]}', "Testpoint Description"),
-        ('{"Testpoints": ["Grammar - Negation" "Attribute - Color" 3]}', "no JSON"),
+        ('{"Testpoints": ["Grammar - Negation" "Attribute - Color" 3]}', "not JSON"),
     ],
 )
 def test_bad_rows_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -361,7 +361,7 @@ def test_bad_rows_are_refused(tmp_path: Path, text: str, message: str) -> None:
 def test_bad_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="CodeGoat24/UniGenBench"):
         read_prompt_file(tmp_path / "missing.csv")
-    with pytest.raises(ValueError, match=r"no \.csv file"):
+    with pytest.raises(ValueError, match=r"not a \.csv file"):
         read_prompt_file(tmp_path / "prompts.txt")
     other = tmp_path / "other.csv"
     other.write_text("index,text\n1,hello\n")

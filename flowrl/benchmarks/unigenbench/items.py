@@ -1,4 +1,4 @@
-"""UniGenBench's prompt files: both lengths, both languages, with their two known defects mended and told.
+"""UniGenBench's prompt files: both lengths, both languages, with their two known defects repaired and reported.
 
 The files belong to the benchmark's authors (CC BY 4.0, Tencent) and are not shipped. Take `data/test_prompts_en.csv`,
 `..._en_long.csv`, `..._zh.csv` or `..._zh_long.csv` from the repository CodeGoat24/UniGenBench: columns `index`,
@@ -53,8 +53,8 @@ class PromptFile:
         language: of prompts and labels.
         long: whether its prompts are the long ones.
         items: in the file's order.
-        repairs: what was mended, a sentence each.
-        differences: how the file departs from the published one, a sentence each; empty for a published file.
+        repairs: what was repaired, one sentence each.
+        differences: how the file departs from the published one, one sentence each; empty for a published file.
     """
 
     language: Language
@@ -72,10 +72,10 @@ class PromptFile:
 def read_prompt_file(path: Path, *, en_variant: EnVariant = "head") -> PromptFile:
     """Reads a prompt file and checks it against the published counts of test points.
 
-    Two defects are mended, and told in `repairs`:
+    Two defects are repaired, and reported in `repairs`:
 
-    - English long, index 509: a comma between two test points is missing, so that the row is no JSON. It is inserted;
-      published scores have the denominators of the mended row.
+    - English long, index 509: a comma between two test points is missing, so that the row is not JSON. It is inserted;
+      published scores have the denominators of the repaired row.
     - English short, index 428: the repository's file has the test point Style alone, the one that the published scores
       are made of has Logical Reasoning too (110 in all, not 109).
 
@@ -112,7 +112,7 @@ def read_prompt_file(path: Path, *, en_variant: EnVariant = "head") -> PromptFil
 
 def _rows(path: Path) -> tuple[list[dict[str, Any]], Language, str]:
     if path.suffix != ".csv" or not path.is_file():
-        what = "is no .csv file" if path.suffix != ".csv" else "is not there"
+        what = "is not a .csv file" if path.suffix != ".csv" else "is not there"
         raise ValueError(f"the UniGenBench prompt file {path} {what}: {WHERE}; it is not shipped.")
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
@@ -167,13 +167,13 @@ def _record(text: str, index: int, where: str, repairs: list[str]) -> dict[str, 
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
-        mended, number = _MISSING_COMMA.subn(r"\1,\2\3", text)
+        repaired, number = _MISSING_COMMA.subn(r"\1,\2\3", text)
         try:
-            record = json.loads(mended)
+            record = json.loads(repaired)
         except json.JSONDecodeError:
             number = 0
         if not number:
-            raise ValueError(f"{where} (index {index}): the test points are no JSON ({error}).") from error
+            raise ValueError(f"{where} (index {index}): the test points are not JSON ({error}).") from error
         repairs.append(f"Index {index}: a comma was missing between two test points and was inserted.")
     if not isinstance(record, dict):
         raise ValueError(f"{where} (index {index}): the test points must be a JSON object, got {text[:60]!r}.")

@@ -62,7 +62,7 @@ def aggregate(rows: Iterable[Row]) -> Scores:
     A row whose scores are None, or not one for each test point, is skipped.
 
     Args:
-        rows: one (test points, scores) an image.
+        rows: one (test points, scores) per image.
 
     Raises:
         ValueError: no rows.
@@ -78,7 +78,7 @@ def aggregate(rows: Iterable[Row]) -> Scores:
         for label, hit in zip(points, met, strict=True):
             sub.setdefault(label.strip(), []).append(hit)
     if not count:
-        raise ValueError("aggregate needs one row (test points, scores) an image, got none.")
+        raise ValueError("aggregate needs one row (test points, scores) per image, got none.")
     primary: dict[str, list[bool]] = {}
     for label, hits in sub.items():
         primary.setdefault(primary_of(label), []).extend(hits)
@@ -104,7 +104,7 @@ def score_intervals(rows: Sequence[Row], prompts: Sequence[Hashable], *, seed: i
     Intervals are widened as in `flowrl.statistics.bootstrap`; a dimension that a single prompt has gets NaN bounds.
 
     Args:
-        rows: one an image.
+        rows: one per image.
         prompts: [N] what tells the prompts apart.
         seed: same seed, same intervals.
 

@@ -4,7 +4,7 @@ Rules of UniGenBench and UniGenBench++ (Wang et al. 2025, arXiv 2508.20751; repo
 judge's reply is read (`parse_reply`) and what its scores add up to (`aggregate`). Prompt files are read by
 `flowrl.benchmarks.unigenbench.items`; `flowrl.commands.eval.unigenbench_runner` asks the judge.
 
-The published judge is Gemini-2.5-Pro. Numbers of another judge, or of other words to it, are no leaderboard numbers.
+The published judge is Gemini-2.5-Pro. Numbers of another judge, or of other words to it, are not leaderboard numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The two lists of a judge's reply, one entry a test point each; entries are as the judge wrote them."""
+    """The two lists of a judge's reply, one entry per test point each; entries are as the judge wrote them."""
 
     analysis: list[Any]
     score: list[Any]
@@ -32,7 +32,7 @@ def parse_reply(text: str | None, num_points: int) -> list[Any] | None:
         num_points: test points that were asked about.
 
     Returns:
-        One entry a test point, of whatever type the judge wrote; `aggregate` counts those that equal 1.
+        One entry per test point, of whatever type the judge wrote; `aggregate` counts those that equal 1.
     """
     reply = read_reply(text, num_points)
     return None if reply is None else reply.score

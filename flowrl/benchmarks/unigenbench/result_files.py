@@ -1,4 +1,4 @@
-"""UniGenBench's result files: a CSV with a row an image, and a JSON summary."""
+"""UniGenBench's result files: a CSV with one row per image, and a JSON summary."""
 
 from __future__ import annotations
 
