@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float
 
-from flowrl.html.markup import MINUS, bounds, esc, number
+from flowrl.html.markup import MINUS, esc, estimate, number
 from flowrl.statistics.bootstrap import Interval
 
 WIDE, WIDER, NARROW = 540, 720, 330  # drawing widths in CSS pixels: half a page, a single card, a phone
@@ -165,11 +165,6 @@ def dot(x: float, y: float, title: str, color: int, shape: str = "dot") -> str:
     return f'<circle class="{shape} c{color}" cx="{x:.1f}" cy="{y:.1f}" r="{2.5 if shape == "raw" else 5}"{end}'
 
 
-def interval_text(interval: Interval, *, sign: bool = False) -> str:
-    """ " (95 % 0.21 to 0.34)"; nothing where the bounds are unknown."""
-    return f" (95 % {bounds(interval, sign=sign)})" if interval.known else ""
-
-
 def ends_of(intervals: Iterable[Interval], *more: float) -> tuple[float, float]:
     """The smallest and the largest of means, known bounds and further values."""
     return finite_ends(np.array([*(value for part in intervals for value in (part.low, part.mean, part.high)), *more]))
@@ -246,6 +241,6 @@ def _line(frame: Frame, line: Series, x_name: str) -> str:
             if y.known:
                 up = f"M{frame.x(x):.1f} {frame.y(y.low):.1f}V{frame.y(y.high):.1f}"
                 parts.append(f'<path class="whisker c{line.color}" d="{up}"/>')
-            title = f"{line.label}, {x_name} {tick_text(x)}: {number(y.mean)}{interval_text(y)}"
+            title = f"{line.label}, {x_name} {tick_text(x)}: {estimate(y)}"
             parts.append(dot(frame.x(x), frame.y(y.mean), title, line.color))
     return "".join(parts)
