@@ -128,9 +128,11 @@ def draw_lines(
     x = np.concatenate([values for line in series for values in (line.x, line.raw_x)])
     y = np.concatenate([values for line in series for values in (line.y, line.low, line.high, line.raw_y)])
     low, high = float(x.min()), float(x.max())
+    ticks: Sequence[float] = [low]
     if low == high:
         low, high = low - 1, high + 1
-    ticks = [tick for tick in nice_ticks(low, high, 6 if width > 400 else 4) if float(tick).is_integer()]
+    else:
+        ticks = [tick for tick in nice_ticks(low, high, 6 if width > 400 else 4) if float(tick).is_integer()]
     frame = frame_of(width, height, ticks, (low, high), nice_ticks(*finite_ends(y), 4 if height < 160 else 5))
     parts = [draw_axes(frame, x_label, y_label)]
     for line in series:

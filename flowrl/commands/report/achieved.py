@@ -61,7 +61,8 @@ def tiles(run: RunData, held: HeldOut | None) -> str:
         cells.append(("Held-out graded credit", number(graded[-1]), change))
     start, end = _ends(run)
     if math.isfinite(end):
-        cells.append(("Training reward", number(end), f"{signed(end - start)} since the first iterations"))
+        change = f"{signed(end - start)} since the first iterations" if len(run.train) > 1 else "first iteration"
+        cells.append(("Training reward", number(end), change))
     if run.train:
         planned = run.config.get("num_iterations")
         done = int(run.train[-1]["iteration"]) + 1
