@@ -14,7 +14,6 @@ All chance is drawn from counters of the seed: the same pairs and settings give 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -77,7 +76,7 @@ class HeadConfig:
     weight_decay: float = 0.1
     """Decoupled, of AdamW; features are many and pairs often few."""
     batch_size: int = 256
-    """Pairs an update."""
+    """Pairs per update."""
     epochs: int = 200
     """Passes over the pairs, at most."""
     patience: int = 20
@@ -117,15 +116,6 @@ def head_config(overrides: Sequence[str]) -> HeadConfig:
     return build_settings(HeadConfig, overrides, command="reward train")
 
 
-def train(parsed: argparse.Namespace) -> int:
-    """`flowrl reward train`: as `flowrl.commands.reward.arguments.add_train` parses; returns 0."""
-    config = head_config(parsed.overrides)
-    report = train_head(parsed.pairs, config)
-    print(summary(report))
-    print(f"wrote {config.out}; in a configuration: {{name: preference_head, options: {{model: {config.out}}}}}")
-    return 0
-
-
 def train_head(pairs: Path, config: HeadConfig) -> dict[str, Any]:
     """Trains a head and writes its folder; returns what report.json holds.
 
@@ -135,7 +125,7 @@ def train_head(pairs: Path, config: HeadConfig) -> dict[str, Any]:
     out, start = Path(config.out), time.monotonic()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"out={out} is there already and will not be overwritten: give another out=FOLDER.")
-    check_backbone(config.backbone, config.model, config.image_size, owner="reward train")
+    check_backbone(config.backbone, config.model, config.image_size)
     rows = read_pairs(pairs)
     split = split_pairs(rows, config.held_out, seed=config.seed)
     device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -21,7 +21,7 @@ from flowrl.progress import progress
 from flowrl.prompts.loading import EvalItem, Prompt, load_sources, spread
 from flowrl.randomness import counter_seed, sample_normals
 from flowrl.rewards.compose import WeightedSum
-from flowrl.samplers import KERNELS, rollout
+from flowrl.samplers import ode_rollout
 from flowrl.training.evaluation_rows import Row, summary
 from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
@@ -36,8 +36,7 @@ def generate(
     the ODE sampler. The noise may lie on any device."""
     x = x.to(device_of(pipeline))
     velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), guidance_scale)
-    done = rollout(velocity, x, schedule, KERNELS["ode"], lambda step: x, stochastic=())
-    return pipeline.decode(done.final)
+    return pipeline.decode(ode_rollout(velocity, x, schedule))
 
 
 def evaluate(

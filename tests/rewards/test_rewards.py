@@ -2,65 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import math
 import sys
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from reward_inputs import assert_pointwise, inputs_of, jpeg_length, random_images, select
 from torch import Tensor
 
-from flowrl.benchmarks.geneval.rules import Detection
+from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.rewards import (
-    Reward,
     RewardInputs,
     build_reward,
     to_uint8,
 )
-from flowrl.rewards.geneval import geneval_reward
-from flowrl.rewards.networks.detectors import JUDGES, FunctionJudge
+from flowrl.rewards.geneval import Geneval
+from flowrl.rewards.networks.detectors import DETECTORS, FunctionDetector
 from flowrl.rewards.outputs import check_output
-
-
-def inputs_of(
-    images: Tensor, prompts: list[str] | None = None, metadata: list[dict[str, Any]] | None = None
-) -> RewardInputs:
-    batch = len(images)
-    return RewardInputs(
-        prompts=prompts or [f"image {i}" for i in range(batch)],
-        images=images,
-        metadata=metadata or [{} for _ in range(batch)],
-        group_ids=torch.arange(batch) // 2,
-        sample_ids=torch.arange(batch),
-    )
-
-
-def random_images(batch: int = 4, size: int = 16) -> Tensor:
-    return torch.rand(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
-
-
-def select(inputs: RewardInputs, items: list[int]) -> RewardInputs:
-    return RewardInputs(
-        prompts=[inputs.prompts[i] for i in items],
-        images=inputs.images[items],
-        metadata=[inputs.metadata[i] for i in items],
-        group_ids=inputs.group_ids[items],
-        sample_ids=inputs.sample_ids[items],
-    )
-
-
-def assert_pointwise(reward: Reward, inputs: RewardInputs, *, atol: float = 0.0) -> None:
-    """The value of an item depends on that item alone: any order and any batch give the same."""
-    whole = check_output(reward(inputs), len(inputs), reward.name)
-    order = list(reversed(range(len(inputs))))
-    torch.testing.assert_close(reward(select(inputs, order)).values, whole.values[order], rtol=0, atol=atol)
-    for i in range(len(inputs)):
-        torch.testing.assert_close(reward(select(inputs, [i])).values, whole.values[i : i + 1], rtol=0, atol=atol)
-    assert len(set(whole.values.tolist())) > 1, "values that do not differ could not show a mix-up"
 
 
 def test_to_uint8_rounds_clips_and_puts_channels_last() -> None:
@@ -100,13 +62,6 @@ def test_inputs_check_their_fields() -> None:
             group_ids=good.group_ids,
             sample_ids=good.sample_ids.float(),
         )
-
-
-def jpeg_length(image: Tensor) -> int:
-    pixels = (image * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "JPEG", quality=95)
-    return len(stream.getvalue())
 
 
 def test_jpeg_values_are_exact_multiples_of_the_file_length() -> None:
@@ -162,7 +117,7 @@ def seen_in(image: np.ndarray) -> list[Detection]:
     return found + bear + [Detection("dog", box=box, score=0.8) for _ in range(dogs)]
 
 
-def fake_judge(calls: list[Detection] | None = None) -> FunctionJudge:
+def fake_judge(calls: list[Detection] | None = None) -> FunctionDetector:
     """Every car is pink where the second pixel is bright, else red; `calls` records what was asked."""
 
     def color(image: np.ndarray, detection: Detection) -> str:
@@ -170,7 +125,13 @@ def fake_judge(calls: list[Detection] | None = None) -> FunctionJudge:
             calls.append(detection)
         return "pink" if image[0, 1, 0] > 128 else "red"
 
-    return FunctionJudge(detect_one=seen_in, color=color, version="fake-1")
+    return FunctionDetector(detect_one=seen_in, color=color, version="fake-1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeOptions:
+    def build(self, device: torch.device) -> FunctionDetector:
+        return fake_judge()
 
 
 def scenes(*cells: tuple[int, int, int, bool]) -> Tensor:
@@ -195,7 +156,7 @@ OFFICIAL = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
 
 @pytest.mark.parametrize(("credit", "values"), [("graded", GRADED), ("strict", STRICT), ("official", OFFICIAL)])
 def test_geneval_credits(credit: Any, values: list[float]) -> None:
-    output = geneval_reward(fake_judge(), credit=credit)(geneval_inputs())
+    output = Geneval(credit=credit).on(fake_judge())(geneval_inputs())
     assert output.values.tolist() == values
     assert {key: part.tolist() for key, part in output.parts.items()} == {
         "graded": GRADED,
@@ -206,14 +167,14 @@ def test_geneval_credits(credit: Any, values: list[float]) -> None:
 
 
 def test_geneval_clip_and_quirk() -> None:
-    output = geneval_reward(fake_judge(), clip_min=0.0, reference_position_quirk=False)(geneval_inputs())
+    output = Geneval(clip_min=0.0, reference_position_quirk=False).on(fake_judge())(geneval_inputs())
     assert output.values.tolist() == pytest.approx([1.0, 0.5, 0.0, 0.5, 2 / 3, 1.0])
     assert output.parts["graded"][2] == -0.5
 
 
 def test_geneval_is_pointwise_and_asks_for_each_color_once() -> None:
     calls: list[Detection] = []
-    reward = geneval_reward(fake_judge(calls))
+    reward = Geneval().on(fake_judge(calls))
     assert_pointwise(reward, geneval_inputs())
     calls.clear()
     reward(select(geneval_inputs(), [0, 1]))
@@ -222,9 +183,9 @@ def test_geneval_is_pointwise_and_asks_for_each_color_once() -> None:
 
 def test_geneval_builds_its_judge_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("judges_for_this_test")
-    vars(module)["make"] = lambda *, device: fake_judge()
+    vars(module)["Fake"] = FakeOptions
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(JUDGES, "fake", f"{module.__name__}:make")
+    monkeypatch.setitem(DETECTORS, "fake", f"{module.__name__}:Fake")
     reward = build_reward("geneval", options={"judge": "fake", "credit": "strict", "clip_min": None})
     assert reward(geneval_inputs()).values.tolist() == STRICT
     assert "fake-1" in reward.version
@@ -239,11 +200,11 @@ def test_geneval_items_without_a_readable_record_are_invalid_and_leave_the_other
     records[2] = {"tag": "cats", "include": PINK_CAR["include"]}
     records[4] = {"tag": "counting", "include": [{"class": "dog", "count": "two"}]}
     inputs = inputs_of(inputs.images, inputs.prompts, records)
-    output = check_output(geneval_reward(fake_judge(), clip_min=0.0)(inputs), 6, "geneval")
+    output = check_output(Geneval(clip_min=0.0).on(fake_judge())(inputs), 6, "geneval")
     assert output.valid.tolist() == [False, True, False, True, False, True]
     assert output.values[output.valid].tolist() == [0.5, 0.5, 1.0]
     assert output.errors == {"missing_field": 3}
     assert output.parts["official"].isnan().tolist() == (~output.valid).tolist()
-    nothing = geneval_reward(fake_judge())(inputs_of(random_images(2)))
+    nothing = Geneval().on(fake_judge())(inputs_of(random_images(2)))
     assert bool(nothing.values.isnan().all())
     assert nothing.errors == {"missing_field": 2}

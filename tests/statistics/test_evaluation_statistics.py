@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.benchmarks.geneval.published import published_records
-from flowrl.benchmarks.geneval.rules import TASKS
 from flowrl.statistics.bootstrap import Interval, ScoreRow, bootstrap_mean
 from flowrl.statistics.paired import (
     best_of_prompt,

@@ -1,4 +1,4 @@
-"""GenEval's 553 prompts, drawn anew: `published_records()` gives those of the official metadata file in its order.
+"""GenEval's 553 prompts, drawn again: `published_records()` gives those of the official metadata file in its order.
 
 The file was drawn at random by Ghosh et al. 2023 (arXiv 2310.11513); the same draws from the same generator give the
 same bytes, so nothing has to be copied or downloaded.
@@ -7,7 +7,7 @@ same bytes, so nothing has to be copied or downloaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,7 @@ from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS, TASKS
 
 GenEvalRecord = dict[str, Any]
 
-PUBLISHED_SEED, PUBLISHED_DRAWS = 43, 100
-PUBLISHED_SHA256 = "5c48e0813e812e3c373fa5c8ed07a8f0a483be30272b4427b0559c8048e67c13"
-"""Of the official metadata file, which `metadata_text(published_records())` repeats."""
+_SEED, _DRAWS = 43, 100  # the authors'
 
 CLASSES = tuple(
     "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"
@@ -35,31 +33,16 @@ _PERSON = CLASSES.index("person")
 
 
 def published_records() -> list[GenEvalRecord]:
-    """The 553 records of the official metadata file."""
-    return draw_records(seed=PUBLISHED_SEED, num_draws=PUBLISHED_DRAWS)
+    """The 553 records of the official metadata file: every class once, then a hundred draws of each other task.
 
-
-def draw_records(*, seed: int, num_draws: int) -> list[GenEvalRecord]:
-    """Records of all six tasks from one generator: every class once, then `num_draws` draws of each other task.
-
-    Records that were drawn before are left out, so a task may end with fewer. No colour is asked of a person.
-
-    Raises:
-        ValueError: `num_draws` is negative.
+    Records that were drawn before are left out, so that tasks end with fewer. No colour is asked of a person.
     """
-    if num_draws < 0:
-        raise ValueError(f"num_draws must be at least 0, got {num_draws}: the official file has 100 of each task")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     records = [_single_object(int(i)) for i in rng.choice(len(CLASSES), size=len(CLASSES), replace=False)]
     draw: Callable[[np.random.Generator], GenEvalRecord]
     for draw in (_two_object, _counting, _colors, _position, _color_attr):
-        records += [draw(rng) for _ in range(num_draws)]
+        records += [draw(rng) for _ in range(_DRAWS)]
     return list({json.dumps(record): record for record in records}.values())
-
-
-def metadata_text(records: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a metadata file: one record a line."""
-    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 def _single_object(index: int) -> GenEvalRecord:

@@ -7,7 +7,6 @@ the mean over images (micro). Here both are given, by name, and the graded and s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -18,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from flowrl.benchmarks.geneval.detections import Detection, keep_detections
+from flowrl.benchmarks.geneval.metadata import parse_record
 from flowrl.benchmarks.geneval.published import CLASSES, published_records
-from flowrl.benchmarks.geneval.rules import Detection, graded, keep_detections, parse_record, strict, verdict
+from flowrl.benchmarks.geneval.rules import graded, strict, verdict
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.geneval_result import result_of
-from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
 from flowrl.generation.folders import ImageFile
@@ -32,11 +32,10 @@ from flowrl.generation.models import WORLD_MODELS
 from flowrl.generation.subject import Settings, Subject
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, read_prompts
-from flowrl.rewards.networks.detectors import Judge, build_judge, check_judge
+from flowrl.rewards.networks.detectors import Detector, detector_options
 from flowrl.world.scenes import SHAPES
 
 WORLD, PUBLISHED = "world", "published"
-OPTIONS = ("detector", "clip_model")
 JUDGE_BATCH = 32
 _VERSION = 1  # of the rules and of the rows in the journal
 
@@ -45,30 +44,25 @@ def check(settings: Settings) -> None:
     """Refuses what can be known to be wrong before weights load.
 
     Raises:
-        ValueError: an unknown option or judge, prompts without GenEval records, a judge that cannot see their objects.
+        ValueError: an unknown judge or option, prompts without GenEval records, a judge that cannot see their objects.
     """
-    for name in settings.options:
-        if name not in OPTIONS:
-            raise ValueError(f"--option {name}: {unknown_name('option of geneval', name, OPTIONS)}")
     records = [prompt.metadata for prompt in benchmark_prompts(settings)]
-    check_judge(judge_name(settings.judge, records), settings.options)
+    detector_options(judge_name(settings.judge, records), settings.options)
 
 
 def run(settings: Settings) -> Result:
     """Draws or reads the images of subject and base, judges them and sums up; see `flowrl.commands.eval`."""
     prompts = benchmark_prompts(settings)
     judge_key = judge_name(settings.judge, [prompt.metadata for prompt in prompts])
-    subjects = [settings.subject, *([settings.base] if settings.base is not None else [])]
     seconds: dict[str, dict[str, float]] = {}
     images = []
-    for subject in subjects:
+    for subject in settings.subjects:
         start = time.monotonic()
         images.append(images_of(settings, subject, prompts))
         seconds[subject.label] = {"drawing": round(time.monotonic() - start, 2)}
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    judge = build_judge(judge_key, device=device, options=settings.options)
+    judge = detector_options(judge_key, settings.options).build(torch.device(settings.device))
     rows = []
-    for subject, of_subject in zip(subjects, images, strict=True):
+    for subject, of_subject in zip(settings.subjects, images, strict=True):
         start = time.monotonic()
         rows.append(judge_images(of_subject, judge, subject, show=settings.show))
         seconds[subject.label]["judging"] = round(time.monotonic() - start, 2)
@@ -126,15 +120,15 @@ def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
     return given
 
 
-def judge_images(images: Sequence[ImageFile], judge: Judge, subject: Subject, *, show: bool = True) -> list[Row]:
-    """One row an image, in their order; answers of an earlier sitting are taken from the journal.
+def judge_images(images: Sequence[ImageFile], judge: Detector, subject: Subject, *, show: bool = True) -> list[Row]:
+    """One row per image, in their order; answers of an earlier run are taken from the journal.
 
     Raises:
         ValueError: an image cannot be read.
     """
     identity = {"benchmark": "geneval", "version": _VERSION, "judge": judge.version}
     with Journal(subject.folder, identity) as journal:
-        keys = [_key(image) for image in images]
+        keys = [image.key_with(json.dumps(image.record, sort_keys=True)) for image in images]
         missing = [(key, image) for key, image in zip(keys, images, strict=True) if key not in journal.rows]
         batches = [missing[first : first + JUDGE_BATCH] for first in range(0, len(missing), JUDGE_BATCH)]
         total = -(-len(images) // JUDGE_BATCH)
@@ -146,12 +140,7 @@ def judge_images(images: Sequence[ImageFile], judge: Judge, subject: Subject, *,
         return [journal.rows[key] for key in keys]
 
 
-def _key(image: ImageFile) -> str:
-    record = json.dumps(image.record, sort_keys=True)
-    return f"{image.stamp}:{hashlib.sha256(record.encode()).hexdigest()[:8]}"
-
-
-def _judged(batch: Sequence[tuple[str, ImageFile]], judge: Judge) -> list[tuple[str, Row]]:
+def _judged(batch: Sequence[tuple[str, ImageFile]], judge: Detector) -> list[tuple[str, Row]]:
     """Rows of a batch; images of one size are shown to the judge together."""
     pixels = [image.pixels() for _, image in batch]
     rows = []

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from flowrl.benchmarks.unigenbench.replies import Item, PromptFile
+from flowrl.benchmarks.unigenbench.items import Item, PromptFile
 from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.eval.unigenbench_judge import Asking, Wording
 from flowrl.generation.journal import Journal, Row
@@ -33,7 +33,7 @@ def estimate_of(
     identity: Mapping[str, Any], asking: Asking,
 ) -> Result:  # fmt: skip
     """The estimate as a result without scores."""
-    subjects = [settings.subject, *([settings.base] if settings.base is not None else [])]
+    subjects = settings.subjects
     rows: list[Row] = []
     calls = 0
     for subject in subjects:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from flowrl.commands.report.page import render
@@ -29,3 +30,13 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     with replacing(out) as stream:
         stream.write(render(run, out.parent).encode("utf-8"))
     return out
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Writes the report and says where it lies; returns 0.
+
+    Raises:
+        ValueError: the folder is not a run.
+    """
+    print(f"wrote {write_report(parsed.folder, parsed.out)}")
+    return 0

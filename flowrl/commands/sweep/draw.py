@@ -18,7 +18,8 @@ from torch import Tensor
 from flowrl.benchmarks.diversity import mean_distance
 from flowrl.commands.compare.measure import image_spread
 from flowrl.commands.sweep.settings import Setting
-from flowrl.generation.best_of import Make, candidates, draw, in_batches, prune_steps
+from flowrl.generation.best_of import candidates, prune_steps
+from flowrl.generation.drawing import Make, draw, in_batches
 from flowrl.generation.rlg import rlg_velocity
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt, spread
@@ -86,7 +87,7 @@ class Judges:
 def draw_prompts(
     model: Model, judges: Judges, settings: Sequence[Setting], prompts: Sequence[Prompt], *, samples: int, seed: int
 ) -> dict[Setting, tuple[Tensor, list[Row]]]:
-    """Images [P, K, 3, H, W] and a journal row a prompt, of one setting, or of several best-of-N at one scale.
+    """Images [P, K, 3, H, W] and a journal row per prompt, of one setting, or of several best-of-N at one scale.
 
     Best of N for several N looks at the first N of the same candidates.
     """
@@ -126,7 +127,7 @@ def start_noise(model: Model, prompts: Sequence[Prompt], *, samples: int, count:
 
 
 def judged(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images: Tensor, samples: int) -> list[Row]:
-    """A row a prompt: `values` by reward and by reward/part, K numbers each, null where failed; and `diversity`."""
+    """A row per prompt: `values` by reward and by reward/part, K numbers each, null where failed; and `diversity`."""
     owners = [prompt for prompt in prompts for _ in range(samples)]
     places = torch.arange(len(images))
     inputs = reward_inputs(
@@ -186,21 +187,14 @@ def load_features(kind: str, device: torch.device) -> Embed | None:
         network = attributes_discriminator(seed=0, device=device)
         return lambda images: network.tokens(network.pixels(list(to_uint8(images)), True))[:, 0]
     if kind == "clip":
-        from PIL import Image
-
         from flowrl.rewards.clip import DEFAULT_MODEL
-        from flowrl.rewards.networks.pretrained import clip_image, load_clip
+        from flowrl.rewards.networks.pretrained import clip_of_pixels, load_clip
 
         clip, processor = load_clip(DEFAULT_MODEL, device=device, owner="--features clip", option="--features")
-
-        def embed(images: Tensor) -> Tensor:
-            pil_images = [Image.fromarray(image) for image in to_uint8(images)]
-            pixels = processor.image_processor(pil_images, return_tensors="pt")["pixel_values"].to(device)
-            return clip_image(clip, pixels)
-
-        return embed
+        return lambda images: clip_of_pixels(clip, processor, list(to_uint8(images)))
     if kind == "dinov2":
-        from flowrl.rewards.networks.discriminators import DINOV2_MODEL, dinov2_discriminator
+        from flowrl.rewards.networks.dinov2 import DINOV2_MODEL
+        from flowrl.rewards.networks.discriminators import dinov2_discriminator
 
         dino = dinov2_discriminator(
             model=DINOV2_MODEL, revision=None, image_size=224, seed=0, device=device, published=False

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.geneval.rules import TASKS
+from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.config.train import TrainConfig
 from flowrl.files import write_atomically
 from flowrl.statistics.bootstrap import (
