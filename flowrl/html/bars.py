@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flowrl.html.charts import WIDE, dot, ends_of, interval_text, legend, nice_ticks, responsive, svg, tick_text
-from flowrl.html.markup import bounds, duration, esc, number, signed
+from flowrl.html.charts import WIDE, dot, ends_of, legend, nice_ticks, responsive, svg, tick_text
+from flowrl.html.markup import duration, esc, estimate
 from flowrl.statistics.bootstrap import Interval
 
 
@@ -67,14 +67,12 @@ def forest(
                 if mark.interval.known:
                     ends = f"M{x(mark.interval.low):.1f} {place[1]:.1f}H{x(mark.interval.high):.1f}"
                     parts.append(f'<path class="whisker c{mark.color}" d="{ends}"/>')
-                said = (signed if sign else number)(mark.interval.mean)
-                title = (
-                    f"{name}{f' {mark.label}' if mark.label else ''}: {said}{interval_text(mark.interval, sign=sign)}"
-                )
+                said = estimate(mark.interval, sign=sign)
+                title = f"{name}{f' {mark.label}' if mark.label else ''}: {said}"
                 parts.append(dot(*place, title, mark.color, mark.shape))
                 if words and width > 400 and len(marks) == 1:
-                    said += f" ({bounds(mark.interval, sign=sign)})" if mark.interval.known else ""
-                    parts.append(f'<text class="label" x="{width - right + 12}" y="{y + 4:.1f}">{said}</text>')
+                    beside = said.replace("95 % ", "")
+                    parts.append(f'<text class="label" x="{width - right + 12}" y="{y + 4:.1f}">{beside}</text>')
         middle = (left + width - right) / 2
         parts.append(f'<text class="label mid" x="{middle:.1f}" y="{bottom + 36}">{esc(x_label)}</text>')
         return svg(width, bottom + 42, description, "".join(parts))

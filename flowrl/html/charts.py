@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float
 
-from flowrl.html.markup import MINUS, bounds, esc, number
+from flowrl.html.markup import MINUS, esc, estimate, number
 from flowrl.statistics.bootstrap import Interval
 
 WIDE, WIDER, NARROW = 540, 720, 330  # drawing widths in CSS pixels: half a page, a single card, a phone
@@ -128,9 +128,11 @@ def draw_lines(
     x = np.concatenate([values for line in series for values in (line.x, line.raw_x)])
     y = np.concatenate([values for line in series for values in (line.y, line.low, line.high, line.raw_y)])
     low, high = float(x.min()), float(x.max())
+    ticks: Sequence[float] = [low]
     if low == high:
         low, high = low - 1, high + 1
-    ticks = [tick for tick in nice_ticks(low, high, 6 if width > 400 else 4) if float(tick).is_integer()]
+    else:
+        ticks = [tick for tick in nice_ticks(low, high, 6 if width > 400 else 4) if float(tick).is_integer()]
     frame = frame_of(width, height, ticks, (low, high), nice_ticks(*finite_ends(y), 4 if height < 160 else 5))
     parts = [draw_axes(frame, x_label, y_label)]
     for line in series:
@@ -163,11 +165,6 @@ def dot(x: float, y: float, title: str, color: int, shape: str = "dot") -> str:
     """A dot, ring or small faint dot at a place of the drawing."""
     end = f"><title>{esc(title)}</title></circle>" if title else "/>"
     return f'<circle class="{shape} c{color}" cx="{x:.1f}" cy="{y:.1f}" r="{2.5 if shape == "raw" else 5}"{end}'
-
-
-def interval_text(interval: Interval, *, sign: bool = False) -> str:
-    """ " (95 % 0.21 to 0.34)"; nothing where the bounds are unknown."""
-    return f" (95 % {bounds(interval, sign=sign)})" if interval.known else ""
 
 
 def ends_of(intervals: Iterable[Interval], *more: float) -> tuple[float, float]:
@@ -246,6 +243,6 @@ def _line(frame: Frame, line: Series, x_name: str) -> str:
             if y.known:
                 up = f"M{frame.x(x):.1f} {frame.y(y.low):.1f}V{frame.y(y.high):.1f}"
                 parts.append(f'<path class="whisker c{line.color}" d="{up}"/>')
-            title = f"{line.label}, {x_name} {tick_text(x)}: {number(y.mean)}{interval_text(y)}"
+            title = f"{line.label}, {x_name} {tick_text(x)}: {estimate(y)}"
             parts.append(dot(frame.x(x), frame.y(y.mean), title, line.color))
     return "".join(parts)

@@ -39,6 +39,12 @@ def bounds(interval: Interval, *, sign: bool = False) -> str:
     return f"{write(interval.low)} to {write(interval.high)}"
 
 
+def estimate(interval: Interval, *, sign: bool = False) -> str:
+    """A mean with its bounds, as "0.27 (95 % 0.21 to 0.34)"; the mean alone where they are unknown."""
+    mean = (signed if sign else number)(interval.mean)
+    return f"{mean} (95 % {bounds(interval, sign=sign)})" if interval.known else mean
+
+
 def duration(seconds: float) -> str:
     """Seconds as "41 s", "12 min 5 s" or "3 h 20 min"."""
     if not math.isfinite(seconds):

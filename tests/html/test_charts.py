@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flowrl.html.bars import Mark, forest, forest_of_two, stacked_bar
-from flowrl.html.charts import MAX_POINTS, nice_ticks, smooth, thin
+from flowrl.html.charts import MAX_POINTS, Series, line_chart, nice_ticks, smooth, thin
 from flowrl.html.dots import Point, log_ticks, scatter
 from flowrl.statistics.bootstrap import Interval, point
 
@@ -49,6 +49,13 @@ def test_smoothing_keeps_constants_and_averages_noise() -> None:
     assert float(np.abs(line / error).mean()) == pytest.approx(np.sqrt(2 / np.pi), rel=0.25)
     assert len(thin(np.arange(1000.0))) == MAX_POINTS
     np.testing.assert_allclose(thin(np.arange(2.0 * MAX_POINTS)), np.arange(MAX_POINTS) * 2 + 0.5)
+
+
+def test_a_single_iteration_is_the_only_tick() -> None:
+    series = Series(label="reward", x=np.zeros(1), y=np.ones(1))
+    html = line_chart([series], x_label="iteration", y_label="reward", description="")
+    assert texts(html)[-3:] == ["0", "iteration", "reward"]
+    assert "\u22121" not in texts(html)
 
 
 @pytest.mark.parametrize(

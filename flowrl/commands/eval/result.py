@@ -12,7 +12,7 @@ from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.eval.page import render
 from flowrl.files import plain, write_atomically
 from flowrl.generation.subject import Settings
-from flowrl.html.markup import bounds, number, signed
+from flowrl.html.markup import bounds, estimate, number, signed
 from flowrl.statistics.paired import over_runs
 
 
@@ -77,7 +77,7 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
     single = [(label, number(result.metrics[kept[0]])) for label, result in zip(labels, results, strict=True)]
     first = kept[0]
     return Result(
-        headline=f"{short[first]} {number(means[first].mean)} (95 % {bounds(means[first])}), mean of "
+        headline=f"{short[first]} {estimate(means[first])}, mean of "
         f"{len(results)} models.",
         rows=(),
         metrics={name: interval.mean for name, interval in means.items()},

@@ -11,7 +11,7 @@ from flowrl.commands.report.run_data import RunData, column, keys_below
 from flowrl.html import markup
 from flowrl.html.bars import forest_of_two
 from flowrl.html.charts import Series, legend, line_chart, smooth, smoothed, thin
-from flowrl.html.markup import DASH, bounds, card, duration, esc, number, plural, section, signed, table
+from flowrl.html.markup import DASH, bounds, card, duration, esc, estimate, number, plural, section, signed, table
 from flowrl.statistics.bootstrap import Interval
 from flowrl.training.evaluation_rows import GENEVAL, REWARD
 
@@ -28,22 +28,17 @@ def summary(run: RunData, held: HeldOut | None) -> str:
     """What the run did to the held-out score, in one sentence with its numbers."""
     if held is None:
         return f'<p class="summary">{_training_only(run)}</p>'
-    before = f"{number(held.before.mean)} (95 % {bounds(held.before)})"
+    text = f"The held-out {esc(held.label)} "
     if held.after is None:
         when = "before training" if held.first == 0 else f"after {plural(held.first, 'iteration')}"
-        text = f"The held-out {esc(held.label)} was {before} {when}; there is no later evaluation yet."
+        text += f"was {estimate(held.before)} {when}; there is no later evaluation yet."
         return f'<p class="summary">{text}</p>'
-    text = (
-        f"The held-out {esc(held.label)} went from {before} to {number(held.after.mean)} "
-        f"(95 % {bounds(held.after)}) in {plural(held.last - held.first, 'iteration')}. "
-    )
+    steps = plural(held.last - held.first, "iteration")
+    text += f"went from {estimate(held.before)} to {estimate(held.after)} in {steps}. "
     if held.difference is None:
         text += f"The change of {signed(held.change)} is {EXPLAINED['not testable']}."
         return f'<p class="summary">{text}</p>'
-    text += (
-        f"The paired difference is {signed(held.difference.mean)} (95 % {bounds(held.difference, sign=True)}), "
-        f"{EXPLAINED[conclusion(held)]}."
-    )
+    text += f"The paired difference is {estimate(held.difference, sign=True)}, {EXPLAINED[conclusion(held)]}."
     scope = f"{plural(held.num_pairs, run.sample_word)} of the same prompts and seeds were compared"
     if held.num_unpaired:
         scope += f"; {plural(held.num_unpaired, run.sample_word)} without a verdict or a partner were left out"
@@ -66,7 +61,8 @@ def tiles(run: RunData, held: HeldOut | None) -> str:
         cells.append(("Held-out graded credit", number(graded[-1]), change))
     start, end = _ends(run)
     if math.isfinite(end):
-        cells.append(("Training reward", number(end), f"{signed(end - start)} since the first iterations"))
+        change = f"{signed(end - start)} since the first iterations" if len(run.train) > 1 else "first iteration"
+        cells.append(("Training reward", number(end), change))
     if run.train:
         planned = run.config.get("num_iterations")
         done = int(run.train[-1]["iteration"]) + 1
@@ -175,18 +171,24 @@ def _training_figure(run: RunData) -> str:
 def _held_out_figure(run: RunData, held: HeldOut | None) -> str:
     if held is None:
         return ""
-    rows = [row for row in run.evaluations if column([row], held.metric)[0].size]
-    x, y = column(rows, held.metric)
-    low = np.array([_number(row.get(f"{held.metric}_low")) for row in rows])
-    high = np.array([_number(row.get(f"{held.metric}_high")) for row in rows])
-    series = [Series(label=held.label, x=x, y=y, low=low, high=high, markers=True)]
-    key = [(held.label, 1, "line"), *([("95 % interval", 1, "band")] if np.isfinite(low).any() else [])]
+    curve = _evaluated(run, held.metric, held.label, color=1)
+    series, y = [curve], curve.y
+    key = [(held.label, 1, "line"), *([("95 % interval", 1, "band")] if np.isfinite(curve.low).any() else [])]
     graded_x, graded = column(run.evaluations, GRADED)
     if len(graded):
         series.append(Series(label="graded credit", x=graded_x, y=graded, color=2, dashed=True, markers=True))
         key.append(("graded credit", 2, "dash"))
     text = f"Held-out {held.label} at {plural(len(y), 'evaluation')}, from {number(y[0])} to {number(y[-1])}"
     return _figure("Held-out evaluation", series, "score", text, key)
+
+
+def _evaluated(run: RunData, metric: str, label: str, *, color: int) -> Series:
+    """A metric of the evaluations with its bounds, NaN where they were not logged."""
+    x, y = column(run.evaluations, metric)
+    rows = [row for row in run.evaluations if column([row], metric)[0].size]
+    logged = ([row.get(f"{metric}_{end}") for row in rows] for end in ("low", "high"))
+    low, high = (np.array([math.nan if value is None else value for value in ends], np.float64) for ends in logged)
+    return Series(label=label, x=x, y=y, low=low, high=high, color=color, markers=True)
 
 
 def _other_rewards(run: RunData, held: HeldOut | None) -> list[str]:
@@ -208,19 +210,10 @@ def _reward_figure(run: RunData, key: str) -> str:
         return ""
     name = key.split("reward/", 1)[1]
     title = f"{'Held-out' if held else 'Training'} reward: {name}"
-    if held:
-        rows = [row for row in run.evaluations if row.get(key) is not None]
-        low, high = (np.array([_number(row.get(f"{key}_{end}")) for row in rows]) for end in ("low", "high"))
-        series = Series(label=name, x=x, y=y, low=low, high=high, color=3, markers=True)
-    else:
-        series = smoothed(name, x, y, color=3)
+    series = _evaluated(run, key, name, color=3) if held else smoothed(name, x, y, color=3)
     return _figure(title, [series], "reward", f"{title}, from {number(y[0])} to {number(y[-1])}", [])
 
 
 def _figure(title: str, series: list[Series], y_label: str, text: str, key: list[tuple[str, int, str]]) -> str:
     chart = line_chart(series, x_label="iteration", y_label=y_label, description=text)
     return card(chart, title=esc(title), below=legend(key))
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan

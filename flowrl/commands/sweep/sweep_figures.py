@@ -7,10 +7,10 @@ from pathlib import Path
 
 from flowrl.commands.sweep.result import Results, SettingResult
 from flowrl.commands.sweep.settings import Setting
-from flowrl.html.charts import interval_text, legend, tick_text
+from flowrl.html.charts import legend, tick_text
 from flowrl.html.dots import Point, scatter
 from flowrl.html.embedded_images import image_element, image_table
-from flowrl.html.markup import number
+from flowrl.html.markup import estimate
 from flowrl.statistics.bootstrap import Interval, point
 
 COLORS = {"rlg": 1, "best_of": 2, "prune": 3, "run": 4}
@@ -60,7 +60,7 @@ def _point(one: SettingResult, x: Interval, name: str, *, line: str, label: str 
         x=x, y=value, label=short(setting) if label is None else label, color=COLORS[setting.kind],
         shape="ring" if setting.kind == "run" else "dot",
         line=None if setting.kind != line else setting.scale if line == "best_of" else line,
-        title=f"{setting.label}: {name} {number(value.mean)}{interval_text(value)}, {one.evaluations} evaluations",
+        title=f"{setting.label}: {name} {estimate(value)}, {one.evaluations} evaluations",
     )  # fmt: skip
 
 
