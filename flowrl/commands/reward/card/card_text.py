@@ -90,14 +90,14 @@ def _repeats(card: Card) -> Verdict:
         times = repeats_for(reliability)
         words += (
             f" The mean of {times:.0f} values would be 90 % signal." if 1 < times < 100
-            else " No affordable number of repeats would mend that." if times > 1 else ""
+            else " No affordable number of repeats would fix that." if times > 1 else ""
         )  # fmt: skip
     return Verdict(aspect="repeatability", grade=_grade(-reliability, -RELIABLE, -USABLE), words=words)
 
 
 def worst_change(card: Card) -> str | None:
     """The change that harms the order of a prompt's images most; mirroring, which may change what an image shows,
-    is no candidate.
+    is not a candidate.
     """
     found = {name: row.rank.mean for name, row in card.perturbed.items() if name != "flip"}
     known = {name: rank for name, rank in found.items() if math.isfinite(rank)}
@@ -175,7 +175,7 @@ def overall(found: Sequence[Verdict]) -> str:
     poor = [verdict.aspect for verdict in found if verdict.grade == "poor"]
     fair = [verdict.aspect for verdict in found if verdict.grade == "fair"]
     if poor:
-        return f"Poor in {_listed(poor)}: mend that before training on it."
+        return f"Poor in {_listed(poor)}: fix that before training on it."
     if fair:
         return f"Usable; watch {_listed(fair)}."
     judged = [verdict.aspect for verdict in found if verdict.grade == "good"]
