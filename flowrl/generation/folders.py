@@ -59,7 +59,7 @@ class ImageFile:
                 return np.asarray(image.convert("RGB"))
         except (OSError, SyntaxError) as error:  # Pillow reports some broken PNG files as SyntaxError
             raise ValueError(
-                f"{self.path} is no whole image ({error}): draw it again, or fetch the folder once more."
+                f"{self.path} is not a whole image ({error}): draw it again, or fetch the folder once more."
             ) from error
 
 
@@ -156,4 +156,4 @@ def read_drawn(folder: Path) -> dict[str, Any] | None:
         drawn: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return drawn
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}): delete the folder and draw it again.") from error
+        raise ValueError(f"{path} is not JSON ({error}): delete the folder and draw it again.") from error

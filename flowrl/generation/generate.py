@@ -28,7 +28,7 @@ from flowrl.training.heldout import generate
 from flowrl.training.prompting import encode_all
 
 ENCODED_FIRST = 2000
-"""Up to so many prompts are embedded before the first image; embeddings of more would fill the host's memory."""
+"""Up to this many prompts are embedded before the first image; embeddings of more would fill the host's memory."""
 
 T = TypeVar("T")
 Item = tuple[int, int]  # number of the prompt, number of the sample

@@ -1,4 +1,4 @@
-"""A journal of answers: a JSON object a line, written as they come, read again by the next sitting."""
+"""A journal of answers: one JSON object per line, written as they come, read again by the next run."""
 
 from __future__ import annotations
 

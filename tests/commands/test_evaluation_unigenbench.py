@@ -268,7 +268,7 @@ def test_a_judge_that_answers_nothing_is_an_error_and_nothing_is_lost(
         return met_if_even(question) if asked <= 2 else Answer(error="connection")
 
     judged_by(monkeypatch, dies)
-    with pytest.raises(ValueError, match="the same command goes on"):
+    with pytest.raises(ValueError, match="the same command resumes"):
         run(settings(tmp_path / "out", prompts, images))
     judge = judged_by(monkeypatch, met_if_even)
     result = run(settings(tmp_path / "out", prompts, images))

@@ -73,7 +73,7 @@ def test_an_own_folder_that_lacks_prompts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prompt 00000 has 2 images"):
         read_folder(folder)
     (folder / DRAWN).write_text('{"num_')
-    with pytest.raises(ValueError, match="no JSON"):
+    with pytest.raises(ValueError, match="not JSON"):
         read_folder(folder)
 
 
@@ -107,5 +107,5 @@ def test_an_image_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a")
     path = folder / "00001" / "samples" / "00000.png"
     path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(ValueError, match="is no whole image"):
+    with pytest.raises(ValueError, match="is not a whole image"):
         read_folder(folder)[2].pixels()

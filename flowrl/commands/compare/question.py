@@ -195,7 +195,7 @@ def _joined(asked: Question, given: Question) -> Question:
     if differences:
         raise ValueError(
             f"the folder holds another comparison: {'; '.join(differences)}. Methods and seeds may be added, nothing "
-            "else: give --out another folder, or no configurations at all to go on with what it holds"
+            "else: give --out another folder, or no configurations at all to continue with what it holds"
         )
     methods, settings = {**asked.methods, **given.methods}, {**asked.settings, **given.settings}
     return replace(given, methods=methods, settings=settings)

@@ -1,7 +1,7 @@
 """Trains the runs of a comparison side by side: ordinary `flowrl train` processes, watched until all have ended.
 
-The run folders are the truth: `summary.json` marks a finished run, `config.yaml` one that can go on. The journal only
-notes what happened. A lock that the trainings inherit keeps two comparisons out of one folder, also after a crash.
+The run folders are the truth: `summary.json` marks a finished run, `config.yaml` one that can be continued. The journal
+only notes what happened. A lock that the trainings inherit keeps two comparisons out of one folder, also after a crash.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Comparison:
 
     @contextmanager
     def _watching_interrupts(self) -> Iterator[None]:
-        """Inside, Ctrl-C (or SIGTERM, SIGHUP) goes on to the trainings: once ends them after their iteration."""
+        """Inside, Ctrl-C (or SIGTERM, SIGHUP) is passed to the trainings: once ends them after their iteration."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             self.interrupts += 1

@@ -7,7 +7,7 @@ A benchmark is a module with two functions, entered in `BENCHMARKS`:
 
 `run` takes images from `flowrl.generation.generate`: `images_of(settings, subject, prompts)` draws what is missing
 (nothing where the subject is a folder of images) and returns them in order. It keeps a journal of verdicts in
-`subject.folder`, so that the same command goes on where it was stopped; `flowrl.generation.journal` has one. It writes
+`subject.folder`, so that the same command resumes where it stopped; `flowrl.generation.journal` has one. It writes
 no page and prints no table: the command does, from the `Result`.
 
     out/result.json  out/page.html            written by the command

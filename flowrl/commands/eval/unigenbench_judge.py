@@ -33,7 +33,7 @@ from flowrl.rewards.judges.asking import UNPARSED, ask_all
 from flowrl.rewards.judges.chat import Answer, Chat, Question
 from flowrl.rewards.judges.templates import Template, load_template
 
-AT_ONCE = 64  # questions asked together; so many answers at most are lost when a sitting is cut short
+AT_ONCE = 64  # questions asked together; at most that many answers are lost when a run is cut short
 MANY = 8  # questions that all failed, after others were answered: the judge is gone
 READABLE_ERRORS = (None, "truncated")  # the judge answered, if not to the end
 KEPT_ERRORS = (*READABLE_ERRORS, UNPARSED)
@@ -136,7 +136,7 @@ def ask_images(
     A row holds `output` (the last reply), `attempts`, `error` (None, or why there are no scores), `tokens` and
     `seconds` (its share of the time). An answer that cannot be read is asked for again, with another seed, up to
     `attempts` times. Then it is kept as failed, and so is one that was cut off; an image whose server failed is not
-    kept: the next sitting asks for it.
+    kept: the next run asks for it.
 
     Raises:
         ValueError: the judge answers nothing at all: it is not there, or refuses. What it said before is kept.

@@ -1,4 +1,4 @@
-"""What stands in the way of a run: settings that cannot work, and things that are merely not here yet."""
+"""What stands in the way of a run: settings that cannot work, and things still missing on this machine."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def _found_late(config: TrainConfig, module: Any, processes: int) -> Iterator[st
         if share % config.group_size and (reward.name in _WHOLE_GROUPS or reward.gate is not None):
             why = "has a gate, which looks at" if reward.gate is not None else "compares"
             yield (
-                f"{key} ({reward.name or reward.function}) {why} the images of a group, but {share} images a process "
-                f"are no whole groups of {config.group_size}: make prompts_per_step a multiple of the {processes} "
+                f"{key} ({reward.name or reward.function}) {why} the images of a group, but {share} images per process "
+                f"are not whole groups of {config.group_size}: make prompts_per_step a multiple of the {processes} "
                 "processes"
             )
         if reward.name in _OF_VIDEOS and getattr(drawn, "fps", 0) is None:
@@ -116,7 +116,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 @contextmanager
 def _world(processes: int) -> Iterator[None]:
-    """Inside, checks see so many processes."""
+    """Inside, checks see this number of processes."""
     before = os.environ.get("WORLD_SIZE")
     os.environ["WORLD_SIZE"] = str(processes)
     try:

@@ -43,7 +43,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Runs a sweep, or continues one.
 
     Returns:
-        0, or 130 where it was stopped; the same command then goes on.
+        0, or 130 where it was stopped; the same command then resumes.
 
     Raises:
         ValueError: says what was given, what is allowed and what to change; nothing was overwritten.

@@ -49,7 +49,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def as_csv(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
-    """A line an image: file, prompt, each reward, each part as `reward/part`, and errors; empty where it failed."""
+    """One line per image: file, prompt, each reward, each part as `reward/part`, and errors; empty where it failed."""
     columns = {
         name: numbers
         for key, scores in found.items()
@@ -66,7 +66,7 @@ def as_csv(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
 
 
 def as_jsonl(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
-    """An object an image: file, prompt, values by reward, parts by reward, error by reward; null where it failed."""
+    """One object per image: file, prompt, values by reward, parts by reward, error by reward; null where it failed."""
     lines = []
     for place, item in enumerate(items):
         lines.append(json.dumps({
