@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flowrl.config.train import resolve_path
 from flowrl.pipelines.common import quiet_libraries
-from flowrl.pipelines.sd import load
+from flowrl.pipelines.sd import FAMILY
 from flowrl.pretrain.make_sd3 import scene_batch
 from flowrl.pretrain.making import (
     Course,
@@ -150,7 +150,7 @@ def main(config: Sd15Config) -> Path:
     folder = write_asset(pipe, out / "tiny-sd15", "")
     return describe(
         folder, _README, config, seconds,
-        pipeline=load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT),
+        pipeline=FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT),
         prompts="asset:prompts/world_heldout.jsonl", count=HELD_OUT_IMAGES,
         reward=build_reward("geneval", options={"credit": "official"}), num_steps=NUM_STEPS,
         guidance_scale=GUIDANCE_SCALE,

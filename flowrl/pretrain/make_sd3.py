@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from flowrl.benchmarks.geneval.rules import TASKS, verdict
 from flowrl.pipelines.common import quiet_libraries
-from flowrl.pipelines.sd3 import load
+from flowrl.pipelines.sd3 import FAMILY
 from flowrl.pretrain.making import Course, batch_of, noised, save_atomically, train_network, write_asset
 from flowrl.pretrain.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_tiny_sd3
 from flowrl.progress import progress
@@ -196,7 +196,7 @@ def readme(rows: Sequence[ScoreRow], config: PretrainConfig, seconds: float) -> 
 
 def held_out_rows(folder: Path) -> list[ScoreRow]:
     """GenEval verdicts of a pipeline folder on the held-out list at the default sampling settings."""
-    pipeline = load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, vae_slice=24)
+    pipeline = FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, vae_slice=24)
     schedule = pipeline.schedule(NUM_STEPS, "diffusers")
     items = eval_items([Prompt(text=record["prompt"], metadata=record) for record in eval_records()])
     rows = []

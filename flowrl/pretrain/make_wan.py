@@ -23,7 +23,7 @@ from diffusers import WanPipeline
 from torch import Tensor, nn
 
 from flowrl.pipelines.common import quiet_libraries
-from flowrl.pipelines.wan import load
+from flowrl.pipelines.wan import FAMILY
 from flowrl.pretrain.making import Course, batch_of, describe, noised, save_atomically, train_network, write_asset
 from flowrl.pretrain.tiny_families import build_tiny_wan
 from flowrl.pretrain.tiny_sd3 import CONTEXT
@@ -232,7 +232,7 @@ def main(config: WanConfig) -> Path:
         lambda n: pipe.save_pretrained(out / f"pipeline-{n:05d}"),
     )
     folder = write_asset(pipe, out / "tiny-wan", "")
-    pipeline = load(
+    pipeline = FAMILY.load(
         str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64, num_frames=FRAMES, fps=FPS
     )
     return describe(

@@ -9,7 +9,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
+from flowrl.pipelines import ModelFamily
 from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.published import checkpoints
 from flowrl.randomness import counter_normal
 from flowrl.samplers import KERNELS, gaussian_log_prob, rollout
 from flowrl.trajectory import Conditioning, Schedule
@@ -88,3 +90,8 @@ def check_replay(pipeline: Any, policy: Policy, cond: Conditioning, negative: Co
     found = torch.autograd.grad(loss, list(policy.parameters.values()), allow_unused=True)
     named = zip(policy.parameters, found, strict=True)
     return {name for name, gradient in named if gradient is None or not bool(gradient.abs().max() > 0)}
+
+
+def published(family: ModelFamily) -> list[str]:
+    """Hub ids of a family's published checkpoints."""
+    return [model for model, found in checkpoints().items() if found.family == family.name]

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from diffusers import CogVideoXDDIMScheduler, CogVideoXPipeline
+from flow_family import published
 from tiny_cogvideox import OPTIONS, save_tiny_cogvideox
 from torch import Tensor
 from video_family import PROMPTS, STEPS, adapted, check_ratio_is_one, sample_ode, start_noise
 
-from flowrl.pipelines import cogvideox
-from flowrl.pipelines.cogvideox import KNOWN, LORA_TARGETS, CogVideoX, plain_config
+from flowrl.pipelines.cards import Size
+from flowrl.pipelines.cogvideox import FAMILY, plain_config
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.samplers.flow_coordinates import alpha_bars, flow_sigma
@@ -27,18 +29,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_cogvideox(tmp_path_factory.mktemp("tiny") / "cogvideox")
 
 
-def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> CogVideoX:
-    return cogvideox.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
+def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> FamilyPipeline:
+    return FAMILY.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
 
 
 @cache
-def shared(folder: Path, dtype: torch.dtype) -> tuple[CogVideoX, Policy]:
+def shared(folder: Path, dtype: torch.dtype) -> tuple[FamilyPipeline, Policy]:
     """With a LoRA, loaded once a setting; the tests that take it leave it as it was."""
     pipeline = tiny(folder, dtype)
     return pipeline, adapted(pipeline)
 
 
-def stock_call(pipe: Any, pipeline: CogVideoX, scale: float, output: str) -> Tensor:
+def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str) -> Tensor:
     """Latents come back as ours are, [b, C, F, h, w]."""
     frames, _, height, width = pipeline.image_shape
     pipe.set_progress_bar_config(disable=True)
@@ -134,32 +136,32 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"fixed noise levels, which have no shift \(got 3\)"):
         tiny(folder).schedule(STEPS, "diffusers", 3.0)
     bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    cogvideox.check(str(bare), LORA_TARGETS)
+    FAMILY.check(str(bare), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=rf"max_sequence_length \({CONTEXT - 1}\) must be {CONTEXT} for .*bare: "):
         tiny(bare, max_sequence_length=CONTEXT - 1)  # before weights load: there are none
     for name in ("THUDM/CogVideoX-2b", "zai-org/CogVideoX-5b"):
         with pytest.raises(ValueError, match=rf"max_sequence_length \(225\) must be 226 for {name}"):
-            cogvideox.load(name, max_sequence_length=225)
-        with pytest.raises(ValueError, match=r"max_sequence_length \(225\) must be 226 for this model"):
-            cogvideox.meta_call(cogvideox.meta_denoiser(name), 480, 720, 49, 225)
+            FAMILY.load(name, max_sequence_length=225)
+        with pytest.raises(ValueError, match=rf"max_sequence_length \(225\) must be 226 for {name}"):
+            FAMILY.meta_call(name, Size(height=480, width=720, num_frames=49), 225)
     with pytest.raises(ValueError, match=r"'attn1\.to_w' matches no linear layer"):
-        cogvideox.check(str(bare), ["attn1.to_w"])
+        FAMILY.check(str(bare), ["attn1.to_w"])
     path = bare / "transformer" / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**config, "patch_size_t": 2}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"is a CogVideoX 1\.5 \(patch_size_t 2\)"):
-        cogvideox.check(str(bare), None)
+        FAMILY.check(str(bare), None)
     index = bare / "model_index.json"
     content = json.loads(index.read_text(encoding="utf-8"))
     index.write_text(json.dumps({**content, "_class_name": "WanPipeline"}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"is a WanPipeline, and pipeline\.name=cogvideox loads"):
-        cogvideox.check(str(bare), None)
+        FAMILY.check(str(bare), None)
 
 
-@pytest.mark.parametrize(("name", "billions"), list(zip(KNOWN, (1.69, 5.57) * 2, strict=True)))
+@pytest.mark.parametrize(("name", "billions"), list(zip(published(FAMILY), (1.69, 5.57) * 2, strict=True)))
 def test_published_sizes(name: str, billions: float) -> None:
     """Billions of parameters ("2b", "5b"), and LoRA targets that bind there."""
-    cogvideox.check(name, LORA_TARGETS)
-    network = cogvideox.meta_denoiser(name)
+    FAMILY.check(name, FAMILY.lora_targets)
+    network = FAMILY.meta_denoiser(name)
     assert network is not None
     assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(billions, abs=0.01)

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, HunyuanVideoPipeline
+from flow_family import published
 from tiny_hunyuan_video import OPTIONS, save_tiny_hunyuan_video
 from torch import Tensor
 from video_family import PROMPTS, STEPS, OnSchedule, adapted, check_ratio_is_one, sample_ode, start_noise
 
-from flowrl.pipelines import hunyuan_video
-from flowrl.pipelines.hunyuan_video import KNOWN, LORA_TARGETS, HunyuanVideo
+from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.hunyuan_video import FAMILY
 from flowrl.pipelines.lora import Policy
 
 
@@ -26,18 +27,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_hunyuan_video(tmp_path_factory.mktemp("tiny") / "hunyuan_video")
 
 
-def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> HunyuanVideo:
-    return hunyuan_video.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
+def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> FamilyPipeline:
+    return FAMILY.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
 
 
 @cache
-def shared(folder: Path, dtype: torch.dtype) -> tuple[HunyuanVideo, Policy]:
+def shared(folder: Path, dtype: torch.dtype) -> tuple[FamilyPipeline, Policy]:
     """With a LoRA, loaded once a setting; the tests that take it leave it as it was."""
     pipeline = tiny(folder, dtype)
     return pipeline, adapted(pipeline)
 
 
-def stock_call(pipe: Any, pipeline: HunyuanVideo, scale: float, output: str) -> Tensor:
+def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str) -> Tensor:
     frames, _, height, width = pipeline.image_shape
     pipe.set_progress_bar_config(disable=True)
     return pipe(
@@ -138,26 +139,26 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"pipeline\.width \(24\) must be a multiple of 16"):
         tiny(folder, width=24)
     bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    hunyuan_video.check(str(bare), LORA_TARGETS)
+    FAMILY.check(str(bare), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'attn\.to_w' matches no linear layer"):
-        hunyuan_video.check(str(bare), ["attn.to_w"])
+        FAMILY.check(str(bare), ["attn.to_w"])
     path = bare / "transformer" / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**config, "guidance_embeds": False}), encoding="utf-8")
     with pytest.raises(ValueError, match="guidance_embeds false"):
-        hunyuan_video.check(str(bare), None)
+        FAMILY.check(str(bare), None)
     index = bare / "model_index.json"
     content = json.loads(index.read_text(encoding="utf-8"))
     index.write_text(json.dumps({**content, "_class_name": "WanPipeline"}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"is a WanPipeline, and pipeline\.name=hunyuan_video loads"):
-        hunyuan_video.check(str(bare), None)
+        FAMILY.check(str(bare), None)
 
 
 def test_published_size() -> None:
     """12.8 billion parameters ("13B"), and LoRA targets that bind there."""
-    (name,) = KNOWN
-    hunyuan_video.check(name, LORA_TARGETS)
-    network = hunyuan_video.meta_denoiser(name)
+    (name,) = published(FAMILY)
+    FAMILY.check(name, FAMILY.lora_targets)
+    network = FAMILY.meta_denoiser(name)
     assert network is not None
     assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(12.8, abs=0.05)
 

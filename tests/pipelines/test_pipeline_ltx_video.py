@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 from diffusers import LTXPipeline
+from flow_family import published
 from tiny_ltx_video import CHANNELS, OPTIONS, save_tiny_ltx_video
 from torch import Tensor
 from video_family import PROMPTS, STEPS, adapted, check_ratio_is_one, sample_ode, start_noise
 
-from flowrl.pipelines import ltx_video
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
-from flowrl.pipelines.ltx_video import KNOWN, LORA_TARGETS, LTXVideo
+from flowrl.pipelines.ltx_video import FAMILY
 
 
 @pytest.fixture(scope="session")
@@ -25,12 +26,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_ltx_video(tmp_path_factory.mktemp("tiny") / "ltx_video")
 
 
-def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> LTXVideo:
-    return ltx_video.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
+def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> FamilyPipeline:
+    return FAMILY.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
 
 
 @cache
-def shared(folder: Path, dtype: torch.dtype) -> tuple[LTXVideo, Policy]:
+def shared(folder: Path, dtype: torch.dtype) -> tuple[FamilyPipeline, Policy]:
     """With a LoRA, loaded once a setting; the tests that take it leave it as it was."""
     pipeline = tiny(folder, dtype)
     return pipeline, adapted(pipeline)
@@ -41,7 +42,7 @@ def packed(x: Tensor) -> Tensor:
     return x.flatten(2).transpose(1, 2)
 
 
-def stock_call(pipe: Any, pipeline: LTXVideo, scale: float, output: str, **more: Any) -> Tensor:
+def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str, **more: Any) -> Tensor:
     frames, _, height, width = pipeline.image_shape
     pipe.set_progress_bar_config(disable=True)
     return pipe(
@@ -146,20 +147,20 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"decode_timestep \(0\.05\) has no effect"):
         tiny(folder, decode_timestep=0.05)
     bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    ltx_video.check(str(bare), LORA_TARGETS)
+    FAMILY.check(str(bare), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'attn1\.to_w' matches no linear layer"):
-        ltx_video.check(str(bare), ["attn1.to_w"])
+        FAMILY.check(str(bare), ["attn1.to_w"])
     index = bare / "model_index.json"
     content = json.loads(index.read_text(encoding="utf-8"))
     index.write_text(json.dumps({**content, "_class_name": "LTX2Pipeline"}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"is a LTX2Pipeline, and pipeline\.name=ltx_video loads"):
-        ltx_video.check(str(bare), None)
+        FAMILY.check(str(bare), None)
 
 
 def test_published_size() -> None:
     """1.92 billion parameters ("2B"), and LoRA targets that bind there."""
-    (name,) = KNOWN
-    ltx_video.check(name, LORA_TARGETS)
-    network = ltx_video.meta_denoiser(name)
+    (name,) = published(FAMILY)
+    FAMILY.check(name, FAMILY.lora_targets)
+    network = FAMILY.meta_denoiser(name)
     assert network is not None
     assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(1.92, abs=0.01)

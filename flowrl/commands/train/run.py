@@ -150,9 +150,8 @@ def check_before_loading(config: TrainConfig) -> None:
         _check_prompts(config, config.prompts.eval, (*config.rewards, *config.eval.rewards))
     check_device(config.pipeline.device)
 
-    from flowrl.pipelines import family
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.parts import check_pipeline, model_location, reward_specs
+    from flowrl.training.parts import check_pipeline, model_family, model_location, reward_specs
     from flowrl.training.scoring import check_rewards
 
     validate_reward_specs(reward_specs(config.rewards))
@@ -160,9 +159,9 @@ def check_before_loading(config: TrainConfig) -> None:
         validate_reward_specs(reward_specs(config.eval.rewards))
     check_rewards(config)
     recipe_of(config).check(config)
-    module = family(config.pipeline.name)
+    known = model_family(config.pipeline)
     check_pipeline(config.pipeline)
-    module.check(model_location(config.pipeline.model), config.policy.target_modules or module.LORA_TARGETS)
+    known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets)
     if config.policy.init_lora is not None:
         resolve_path(config.policy.init_lora)
 
