@@ -324,9 +324,8 @@ class Family:
         card, device = self.card(model), torch.device("meta")
         if card is None or card.network is None:
             raise ValueError(f"nothing is known of {model} without its download")
-        options = self.options(height=size.height, width=size.width)
-        if isinstance(options, VideoOptions):
-            options = type(options)(height=size.height, width=size.width, num_frames=size.num_frames)
+        frames = {"num_frames": size.num_frames} if self.videos else {}
+        options = self.options(height=size.height, width=size.width, **frames)
         p = FamilyPipeline(
             self, card, options, pipe=None, denoisers={}, dtype=torch.float32, device=device, tokens=text_tokens
         )

@@ -286,7 +286,7 @@ def test_a_folder_is_read_from_the_headers_of_its_files() -> None:
 def test_a_broken_file_of_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vae").mkdir()
     (tmp_path / "vae" / "model.safetensors").write_bytes(b"<html>")
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         checkpoints.folder_parts(tmp_path)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import FluxPipeline
+from flow_family import bare, edited
 from tiny_flux import ALPHA, PROMPTS, RANK, STEPS, adapted, check_replay, same, sample_ode, save_tiny_flux, start_noise
 from torch import Tensor
 
@@ -207,17 +206,16 @@ def test_folders_targets_and_sizes_that_do_not_fit_are_refused(
         FAMILY.check(str(folder), ["attn.to_w"])
     with pytest.raises(ValueError, match=r"pipeline\.width \(36\) must be a multiple of 8"):
         load(folder, width=36)
-    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    config = json.loads((bare / "transformer" / "config.json").read_text(encoding="utf-8"))
-    (bare / "transformer" / "config.json").write_text(json.dumps({**config, "in_channels": 24}), encoding="utf-8")
-    for refusal in (lambda: FAMILY.check(str(bare), None), lambda: load(bare)):
+    copied = bare(folder, tmp_path)
+    edited(copied / "transformer" / "config.json", in_channels=24)
+    for refusal in (lambda: FAMILY.check(str(copied), None), lambda: load(copied)):
         with pytest.raises(ValueError, match=r"takes 24 channels per token, .* have 16: it is a fill or control model"):
             refusal()
 
 
 @pytest.mark.parametrize(("model", "count"), [(DEV, 11_901_408_320), (SCHNELL, 11_891_178_560)])
 def test_the_real_network_and_its_lora(model: str, count: int) -> None:
-    """11.90 billion numbers; r (in + out) numbers a layer, of width 3072 and 12288 inside the feed-forward layers."""
+    """11.90 billion numbers; r (in + out) numbers per layer, of width 3072 and 12288 inside the feed-forward layers."""
     network = FAMILY.meta_denoiser(model)
     assert network is not None
     assert sum(parameter.numel() for parameter in network.parameters()) == count

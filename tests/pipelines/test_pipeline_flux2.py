@@ -186,7 +186,7 @@ def test_embeddings_are_those_of_stock_and_independent_of_their_batch(folders: d
         pipeline.encode(["a pink star"])
 
 
-def test_references_have_one_shape_and_another_size_encodes_them_anew(folders: dict[str, Path]) -> None:
+def test_references_have_one_shape_and_another_size_encodes_them_again(folders: dict[str, Path]) -> None:
     pipeline, (first, second) = load(folders["base"], max_references=3), images(2, 96, 96)
     cond = pipeline.encode(PROMPTS[:2], [[first, second], []])
     assert cond.tensors["references"].shape == (2, 3, 16, 4, 4)

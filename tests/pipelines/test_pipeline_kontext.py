@@ -135,7 +135,7 @@ def test_sources_are_brought_to_the_drawn_size_without_stretching(folder: Path) 
     assert common.covering(torch.ones(3, 7, 5), 32, 24).shape == (3, 32, 24)
 
 
-def test_another_size_encodes_sources_anew_also_after_the_text_encoders_are_freed(folder: Path) -> None:
+def test_another_size_encodes_sources_again_also_after_the_text_encoders_are_freed(folder: Path) -> None:
     pipeline, given = load(folder), sources(2, (48, 48))
     pipeline.encode(PROMPTS[:2], given)
     pipeline.free_text_encoders()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, SanaPipeline
 from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
+from flow_family import bare, edited
 from tiny_sana import PUBLISHED, save_tiny_sana
 from tiny_sd import (
     PROMPTS,
@@ -244,21 +243,17 @@ def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-def edited(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
-
-
 def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, tmp_path: Path) -> None:
-    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    FAMILY.check(str(bare), FAMILY.lora_targets)
+    copied = bare(folder, tmp_path)
+    FAMILY.check(str(copied), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'to_qq' matches no linear layer"):
-        FAMILY.check(str(bare), ["to_qq"])
-    edited(bare / "transformer" / "config.json", guidance_embeds=True)
+        FAMILY.check(str(copied), ["to_qq"])
+    edited(copied / "transformer" / "config.json", guidance_embeds=True)
     with pytest.raises(ValueError, match=r"guidance_embeds\): it is distilled"):
-        FAMILY.check(str(bare), None)
-    edited(bare / "model_index.json", _class_name="SanaSprintPipeline")
+        FAMILY.check(str(copied), None)
+    edited(copied / "model_index.json", _class_name="SanaSprintPipeline")
     with pytest.raises(ValueError, match=r"is a SanaSprintPipeline, and .*sana loads SanaPipeline"):
-        FAMILY.check(str(bare), None)
+        FAMILY.check(str(copied), None)
     with pytest.raises(ValueError, match=r"pipeline\.width \(40\) must be a multiple of 32"):
         FAMILY.load(str(folder), width=40)
 

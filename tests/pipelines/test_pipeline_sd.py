@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline
+from flow_family import bare, edited
 from tiny_sd import (
     NOISE,
     PROMPTS,
@@ -217,28 +217,24 @@ def test_stock_loads_the_saved_lora_and_so_do_we(folder: Path, tmp_path: Path) -
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-def edited(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
-
-
 def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, tmp_path: Path) -> None:
-    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    FAMILY.check(str(bare), FAMILY.lora_targets)
+    copied = bare(folder, tmp_path)
+    FAMILY.check(str(copied), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'to_qq' matches no linear layer"):
-        FAMILY.check(str(bare), ["to_qq"])
-    edited(bare / "unet" / "config.json", in_channels=9)
+        FAMILY.check(str(copied), ["to_qq"])
+    edited(copied / "unet" / "config.json", in_channels=9)
     with pytest.raises(ValueError, match=r"takes 9 channels and predicts 4: .*inpainting"):
-        FAMILY.check(str(bare), None)
-    edited(bare / "unet" / "config.json", in_channels=4, time_cond_proj_dim=8)
+        FAMILY.check(str(copied), None)
+    edited(copied / "unet" / "config.json", in_channels=4, time_cond_proj_dim=8)
     with pytest.raises(ValueError, match=r"time_cond_proj_dim\): it is distilled"):
-        FAMILY.check(str(bare), None)
-    edited(bare / "unet" / "config.json", time_cond_proj_dim=None)
-    edited(bare / "scheduler" / "scheduler_config.json", clip_sample=True)
+        FAMILY.check(str(copied), None)
+    edited(copied / "unet" / "config.json", time_cond_proj_dim=None)
+    edited(copied / "scheduler" / "scheduler_config.json", clip_sample=True)
     with pytest.raises(ValueError, match=r"clip_sample is not supported.*scheduler_config\.json"):
-        FAMILY.check(str(bare), None)
-    edited(bare / "model_index.json", _class_name="StableDiffusionXLPipeline")
+        FAMILY.check(str(copied), None)
+    edited(copied / "model_index.json", _class_name="StableDiffusionXLPipeline")
     with pytest.raises(ValueError, match=r"is a StableDiffusionXLPipeline, and .*sd loads StableDiffusionPipeline"):
-        FAMILY.check(str(bare), None)
+        FAMILY.check(str(copied), None)
 
 
 def test_options_without_effect_are_refused(folder: Path, shared: FamilyPipeline) -> None:

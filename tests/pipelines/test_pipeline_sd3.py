@@ -35,7 +35,7 @@ WITH_DENSITY = ["flow_sde", "dance_sde", "cps", "ddim_flow", "wan_sde", "dpm_sde
 
 @cache
 def shared(folder: Path, dtype: torch.dtype, gradient_checkpointing: bool) -> tuple[FamilyPipeline, Policy]:
-    """Loaded once a setting; the tests that take it leave it as it was."""
+    """Loaded once per setting; the tests that take it leave it as it was."""
     return adapted(folder, dtype, gradient_checkpointing=gradient_checkpointing)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import StableDiffusionXLPipeline
-from flow_family import published
+from flow_family import bare, edited, published
 from tiny_sd import (
     PROMPTS,
     adapted,
@@ -161,15 +159,13 @@ def test_images_are_encoded_as_decode_undoes_it(shared: FamilyPipeline) -> None:
 def test_check_refuses_what_cannot_be_trained_before_weights_load(
     folder: Path, shared: FamilyPipeline, tmp_path: Path
 ) -> None:
-    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    FAMILY.check(str(bare), FAMILY.lora_targets)
+    copied = bare(folder, tmp_path)
+    FAMILY.check(str(copied), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'to_qq' matches no linear layer"):
-        FAMILY.check(str(bare), ["to_qq"])
-    index = bare / "model_index.json"
-    changed = json.loads(index.read_text(encoding="utf-8")) | {"_class_name": "StableDiffusionPipeline"}
-    index.write_text(json.dumps(changed), encoding="utf-8")
+        FAMILY.check(str(copied), ["to_qq"])
+    edited(copied / "model_index.json", _class_name="StableDiffusionPipeline")
     with pytest.raises(ValueError, match=r"is a StableDiffusionPipeline, and .*sdxl loads StableDiffusionXLPipeline"):
-        FAMILY.check(str(bare), None)
+        FAMILY.check(str(copied), None)
     with pytest.raises(ValueError, match=r"always have 16 tokens, got max_sequence_length 77"):
         FAMILY.load(str(folder), max_sequence_length=77)
     with pytest.raises(ValueError, match="no shift"):

@@ -12,20 +12,19 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanImageToVideoPipeline, WanPipeline
+from flow_family import OnSchedule, start_noise
 from PIL import Image
 from tiny_wan import BOUNDARY, CHANNELS, OPTIONS, Kind, save_tiny_wan
 from torch import Tensor, nn
 from video_family import (
     PROMPTS,
     STEPS,
-    OnSchedule,
     Sources,
     adapted,
     check_ratio_is_one,
     guided,
     image,
     sample_ode,
-    start_noise,
 )
 
 from flowrl.media.images import to_pixels
@@ -51,7 +50,7 @@ def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> Famil
 
 @cache
 def shared(folder: Path, dtype: torch.dtype, image: bool | None) -> tuple[FamilyPipeline, Policy]:
-    """With a LoRA, loaded once a setting; the tests that take it leave it as it was."""
+    """With a LoRA, loaded once per setting; the tests that take it leave it as it was."""
     pipeline = tiny(folder, dtype, image_to_video=image)
     return pipeline, adapted(pipeline)
 

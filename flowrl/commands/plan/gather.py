@@ -46,7 +46,7 @@ class Plan:
         run: evaluations of the run.
         slots: copies of the trained weights.
         parts: of the model besides the denoiser.
-        rewards: models of the rewards, `(model, parameters, bytes a weight)`, each once.
+        rewards: models of the rewards, `(model, parameters, bytes per weight)`, each once.
         unknown_rewards: names of those whose models are not known.
         cost: FLOPs of the run.
         memory: of a process.

@@ -31,7 +31,7 @@ MODELS = {
 """Hub id -> parameters of models that rewards use."""
 
 _CLIP = "openai/clip-vit-large-patch14"
-_BY_MODEL = {  # reward -> its default model, and whether it runs in two bytes a weight unless told otherwise
+_BY_MODEL = {  # reward -> its default model, and whether it runs in two bytes per weight unless told otherwise
     "aesthetic": (_CLIP, False), "clip_score": (_CLIP, False), "pick_score": ("yuvalkirstain/PickScore_v1", False),
     "hps": ("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", False), "hpsv3": ("MizzenAI/HPSv3", True),
     "image_reward": ("THUDM/ImageReward", False), "level_tokens": ("Qwen/Qwen2.5-VL-7B-Instruct", True),
@@ -88,13 +88,13 @@ def _parameters(file: Path) -> int:
         start = stream.read(8)
         size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 0 < size < 2**30:
-            raise ValueError(f"{file} is no safetensors file: download or save it again")
+            raise ValueError(f"{file} is not a safetensors file: download or save it again")
         header = json.loads(stream.read(size))
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
 def reward_models(name: str | None, options: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...] | None:
-    """(model, parameters, bytes a weight) of what a reward holds on the device; None where that is not known.
+    """(model, parameters, bytes per weight) of what a reward holds on the device; None where that is not known.
 
     Args:
         name: of a built-in reward; None for a user's own.
