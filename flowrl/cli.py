@@ -125,10 +125,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, help="file to write (RUN/report.html)")
     report.set_defaults(run=_report)
 
-    pretrain = commands.add_parser("pretrain", help="make an embedded model, or their scorer, from scratch")
+    pretrain = commands.add_parser("pretrain", help="make an embedded model, scorer or prompt list from scratch")
     pretrain.add_argument(
-        "overrides", nargs="*", metavar="[sd3 | sd15 | wan | kontext | scorer] key=value",
-        help="which model (sd3), tens of minutes on two cores; scorer: the embedded world's differentiable reward",
+        "overrides", nargs="*", metavar="[sd3 | sd15 | wan | kontext | scorer | prompts] key=value",
+        help="which model (sd3), tens of minutes on two cores; scorer: the embedded world's differentiable reward; "
+        "prompts: the lists in assets/prompts",
     )  # fmt: skip
     pretrain.set_defaults(run=_pretrain)
 

@@ -79,7 +79,8 @@ class Schedule:
 
 
 def start_state(noise: Tensor, schedule: Schedule) -> Tensor:
-    """State 0 of standard normal noise `[b, *latent]`."""
+    """State 0 of standard normal noise `[b, *latent]`, in at least float32."""
+    noise = noise.to(torch.promote_types(noise.dtype, torch.float32))
     return noise if schedule.start_scale == 1 else noise * schedule.start_scale
 
 

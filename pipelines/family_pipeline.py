@@ -324,7 +324,7 @@ class Family:
         card, device = self.card(model), torch.device("meta")
         if card is None or card.network is None:
             raise ValueError(f"nothing is known of {model} without its download")
-        frames = {"num_frames": size.num_frames} if self.videos else {}
+        frames: dict[str, Any] = {"num_frames": size.num_frames} if self.videos else {}
         options = self.options(height=size.height, width=size.width, **frames)
         p = FamilyPipeline(
             self, card, options, pipe=None, denoisers={}, dtype=torch.float32, device=device, tokens=text_tokens

@@ -1,7 +1,7 @@
 """Rewards: what an image is worth, higher is better.
 
 A reward is a function object `reward(inputs: RewardInputs) -> RewardOutput` with the attributes of `Reward`. `REWARDS`
-names the built-in ones, `build_reward` makes one, `flowrl.rewards.compose` reads a run's list of rewards and sums them,
+names the built-in ones, `build_reward` makes one, `flowrl.rewards.compose` sums a run's list of rewards,
 and a user's own file is loaded by `flowrl.rewards.user_file`.
 
 Shapes: B images of one batch, [H, W] their size.
@@ -13,62 +13,58 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
-from flowrl.config.options import build_options, check_options, unknown_name
+from flowrl.config.options import build_options, unknown_name
 
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
-"""How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or trained along."""
+"""How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""
 
 REWARDS: dict[str, str] = {
-    "adversarial": "flowrl.rewards.adversarial:adversarial",
-    "aesthetic": "flowrl.rewards.aesthetic:aesthetic",
-    "attributes": "flowrl.rewards.embedded.attributes:attributes",
-    "clip_score": "flowrl.rewards.clip:clip_score",
-    "edit_principles": "flowrl.rewards.judges.edit_judge:edit_principles",
-    "edit_score": "flowrl.rewards.judges.edit_judge:edit_score",
-    "edit_verdict": "flowrl.rewards.embedded.world_verdicts:edit_verdict",
-    "geneval": "flowrl.rewards.geneval:geneval",
-    "grid_consistency": "flowrl.rewards.judges.consistency:grid_consistency",
-    "grid_verdict": "flowrl.rewards.embedded.grid_verdict:grid_verdict",
-    "hps": "flowrl.rewards.hps:hps",
-    "hpsv3": "flowrl.rewards.hpsv3:hpsv3",
-    "image_reward": "flowrl.rewards.image_reward:image_reward",
+    "adversarial": "flowrl.rewards.adversarial:Adversarial",
+    "aesthetic": "flowrl.rewards.aesthetic:Aesthetic",
+    "attributes": "flowrl.rewards.embedded.attributes:AttributeScore",
+    "clip_score": "flowrl.rewards.clip:ClipScore",
+    "edit_principles": "flowrl.rewards.judges.edit_judge:EditPrinciples",
+    "edit_score": "flowrl.rewards.judges.edit_judge:EditScore",
+    "edit_verdict": "flowrl.rewards.embedded.world_verdicts:EditVerdict",
+    "geneval": "flowrl.rewards.geneval:Geneval",
+    "grid_consistency": "flowrl.rewards.judges.consistency:GridConsistency",
+    "grid_verdict": "flowrl.rewards.embedded.world_verdicts:GridVerdict",
+    "hps": "flowrl.rewards.hps:Hps",
+    "hpsv3": "flowrl.rewards.hpsv3:Hpsv3",
+    "image_reward": "flowrl.rewards.image_reward:ImageReward",
     "jpeg_compressibility": "flowrl.rewards.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "flowrl.rewards.jpeg:JpegIncompressibility",
-    "level_tokens": "flowrl.rewards.judges.level_tokens:level_tokens",
-    "motion_verdict": "flowrl.rewards.embedded.world_verdicts:motion_verdict",
-    "noisy": "flowrl.rewards.noisy:noisy",
-    "ocr": "flowrl.rewards.ocr:ocr",
-    "pick_score": "flowrl.rewards.pick_score:pick_score",
-    "physics": "flowrl.rewards.physics:physics",
-    "preference_head": "flowrl.rewards.preference_head:preference_head",
-    "rank": "flowrl.rewards.comparing.pairwise:rank",
-    "remote": "flowrl.rewards.remote:remote",
-    "rubric": "flowrl.rewards.judges.rubric:rubric",
-    "safety": "flowrl.rewards.safety:safety",
-    "similarity": "flowrl.rewards.similarity:similarity",
-    "subfigure_similarity": "flowrl.rewards.judges.subfigures:subfigure_similarity",
-    "subfigures": "flowrl.rewards.judges.subfigures:subfigures",
-    "temporal_smoothness": "flowrl.rewards.motion:temporal_smoothness",
-    "tournament": "flowrl.rewards.comparing.pairwise:tournament",
-    "unified_reward": "flowrl.rewards.judges.unified:unified_reward",
-    "video_align": "flowrl.rewards.video_align:video_align",
-    "win_rate": "flowrl.rewards.comparing.pairwise:win_rate",
-    "yes_no": "flowrl.rewards.judges.yes_no:yes_no",
+    "level_tokens": "flowrl.rewards.judges.level_tokens:LevelTokens",
+    "motion_verdict": "flowrl.rewards.embedded.world_verdicts:MotionVerdict",
+    "noisy": "flowrl.rewards.noisy:Noisy",
+    "ocr": "flowrl.rewards.ocr:Ocr",
+    "physics": "flowrl.rewards.physics:Physics",
+    "pick_score": "flowrl.rewards.clip:PickScore",
+    "preference_head": "flowrl.rewards.preference_head:PreferenceHead",
+    "rank": "flowrl.rewards.comparing.pairwise:Rank",
+    "remote": "flowrl.rewards.remote:Remote",
+    "rubric": "flowrl.rewards.judges.rubric:Rubric",
+    "safety": "flowrl.rewards.safety:Safety",
+    "similarity": "flowrl.rewards.similarity:Similarity",
+    "subfigure_similarity": "flowrl.rewards.judges.subfigures:SubfigureSimilarity",
+    "subfigures": "flowrl.rewards.judges.subfigures:Subfigures",
+    "temporal_smoothness": "flowrl.rewards.motion:TemporalSmoothness",
+    "tournament": "flowrl.rewards.comparing.pairwise:Tournament",
+    "unified_reward": "flowrl.rewards.judges.unified:UnifiedReward",
+    "video_align": "flowrl.rewards.video_align:VideoAlign",
+    "win_rate": "flowrl.rewards.comparing.pairwise:WinRate",
+    "yes_no": "flowrl.rewards.judges.yes_no:YesNo",
 }
 """Name -> "module:Class", the options of the reward: a frozen dataclass whose fields are the options, whose
 `__post_init__` refuses bad values without loading anything, and whose `build(device)` makes the `Reward`."""
-
-
-DIFFERENTIABLE = {"aesthetic", "attributes", "clip_score", "hps", "pick_score", "temporal_smoothness"}
-"""Names of the rewards whose values can carry the gradient of the images; some of them with an option only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,12 +153,35 @@ class RewardOutput:
     errors: dict[str, int] = field(default_factory=dict)
 
 
+class Model(NamedTuple):
+    """A model that a reward holds on its device: its folder or hub id, and how many bytes a weight takes there."""
+
+    name: str
+    bytes_per_weight: int = 4
+
+
 class RewardOptions(Protocol):
-    """The options of a built-in reward; see `REWARDS`."""
+    """The options of a built-in reward; see `REWARDS`.
+
+    A class whose values can carry the gradient of the images, if only with some options, has `differentiable = True`.
+    """
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads its weights, if any."""
         ...
+
+
+@runtime_checkable
+class NamesModels(RewardOptions, Protocol):
+    """Options that say which models their reward holds, None where they cannot; others never can."""
+
+    @property
+    def models(self) -> tuple[Model, ...] | None: ...
+
+
+def models_of(options: RewardOptions) -> tuple[Model, ...] | None:
+    """The models that a reward holds; None where that is not known before it is built."""
+    return options.models if isinstance(options, NamesModels) else None
 
 
 class Reward(Protocol):
@@ -279,27 +298,6 @@ def load_target(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def check_of(name: str) -> Callable[..., None] | None:
-    """The function that refuses bad option values of a built-in reward that is a function, if it has one."""
-    module = vars(importlib.import_module(REWARDS[name].partition(":")[0]))
-    found: Callable[..., None] | None = module.get(f"check_{name}", module.get("check"))
-    return found
-
-
-def check_reward(name: str, options: Mapping[str, Any]) -> None:
-    """Checks a built-in reward's name, the names, types and values of its options. Loads no weights."""
-    reward_options(name, options)
-
-
-@dataclass(frozen=True)
-class _OfFunction:  # until every reward is a class
-    factory: Callable[..., Reward]
-    options: Mapping[str, Any]
-
-    def build(self, device: torch.device) -> Reward:
-        return self.factory(device=device, **self.options)
-
-
 def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
     """The checked options of a built-in reward. Loads no weights.
 
@@ -308,15 +306,18 @@ def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
     """
     if name not in REWARDS:
         raise ValueError(unknown_name("reward", name, REWARDS) + " For your own use file: and function:.")
-    target = load_target(REWARDS[name])
-    if not isinstance(target, type):
-        check_options(target, options, owner=f"reward {name!r}")
-        check = check_of(name)
-        if check is not None:
-            check(**options)
-        return _OfFunction(target, dict(options))
-    made: RewardOptions = build_options(target, options, owner=f"reward {name!r}")
+    made: RewardOptions = build_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")
     return made
+
+
+def option_names(name: str) -> list[str]:
+    """The names of a built-in reward's options."""
+    return [one.name for one in fields(load_target(REWARDS[name]))]
+
+
+def can_be_differentiable(name: str | None) -> bool:
+    """Whether the values of a built-in reward can carry the gradient of the images, perhaps with some options only."""
+    return name in REWARDS and bool(getattr(load_target(REWARDS[name]), "differentiable", False))
 
 
 def build_reward(name: str, *, device: torch.device | str = "cpu", options: Mapping[str, Any] | None = None) -> Reward:

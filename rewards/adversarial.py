@@ -1,4 +1,4 @@
-"""The adversarial reward: a discriminator that learns, along with the policy, to tell its images from references.
+"""The adversarial reward: a discriminator, trained jointly with the policy, that tells its images from references.
 
 Adv-GRPO (arXiv 2511.20256). An iteration: images, rewards with the discriminator as it is, the policy's update, then
 the discriminator's. Deviations from the published code, which `published: true` takes back for DINOv2:
@@ -15,235 +15,428 @@ order; the policy's turns are those of `policy_every`.
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from flowrl.rewards import TrainedReward
-from flowrl.rewards.adversarial_learning import AdversarialReward, Settings
+from flowrl.randomness import Part, counter_choice, counter_seed
+from flowrl.rewards import Model, RewardInputs, RewardOutput, TrainedReward, to_uint8
+from flowrl.rewards.networks.dinov2 import DINOV2_MODEL
 from flowrl.rewards.networks.discriminators import (
     CLIP_MODEL,
     CLIP_PROCESSOR,
-    DINOV2_MODEL,
     DINOV2_SIZE,
     OWNER,
     Backbone,
     Discriminator,
+    Logits,
     Loss,
+    Pixels,
     attributes_discriminator,
     clip_discriminator,
     dinov2_discriminator,
+    discriminator_loss,
+    patch_places,
 )
 from flowrl.rewards.networks.pretrained import check_model
-from flowrl.rewards.references import open_references
+from flowrl.rewards.references import References, open_references
+
+_AT_ONCE = 16  # images that are judged in one piece
+_SNAPSHOT = 64  # images of the first iteration that are kept to be scored again and again
+_FOREIGN = {
+    "dinov2": ("processor",),
+    "clip": ("image_size", "patches", "class_weight", "patch_weight"),
+    "attributes": ("model", "processor", "revision", "image_size"),
+}
+"""Options that a backbone has no use for."""
 
 
-def adversarial(
-    *,
-    device: torch.device,
-    references: str,
-    backbone: Backbone = "dinov2",
-    model: str | None = None,
-    processor: str | None = None,
-    revision: str | None = None,
-    image_size: int | None = None,
-    loss: Loss | None = None,
-    lr: float | None = None,
-    betas: Sequence[float] = (0.5, 0.999),
-    steps_per_iteration: int = 4,
-    batch_size: int = 32,
-    patches: int | Literal["all"] = "all",
-    class_weight: float | None = None,
-    patch_weight: float | None = None,
-    held_out: float = 0.1,
-    pretrain_steps: int = 50,
-    update: bool = True,
-    max_accuracy: float = 0.95,
-    warmup_iterations: int = 1,
-    policy_every: int = 1,
-    published: bool = False,
-    seed: int = 0,
-) -> TrainedReward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adversarial:
     """What the discriminator makes of an image: `class_weight D(class token) + patch_weight mean D(patches)`.
 
     Unbounded; trained by the hinge loss it stays within about [-2, 2]. With `backbone: clip` the value is
     exp(logit_scale) cos / 26, PickScore's, with weights that drift. Images are read as 8 bits, so no gradient flows.
-
-    Args:
-        device: where it runs, in float32.
-        references: a folder of images (they serve every prompt), a .json file {prompt: file or files}, or `world`,
-            scenes of the embedded world drawn for each prompt.
-        backbone: `dinov2` or `attributes`, frozen with a head of their own, or `clip`, its last vision block trained.
-        model: folder or hub id of the backbone; null takes DINOv2-base, or PickScore for `clip`.
-        processor: of `clip`: folder or hub id of its processor; null takes the model's, and for PickScore the one
-            it was trained with.
-        revision: branch, tag or commit of the model on the hub.
-        image_size: side that DINOv2 reads images at, a multiple of its patches; null takes 518.
-        loss: `hinge` (null, for heads), `logistic`, or `pairwise` (always for `clip`).
-        lr: of Adam; null takes 1e-4, for `clip` 5e-6.
-        betas: of Adam.
-        steps_per_iteration: updates an iteration, each on a batch of its own.
-        batch_size: generated images a batch, each with a reference.
-        patches: how many are read, drawn anew with replacement (64 in the published code), or `all`.
-        class_weight: of the class token in the reward, null 0.7.
-        patch_weight: of the patches in the reward, and in the loss beside 1 for the class token; null 0.3.
-        held_out: share of reference files that it never learns from, for `reward_references`.
-        pretrain_steps: updates on the first iteration's images before any reward counts.
-        update: false: what pre-training made stays. A policy finds such a discriminator's blind spots in time.
-        max_accuracy: a batch that it judges better than this ends the learning of an iteration. Pre-training goes on.
-        warmup_iterations: at the start, in which the policy is not updated.
-        policy_every: iterations of which one updates the policy; 10 in the published code.
-        published: as the published code: see the module.
-        seed: of the head's start, batches, patches and drawn references.
     """
-    check(
-        references=references,
-        backbone=backbone,
-        model=model,
-        processor=processor,
-        revision=revision,
-        image_size=image_size,
-        loss=loss,
-        lr=lr,
-        betas=betas,
-        steps_per_iteration=steps_per_iteration,
-        batch_size=batch_size,
-        patches=patches,
-        class_weight=class_weight,
-        patch_weight=patch_weight,
-        held_out=held_out,
-        pretrain_steps=pretrain_steps,
-        update=update,
-        max_accuracy=max_accuracy,
-        warmup_iterations=warmup_iterations,
-        policy_every=policy_every,
-        published=published,
-        seed=seed,
-    )
-    opened = open_references(references, held_out=held_out, seed=seed)
-    discriminator: Discriminator
-    if backbone == "clip":
-        model, processor = model or CLIP_MODEL, processor or (CLIP_PROCESSOR if model in (None, CLIP_MODEL) else model)
-        discriminator = clip_discriminator(model=model, processor=processor, revision=revision, device=device)
-        class_weight, patch_weight, loss, lr = 1 / 26, 0.0, "pairwise", lr or 5e-6
-    elif backbone == "dinov2":
-        discriminator = dinov2_discriminator(
-            model=model or DINOV2_MODEL, revision=revision, image_size=image_size or DINOV2_SIZE, seed=seed,
-            device=device, published=published,
+
+    references: str
+    """A folder of images (they serve every prompt), a .json file {prompt: file or files}, or `world`, scenes of the
+    embedded world drawn for each prompt."""
+    backbone: Backbone = "dinov2"
+    """`dinov2` or `attributes`, frozen with a head of their own, or `clip`, its last vision block trained."""
+    model: str | None = None
+    """Folder or hub id of the backbone; null takes DINOv2-base, or PickScore for `clip`."""
+    processor: str | None = None
+    """Of `clip`: folder or hub id of its processor; null takes the model's, and for PickScore the one it was trained
+    with."""
+    revision: str | None = None
+    """Branch, tag or commit of the model on the hub."""
+    image_size: int | None = None
+    """Side that DINOv2 reads images at, a multiple of its patches; null takes 518."""
+    loss: Loss | None = None
+    """`hinge` (null, for heads), `logistic`, or `pairwise` (always for `clip`)."""
+    lr: float | None = None
+    """Learning rate of Adam; null takes 1e-4, for `clip` 5e-6."""
+    betas: tuple[float, float] = (0.5, 0.999)
+    """Decay rates of Adam."""
+    steps_per_iteration: int = 4
+    """Updates per iteration, each on a batch of its own."""
+    batch_size: int = 32
+    """Generated images per batch, each with a reference."""
+    patches: int | Literal["all"] = "all"
+    """How many are read, drawn every time with replacement (64 in the published code), or `all`."""
+    class_weight: float | None = None
+    """Weight of the class token in the reward, null 0.7."""
+    patch_weight: float | None = None
+    """Weight of the patches in the reward, and in the loss beside 1 for the class token; null 0.3."""
+    held_out: float = 0.1
+    """Share of reference files that it never learns from, for `reward_references`."""
+    pretrain_steps: int = 50
+    """Updates on the first iteration's images before any reward counts."""
+    update: bool = True
+    """False: what pre-training made stays. A policy finds such a discriminator's blind spots in time."""
+    max_accuracy: float = 0.95
+    """A batch that it judges better than this ends the learning of an iteration. Pre-training continues."""
+    warmup_iterations: int = 1
+    """Iterations at the start in which the policy is not updated."""
+    policy_every: int = 1
+    """Iterations of which one updates the policy; 10 in the published code."""
+    published: bool = False
+    """As the published code: see the module."""
+    seed: int = 0
+    """Seed of the head's start, batches, patches and drawn references."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("steps_per_iteration", 1), ("batch_size", 1), ("patches", 1), ("image_size", 1), ("pretrain_steps", 0),
+            ("policy_every", 1), ("warmup_iterations", 0), ("lr", 0.0), ("class_weight", 0.0), ("patch_weight", 0.0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and not value >= least:
+                raise ValueError(f"{name} must be at least {least}, got {value}.")
+        if self.lr == 0:
+            raise ValueError("lr must be positive, got 0: for a discriminator that stays, set update: false.")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out must lie in [0, 1), got {self.held_out:g}: it is a share of the references.")
+        if not 0.5 <= self.max_accuracy <= 1:
+            raise ValueError(f"max_accuracy must lie in [0.5, 1], got {self.max_accuracy:g}: 0.5 is guessing.")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}: [0.5, 0.999] is the default.")
+        for name in _FOREIGN[self.backbone]:
+            value = getattr(self, name)
+            if value is not None and (name, value) != ("patches", "all"):
+                raise ValueError(f"backbone {self.backbone} has no option {name}, got {value!r}: leave it out.")
+        if self.backbone == "clip" and self.loss not in (None, "pairwise"):
+            raise ValueError(f"backbone clip is trained on pairs, got loss {self.loss!r}: leave loss out.")
+        if self.weights == (0, 0):
+            raise ValueError("class_weight and patch_weight are both 0, so every reward is: raise one.")
+        if self.published and self.backbone != "dinov2":
+            raise ValueError(f"published is for backbone dinov2 only, got {self.backbone!r}: leave it out.")
+        if not self.update and (self.pretrain_steps == 0 or self.policy_every > 1):
+            raise ValueError(
+                f"with update false it learns in pretrain_steps ({self.pretrain_steps}) only, and the policy need not "
+                f"wait: set pretrain_steps to 1 or more and policy_every to 1 (got {self.policy_every})."
+            )
+        if self.backbone != "clip" and self.warmup_iterations == 0 and self.policy_every == 1:
+            raise ValueError(
+                "warmup_iterations 0 and policy_every 1 reward the first images by a discriminator that has learned "
+                "nothing: set warmup_iterations to 1 or more."
+            )
+        for model in self.models:
+            check_model(model.name, what={"dinov2": "DINOv2", "clip": "CLIP"}[self.backbone])
+        opened = self.opened()
+        if self.backbone == "clip" and not opened.by_prompt:
+            raise ValueError(
+                f"backbone clip compares images of one prompt, but the folder {self.references} does not say what its "
+                f"images show: give a .json file that maps prompts to files."
+            )
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        if self.backbone == "attributes":
+            return ()
+        return (Model(self.model or {"dinov2": DINOV2_MODEL, "clip": CLIP_MODEL}[self.backbone]),)
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """What the class token and the patches count in the reward."""
+        if self.backbone == "clip":
+            return 1 / 26, 0.0
+        return (
+            0.7 if self.class_weight is None else self.class_weight,
+            0.3 if self.patch_weight is None else self.patch_weight,
+        )
+
+    @property
+    def learned_by(self) -> Loss:
+        """The loss, by the backbone where none is named."""
+        return "pairwise" if self.backbone == "clip" else self.loss or "hinge"
+
+    def opened(self) -> References:
+        """The references."""
+        return open_references(self.references, held_out=self.held_out, seed=self.seed)
+
+    def build(self, device: torch.device) -> TrainedReward:
+        """Loads the backbone; runs in float32.
+
+        Raises:
+            ValueError: a model is not available, or an image size does not fit it.
+        """
+        return AdversarialReward(self, self._discriminator(device), self.opened())
+
+    def _discriminator(self, device: torch.device) -> Discriminator:
+        if self.backbone == "attributes":
+            return attributes_discriminator(seed=self.seed, device=device)
+        (model,) = self.models
+        if self.backbone == "clip":
+            processor = self.processor or (CLIP_PROCESSOR if model.name == CLIP_MODEL else model.name)
+            return clip_discriminator(model=model.name, processor=processor, revision=self.revision, device=device)
+        return dinov2_discriminator(
+            model=model.name, revision=self.revision, image_size=self.image_size or DINOV2_SIZE, seed=self.seed,
+            device=device, published=self.published,
         )  # fmt: skip
-    else:
-        discriminator = attributes_discriminator(seed=seed, device=device)
-    settings = Settings(
-        loss=loss or "hinge",
-        patches=None if patches == "all" else patches,
-        class_weight=0.7 if class_weight is None else class_weight,
-        patch_weight=0.3 if patch_weight is None else patch_weight,
-        steps=steps_per_iteration,
-        batch_size=batch_size,
-        pretrain_steps=pretrain_steps,
-        update=update,
-        max_accuracy=max_accuracy,
-        warmup_iterations=warmup_iterations,
-        seed=seed,
-    )
-    optimizer = torch.optim.Adam(discriminator.trained.values(), lr=lr or 1e-4, betas=(betas[0], betas[1]))
-    learning = f"lr-{lr or 1e-4:g}:{steps_per_iteration}x{batch_size}:pretrain-{pretrain_steps}"
-    version = (
-        f"adversarial:{discriminator.version}:{settings.loss}:{settings.class_weight:g}/{settings.patch_weight:g}:"
-        f"patches-{patches}:{learning if update else learning + ':fixed'}:published-{published}:seed-{seed}:float32"
-    )
-    return AdversarialReward(
-        discriminator, opened, settings, optimizer=optimizer, policy_every=policy_every, version=version
-    )
 
 
-def check(
-    *,
-    references: str,
-    backbone: Backbone = "dinov2",
-    model: str | None = None,
-    processor: str | None = None,
-    revision: str | None = None,
-    image_size: int | None = None,
-    loss: Loss | None = None,
-    lr: float | None = None,
-    betas: Sequence[float] = (0.5, 0.999),
-    steps_per_iteration: int = 4,
-    batch_size: int = 32,
-    patches: int | Literal["all"] = "all",
-    class_weight: float | None = None,
-    patch_weight: float | None = None,
-    held_out: float = 0.1,
-    pretrain_steps: int = 50,
-    update: bool = True,
-    max_accuracy: float = 0.95,
-    warmup_iterations: int = 1,
-    policy_every: int = 1,
-    published: bool = False,
-    seed: int = 0,
-) -> None:
-    """Refuses option values that are wrong or contradict each other, and references that are not there."""
-    for name, value, least in (
-        ("steps_per_iteration", steps_per_iteration, 1), ("batch_size", batch_size, 1), ("patches", patches, 1),
-        ("image_size", image_size, 1), ("pretrain_steps", pretrain_steps, 0), ("policy_every", policy_every, 1),
-        ("warmup_iterations", warmup_iterations, 0), ("lr", lr, 0.0), ("class_weight", class_weight, 0.0),
-        ("patch_weight", patch_weight, 0.0),
-    ):  # fmt: skip
-        if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= least):
-            raise ValueError(f"{OWNER}: {name} must be at least {least}, got {value}.")
-    if lr == 0:
-        raise ValueError(f"{OWNER}: lr must be positive, got 0: for a discriminator that stays, set update: false.")
-    if not 0 <= held_out < 1:
-        raise ValueError(f"{OWNER}: held_out must lie in [0, 1), got {held_out:g}: it is a share of the references.")
-    if not 0.5 <= max_accuracy <= 1:
-        raise ValueError(f"{OWNER}: max_accuracy must lie in [0.5, 1], got {max_accuracy:g}: 0.5 is guessing.")
-    _check_betas(betas)
-    given: dict[str, Any] = {"model": model, "processor": processor, "revision": revision, "image_size": image_size}
-    given |= {"patches": None if patches == "all" else patches, "class_weight": class_weight}
-    _check_backbone(backbone, given | {"patch_weight": patch_weight})
-    if backbone == "clip" and loss not in (None, "pairwise"):
-        raise ValueError(f"{OWNER}: backbone clip is trained on pairs, got loss {loss!r}: leave loss out.")
-    if backbone != "clip" and (class_weight, patch_weight) == (0, 0):
-        raise ValueError(f"{OWNER}: class_weight and patch_weight are both 0, so every reward is: raise one.")
-    if published and backbone != "dinov2":
-        raise ValueError(f"{OWNER}: published is for backbone dinov2 only, got {backbone!r}: leave it out.")
-    if not update and (pretrain_steps == 0 or policy_every > 1):
-        raise ValueError(
-            f"{OWNER}: with update false it learns in pretrain_steps ({pretrain_steps}) only, and the policy need not "
-            f"wait: set pretrain_steps to 1 or more and policy_every to 1 (got {policy_every})."
+class _Step(NamedTuple):
+    loss: float
+    accuracy: float
+    margin: float
+    learned: bool
+
+
+class AdversarialReward:
+    """A `TrainedReward`; made by `Adversarial`. Before it has learned anything, a head gives 0 to every image."""
+
+    name = "adversarial"
+    kind = "adversarial"
+    needs = frozenset({"images", "prompts", "metadata"})
+    differentiable = False
+    waits = False
+
+    def __init__(self, options: Adversarial, discriminator: Discriminator, references: References) -> None:
+        self.options = options
+        self.discriminator = discriminator
+        self.references = references
+        lr = options.lr or (5e-6 if options.backbone == "clip" else 1e-4)
+        self.optimizer = torch.optim.Adam(discriminator.trained.values(), lr=lr, betas=options.betas)
+        steps = f"{options.steps_per_iteration}x{options.batch_size}:pretrain-{options.pretrain_steps}"
+        class_weight, patch_weight = options.weights
+        self.version = (
+            f"adversarial:{discriminator.version}:{options.learned_by}:{class_weight:g}/{patch_weight:g}:"
+            f"patches-{options.patches}:lr-{lr:g}:{steps}{'' if options.update else ':fixed'}:"
+            f"published-{options.published}:seed-{options.seed}:float32"
         )
-    if backbone != "clip" and warmup_iterations == 0 and policy_every == 1:
-        raise ValueError(
-            f"{OWNER}: warmup_iterations 0 and policy_every 1 reward the first images by a discriminator that has "
-            f"learned nothing: set warmup_iterations to 1 or more."
-        )
-    opened = open_references(references, held_out=held_out, seed=seed)
-    if backbone == "clip" and not opened.by_prompt:
-        raise ValueError(
-            f"{OWNER}: backbone clip compares images of one prompt, but the folder {references} does not say what "
-            f"its images show: give a .json file that maps prompts to files."
+        self._snapshot: dict[str, Any] | None = None  # images of the first iteration, their prompts and records
+        self._held_out: tuple[list[str], list[Pixels]] | None = None
+        self._warned = False
+
+    def trains_policy(self, iteration: int) -> bool:
+        """Whether the policy is updated in an iteration: in the last of every `policy_every`, and after the warm-up."""
+        options = self.options
+        return iteration >= options.warmup_iterations and (iteration + 1) % options.policy_every == 0
+
+    def __call__(self, inputs: RewardInputs) -> RewardOutput:
+        logits = self._judge(list(to_uint8(inputs.images)), inputs.prompts, inputs.iteration)
+        device = inputs.images.device
+        values = self._reward(logits).to(device)
+        valid = torch.isfinite(values)
+        parts = {}
+        if logits.patches.shape[1]:
+            parts = {"class": logits.whole.to(device), "patches": logits.patches.mean(dim=1).to(device)}
+        return RewardOutput(
+            values=torch.where(valid, values, torch.nan),
+            valid=valid,
+            parts=parts,
+            errors={"not_finite": int((~valid).sum())} if not bool(valid.all()) else {},
         )
 
+    def learn(self, inputs: RewardInputs) -> dict[str, float]:
+        """Learns from the images of an iteration; the first time it also pre-trains, and keeps a snapshot of them.
 
-def _check_betas(betas: object) -> None:
-    numbers = list(betas) if isinstance(betas, (list, tuple)) else []
-    if len(numbers) != 2 or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in numbers):
-        raise ValueError(f"{OWNER}: betas must be two numbers in [0, 1), got {betas!r}: [0.5, 0.999] is the default.")
+        Loss, accuracy and margin are those of batches before they were learned from, without those of pre-training.
+
+        Returns:
+            `loss`; `accuracy`, the share of correct signs of the class logit (pairs in order where the loss is
+            pairwise; ties count half); `margin`, mean reward of references less that of generated images;
+            `reward_references`, of held-out ones, where there are any; `reward_frozen`, of the snapshot; `saturated`,
+            1 where `max_accuracy` ended the learning; `steps`, updates made.
+
+        Raises:
+            ValueError: a prompt has no reference, or the loss is not finite.
+        """
+        options = self.options
+        images = list(to_uint8(inputs.images))
+        pretrained = 0
+        if self._snapshot is None:
+            self._snapshot = _snapshot(images, inputs, options.seed)
+            pretrained = options.pretrain_steps
+            for step in range(pretrained):
+                self._learn_batch(images, inputs, ("pretrain", step), update=True)
+        steps: list[_Step] = []
+        for step in range(options.steps_per_iteration if options.update else 1):
+            key = ("learn", inputs.iteration, step)
+            steps.append(self._learn_batch(images, inputs, key, update=options.update, limit=options.max_accuracy))
+            if not steps[-1].learned:
+                break
+        saturated = options.update and not steps[-1].learned
+        if saturated and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{OWNER}: at iteration {inputs.iteration} the discriminator was right on "
+                f"{steps[-1].accuracy:.0%} of a batch, above max_accuracy ({options.max_accuracy:g}): it learned no "
+                f"further in this iteration, nor will it in others like it (metric: saturated). Images that are told "
+                f"apart that surely may all earn the same; lower lr or steps_per_iteration if it lasts.",
+                stacklevel=2,
+            )
+        numbers = np.mean([[step.loss, step.accuracy, step.margin] for step in steps], axis=0).tolist()
+        metrics = dict(zip(("loss", "accuracy", "margin"), numbers, strict=True))
+        return metrics | self._watched() | {
+            "saturated": float(saturated),
+            "steps": float(pretrained + sum(step.learned for step in steps)),
+        }  # fmt: skip
+
+    def state(self) -> dict[str, Any]:
+        """Weights, the optimizer's state and the snapshot: tensors on the host, numbers, text."""
+        weights = {name: weight.detach().cpu().clone() for name, weight in self.discriminator.trained.items()}
+        return {
+            "weights": weights,
+            "optimizer": _on_host(self.optimizer.state_dict()),
+            "snapshot": self._snapshot,
+            "warned": self._warned,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Puts `state()` back.
+
+        Raises:
+            ValueError: it is that of another discriminator.
+        """
+        trained = self.discriminator.trained
+        shapes = {name: list(weight.shape) for name, weight in trained.items()}
+        saved = {name: list(weight.shape) for name, weight in state["weights"].items()}
+        if shapes != saved:
+            raise ValueError(
+                f"{OWNER}: the saved state is that of another discriminator: it holds {saved}, this one has {shapes}: "
+                f"continue with the backbone and model that the run began with."
+            )
+        with torch.no_grad():
+            for name, weight in trained.items():
+                weight.copy_(state["weights"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._snapshot, self._warned, self._held_out = state["snapshot"], state["warned"], None
+
+    def _reward(self, logits: Logits) -> Tensor:
+        """`class_weight` whole + `patch_weight` mean over patches [B]."""
+        class_weight, patch_weight = self.options.weights
+        reward = class_weight * logits.whole
+        if logits.patches.shape[1]:
+            reward = reward + patch_weight * logits.patches.mean(dim=1)
+        return reward
+
+    @torch.no_grad()
+    def _judge(self, images: Sequence[Pixels], prompts: Sequence[str], iteration: int) -> Logits:
+        """Logits as they enter the reward. In one iteration all images are read at the same patches."""
+        pieces = []
+        for first in range(0, len(images), _AT_ONCE):
+            piece = images[first : first + _AT_ONCE]
+            places = self._places(1, "reward patches", iteration)
+            pieces.append(self._logits(piece, prompts[first : first + _AT_ONCE], places, as_reward=True))
+        return Logits(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
+
+    def _places(self, batch: int, *key: Part) -> Tensor | None:
+        options = self.options
+        if options.patches == "all" or not self.discriminator.num_patches:
+            return None
+        return patch_places(self.discriminator.num_patches, options.patches, batch, counter_seed(options.seed, *key))
+
+    def _logits(
+        self, images: Sequence[Pixels], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
+    ) -> Logits:
+        if places is not None:
+            places = places.expand(len(images), -1)
+        device = next(iter(self.discriminator.trained.values())).device
+        with torch.autocast(device.type, enabled=False):
+            return self.discriminator.judge(images, prompts, places, as_reward=as_reward)
+
+    @torch.enable_grad()
+    def _learn_batch(
+        self,
+        images: Sequence[Pixels],
+        inputs: RewardInputs,
+        key: tuple[Part, ...],
+        *,
+        update: bool,
+        limit: float = 1.0,
+    ) -> _Step:
+        """One batch of generated images, each beside a reference, and an update unless it is known too well."""
+        options = self.options
+        count = min(options.batch_size, len(images))
+        items = counter_choice(len(images), count, options.seed, "batch", *key)
+        prompts = [inputs.prompts[i] for i in items]
+        real = self.references.pick(prompts, [_record(inputs, i) for i in items], *key)
+        both = [*real, *(images[i] for i in items)]
+        logits = self._logits(both, prompts * 2, self._places(2 * count, "patches", *key), as_reward=False)
+        loss = discriminator_loss(options.learned_by, logits.whole[:count], logits.whole[count:])
+        if logits.patches.shape[1]:
+            patches = discriminator_loss(options.learned_by, logits.patches[:count], logits.patches[count:])
+            loss = loss + options.weights[1] * patches
+        if not bool(torch.isfinite(loss)):
+            raise ValueError(f"{OWNER}: the discriminator's loss is {float(loss)} at {key}: lower lr.")
+        accuracy = _accuracy(logits.whole.detach(), options.learned_by)
+        learned = update and accuracy <= limit
+        if learned:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        reward = self._reward(logits).detach().double()
+        margin = float(reward[:count].mean() - reward[count:].mean())
+        return _Step(loss=loss.item(), accuracy=accuracy, margin=margin, learned=learned)
+
+    def _watched(self) -> dict[str, float]:
+        """Mean rewards of what no learning sees, or saw once: held-out references and the snapshot."""
+        assert self._snapshot is not None
+        images, prompts, records = (self._snapshot[key] for key in ("images", "prompts", "records"))
+        if self._held_out is None:
+            self._held_out = self.references.held_out(prompts, records)
+        sets = {"reward_references": self._held_out, "reward_frozen": (prompts, list(images.numpy()))}
+        return {
+            name: float(self._reward(self._judge(images, texts, 0)).double().mean())
+            for name, (texts, images) in sets.items()
+            if images
+        }
 
 
-def _check_backbone(backbone: Backbone, given: Mapping[str, Any]) -> None:
-    """Refuses options that a backbone has no use for, and a model that cannot be there."""
-    foreign = {
-        "dinov2": ("processor",),
-        "clip": ("image_size", "patches", "class_weight", "patch_weight"),
-        "attributes": ("model", "processor", "revision", "image_size"),
-    }[backbone]
-    for name in foreign:
-        if given[name] is not None:
-            raise ValueError(f"{OWNER}: backbone {backbone} has no option {name}, got {given[name]!r}: leave it out.")
-    if backbone == "dinov2":
-        check_model(given["model"] or DINOV2_MODEL, owner=OWNER, what="DINOv2")
-    if backbone == "clip":
-        check_model(given["model"] or CLIP_MODEL, owner=OWNER, what="CLIP")
+def _accuracy(whole: Tensor, loss: Loss) -> float:
+    """Share of correct verdicts among logits of references, then of as many generated images; ties count half."""
+    real, fake = whole.chunk(2)
+    signs = torch.sign(real - fake) if loss == "pairwise" else torch.cat([torch.sign(real), -torch.sign(fake)])
+    return float((signs.double() + 1.0).mean() / 2.0)
+
+
+def _record(inputs: RewardInputs, item: int) -> dict[str, Any]:
+    return {"prompt": inputs.prompts[item], **inputs.metadata[item]}
+
+
+def _snapshot(images: Sequence[Pixels], inputs: RewardInputs, seed: int) -> dict[str, Any]:
+    """Up to 64 of the images as uint8 [n, H, W, 3], with their prompts and records."""
+    items = sorted(counter_choice(len(images), min(_SNAPSHOT, len(images)), seed, "snapshot"))
+    return {
+        "images": torch.from_numpy(np.stack([images[i] for i in items])),
+        "prompts": [inputs.prompts[i] for i in items],
+        "records": [_record(inputs, i) for i in items],
+    }
+
+
+def _on_host(value: Any) -> Any:
+    """A copy of nested dicts and lists with every tensor copied to the host."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, dict):
+        return {key: _on_host(item) for key, item in value.items()}
+    return [_on_host(item) for item in value] if isinstance(value, list) else value

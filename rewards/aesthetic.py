@@ -11,15 +11,18 @@ PickScore / 26, so a sum of the two needs a small weight, such as 0.3, or reward
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.clip import DEFAULT_MODEL
-from flowrl.rewards.networks.clip_encoder import Preprocess, gradient_of, scored, transformers_clip
+from flowrl.rewards.networks.clip_encoder import ClipEncoder, Preprocess, gradient_of, scored, transformers_clip
 from flowrl.rewards.networks.pretrained import check_file, check_model, fetch_file, fingerprint, read_weights
 
 DEFAULT_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
@@ -29,60 +32,57 @@ WIDTHS = (768, 1024, 128, 64, 16, 1)
 OWNER = "reward 'aesthetic'"
 
 
-def check(
-    *,
-    model: str = DEFAULT_MODEL,
-    revision: str | None = None,
-    head: str = DEFAULT_HEAD,
-    preprocess: Preprocess = "processor",
-) -> None:
-    """Refuses option values that are wrong, without loading the model."""
-    check_model(model, owner=OWNER, what="CLIP")
-    check_file(head, owner=OWNER, option="head")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aesthetic:
+    """The head's value of the image's unit embedding, in float32; differentiable with bilinear or bicubic."""
 
+    model: str = DEFAULT_MODEL
+    """The CLIP that the head was trained on, a local folder or an id on the hub."""
+    revision: str | None = None
+    """Branch, tag or commit of `model` on the hub."""
+    head: str = DEFAULT_HEAD
+    """A file of weights (.pth or .safetensors), or a folder or hub repository with model.safetensors."""
+    preprocess: Preprocess = "processor"
+    """`processor`, the checkpoint's own on 8-bit images; `bilinear` or `bicubic`, on float images."""
+    differentiable: ClassVar[bool] = True
 
-def aesthetic(
-    *,
-    device: torch.device,
-    model: str = DEFAULT_MODEL,
-    revision: str | None = None,
-    head: str = DEFAULT_HEAD,
-    preprocess: Preprocess = "processor",
-) -> Reward:
-    """The head's value of the image's unit embedding, in float32; differentiable with bilinear or bicubic.
+    def __post_init__(self) -> None:
+        check_model(self.model, what="CLIP")
+        check_file(self.head, option="head")
 
-    Args:
-        device: where the model runs.
-        model: the CLIP that the head was trained on, a local folder or an id on the hub.
-        revision: branch, tag or commit of `model` on the hub.
-        head: a file of weights (.pth or .safetensors), or a folder or hub repository with model.safetensors.
-        preprocess: `processor`, the checkpoint's own on 8-bit images; `bilinear` or `bicubic`, on float images.
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (Model(self.model),)
 
-    Raises:
-        ValueError: if a model cannot be had, or the head does not fit the embeddings.
-    """
-    check(model=model, revision=revision, head=head, preprocess=preprocess)
-    encoder = transformers_clip(model, device=device, revision=revision, preprocess=preprocess, owner=OWNER)
-    weights = read_weights(fetch_file(head, HEAD_FILE, owner=OWNER, option="head"), owner=OWNER)
-    check_head(weights)
-    if (width := encoder.texts([""]).shape[-1]) != WIDTHS[0]:
-        raise ValueError(
-            f"{OWNER}: the head reads embeddings of width {WIDTHS[0]}, those of {model!r} have {width}: give model: a "
-            f"CLIP ViT-L/14, such as {DEFAULT_MODEL}."
+    def build(self, device: torch.device) -> Reward:
+        """Loads CLIP and the head.
+
+        Raises:
+            ValueError: if a model is not available, or the head does not fit the embeddings.
+        """
+        encoder = transformers_clip(
+            self.model, device=device, revision=self.revision, preprocess=self.preprocess, owner=OWNER
         )
-    weights = {name: tensor.to(device, torch.float32) for name, tensor in weights.items()}
+        weights = read_weights(fetch_file(self.head, HEAD_FILE, owner=OWNER, option="head"), owner=OWNER)
+        check_head(weights)
+        if (width := encoder.texts([""]).shape[-1]) != WIDTHS[0]:
+            raise ValueError(
+                f"{OWNER}: the head reads embeddings of width {WIDTHS[0]}, those of {self.model!r} have {width}: give "
+                f"model: a CLIP ViT-L/14, such as {DEFAULT_MODEL}."
+            )
+        weights = {name: tensor.to(device, torch.float32) for name, tensor in weights.items()}
+        return FunctionReward(
+            name="aesthetic",
+            score=partial(_score, encoder=encoder, weights=weights),
+            needs=frozenset({"images"}),
+            version=f"aesthetic:{self.head}@{fingerprint(weights.values())}:{self.model}:{encoder.version}",
+            differentiable=encoder.differentiable,
+        )
 
-    def score(inputs: RewardInputs) -> RewardOutput:
-        with gradient_of(inputs, encoder), torch.autocast(device.type, enabled=False):
-            return scored(apply_head(weights, encoder.images(inputs.images)), inputs)
 
-    return FunctionReward(
-        name="aesthetic",
-        score=score,
-        needs=frozenset({"images"}),
-        version=f"aesthetic:{head}@{fingerprint(weights.values())}:{model}:{encoder.version}",
-        differentiable=encoder.differentiable,
-    )
+def _score(inputs: RewardInputs, *, encoder: ClipEncoder, weights: Mapping[str, Tensor]) -> RewardOutput:
+    with gradient_of(inputs, encoder), torch.autocast(encoder.device.type, enabled=False):
+        return scored(apply_head(weights, encoder.images(inputs.images)), inputs)
 
 
 def head_shapes() -> dict[str, tuple[int, ...]]:

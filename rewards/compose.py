@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput, build_reward
+from flowrl.config.rewards import RewardConfig, check_weights
+from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.outputs import check_output
-from flowrl.rewards.specs import RewardSpec, check_weights, parse_reward_specs, validate_reward_specs
-from flowrl.rewards.user_file import user_file_reward
+from flowrl.rewards.specs import Spec, validate_reward_specs
 
 Merge = Literal["sum", "geometric", "harmonic"]
 Partial = Literal["drop", "renormalise"]
@@ -23,24 +23,15 @@ _SMALLEST = 1e-6  # rewards enter geometric and harmonic means at this at least
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Term:
-    """One reward of a sum: its key in the log, its weight and what else `RewardSpec` says of it."""
+    """One reward of a sum, its key in the log, and what the run's list says of it."""
 
     reward: Reward
     key: str
-    weight: float
-    schedule: tuple[tuple[int, float], ...] = ()
-    clip: tuple[float, float] = (-math.inf, math.inf)
-    gate: float | None = None
+    entry: RewardConfig
 
-    def weight_at(self, iteration: int) -> float:
-        """Weight times the schedule's factor: linear between its points, constant before and after."""
-        if not self.schedule:
-            return self.weight
-        before = [point for point in self.schedule if point[0] <= iteration] or [self.schedule[0]]
-        after = [point for point in self.schedule if point[0] > iteration] or [self.schedule[-1]]
-        (first, low), (last, high) = before[-1], after[0]
-        share = (iteration - first) / (last - first) if last > first else 0.0
-        return self.weight * (low + share * (high - low))
+    @property
+    def weight(self) -> float:
+        return self.entry.weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +73,13 @@ class WeightedSum:
     @property
     def kind(self) -> str:
         """The most demanding kind of its members, in the order of `KINDS`; a gate looks at whole groups."""
-        gated = ["groupwise"] if any(term.gate is not None for term in self.terms) else []
+        gated = ["groupwise"] if any(term.entry.gate is not None for term in self.terms) else []
         return max((*gated, *(reward.kind for reward in self.rewards)), key=KINDS.index)
 
     @property
     def whole_groups(self) -> bool:
         """Whether all images of a group must come in one call; `kind` does not tell where a member learns as well."""
-        return any(term.gate is not None or term.reward.kind in ("groupwise", "pairwise") for term in self.terms)
+        return any(term.entry.gate is not None or term.reward.kind in ("groupwise", "pairwise") for term in self.terms)
 
     @property
     def waits(self) -> bool:
@@ -109,7 +100,7 @@ class WeightedSum:
 
     def weights_at(self, iteration: int) -> tuple[float, ...]:
         """The weights of an iteration."""
-        return tuple(term.weight_at(iteration) for term in self.terms)
+        return tuple(term.entry.weight_at(iteration) for term in self.terms)
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
         return self._combined(
@@ -143,12 +134,12 @@ class WeightedSum:
         errors: dict[str, int] = {}
         for term, given in zip(self.terms, outputs, strict=True):
             output = check_output(given, batch, term.key)
-            value = output.values.to(device).clamp(*term.clip)
+            value = output.values.to(device).clamp(*term.entry.bounds)
             if term.weight:  # a reward that is only watched must not spoil the sum
                 values.append(value)
                 known.append(output.valid.to(device))
-                weights.append(term.weight_at(iteration))
-            if term.gate is not None:
+                weights.append(term.entry.weight_at(iteration))
+            if term.entry.gate is not None:
                 gates.append(output.valid.to(device))
             parts[f"reward/{term.key}"] = value
             parts |= {f"reward/{term.key}/{part}": numbers.to(device) for part, numbers in output.parts.items()}
@@ -166,8 +157,8 @@ class WeightedSum:
             valid = valid & open_B
         total = torch.where(valid, _merged(torch.stack(values), valid_KB, weight_K, self.merge), torch.nan)
         for term in self.terms:
-            if term.gate is not None:
-                closed = parts[f"reward/{term.key}"] < term.gate
+            if term.entry.gate is not None:
+                closed = parts[f"reward/{term.key}"] < term.entry.gate
                 parts[f"reward/{term.key}/gated"] = closed.float()
                 total = gated(total, closed, group_ids.to(device))
         return RewardOutput(values=total, valid=valid, parts=parts, errors=errors)
@@ -203,79 +194,60 @@ def gated(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
     return result
 
 
-def weighted_sum(
-    rewards: Sequence[Reward],
-    weights: Sequence[float],
-    *,
-    specs: Sequence[RewardSpec] = (),
-    merge: Merge = "sum",
-    partial: Partial = "drop",
-) -> WeightedSum:
-    """Sums rewards that are at hand; a name that occurs again gets the key `<name>_2`, `<name>_3`, ….
-
-    Args:
-        rewards: what is summed.
-        weights: one for each.
-        specs: one for each, or none; schedules, bounds and gates.
-        merge: see `WeightedSum`.
-        partial: see `WeightedSum`.
+def weighted_sum(rewards: Sequence[Reward], weights: Sequence[float]) -> WeightedSum:
+    """Sums rewards that are at hand, each with a weight; see `sum_of`.
 
     Raises:
-        ValueError: if the lengths differ, there are none, a weight is not finite, or all are 0, or a kind is unknown,
-            or a mean that needs positive weights has others.
+        ValueError: as `sum_of`, or if the lengths differ or a weight is not finite.
     """
     if not rewards or len(rewards) != len(weights):
         raise ValueError(f"each reward needs one weight, got {len(rewards)} rewards and {len(weights)} weights.")
     if not all(math.isfinite(weight) for weight in weights):
         raise ValueError(f"weights must be finite, got {list(weights)}.")
+    pairs = zip(rewards, weights, strict=True)
+    return sum_of([(reward, RewardConfig(name=reward.name, weight=float(weight))) for reward, weight in pairs])
+
+
+def sum_of(
+    members: Sequence[tuple[Reward, RewardConfig]], *, merge: Merge = "sum", partial: Partial = "drop"
+) -> WeightedSum:
+    """Sums rewards as their entries say; a name that occurs again gets the key `<name>_2`, `<name>_3`, ….
+
+    Args:
+        members: each reward and its entry in the list of rewards.
+        merge: see `WeightedSum`.
+        partial: see `WeightedSum`.
+
+    Raises:
+        ValueError: if all weights are 0, a kind is unknown, or a mean that needs positive weights has others.
+    """
+    weights = [entry.weight for _, entry in members]
     check_weights(weights)
     assert merge in get_args(Merge)
-    factors = [factor for spec in specs for _, factor in spec.schedule]
+    factors = [factor for _, entry in members for _, factor in entry.schedule]
     if (merge != "sum" or partial != "drop") and min((*weights, *factors)) < 0:
         raise ValueError(
-            f"a {merge} mean, or one that makes up for missing rewards, needs weights above 0, got {list(weights)}"
+            f"a {merge} mean, or one that makes up for missing rewards, needs weights above 0, got {weights}"
             f"{f' and schedules with factors down to {min(factors):g}' if factors else ''}."
         )
-    taken = {reward.name for reward in rewards}
+    taken = {reward.name for reward, _ in members}
     terms: list[Term] = []
-    for i, (reward, weight) in enumerate(zip(rewards, weights, strict=True)):
+    for reward, entry in members:
         if reward.kind not in KINDS:
             raise ValueError(f"reward {reward.name!r}: kind must be one of {', '.join(KINDS)}, got {reward.kind!r}.")
         key, number, keys = reward.name, 1, {term.key for term in terms}
         while key in keys or (number > 1 and key in taken):  # `a_2` may also be some reward's own name
             number += 1
             key = f"{reward.name}_{number}"
-        said = specs[i] if specs else RewardSpec(name=key, file=None, function=None, weight=weight)
-        terms.append(Term(
-            reward=reward, key=key, weight=float(weight), schedule=said.schedule, clip=said.clip, gate=said.gate
-        ))  # fmt: skip
+        terms.append(Term(reward=reward, key=key, entry=entry))
     return WeightedSum(terms=tuple(terms), merge=merge, partial=partial)
 
 
 def build_weighted_sum(
-    specs: Sequence[Mapping[str, Any]],
-    *,
-    device: torch.device | str = "cpu",
-    merge: Merge = "sum",
-    partial: Partial = "drop",
+    specs: Sequence[Spec], *, device: torch.device | str = "cpu", merge: Merge = "sum", partial: Partial = "drop"
 ) -> WeightedSum:
     """Checks all specs, then makes the rewards, loading their weights on `device`, and sums them."""
-    validate_reward_specs(specs)
-    parsed = parse_reward_specs(specs)
-    return weighted_sum(
-        [_built(spec, device) for spec in parsed], [spec.weight for spec in parsed], specs=parsed, merge=merge,
-        partial=partial,
+    checked = validate_reward_specs(specs)
+    return sum_of(
+        [(one.build(torch.device(device)), one.entry) for one in checked], merge=merge, partial=partial
     )  # fmt: skip
-
-
-def _built(spec: RewardSpec, device: torch.device | str) -> Reward:
-    if spec.file is not None and spec.function is not None:
-        reward = user_file_reward(spec.file, spec.function, device=device, options=spec.options)
-    else:
-        assert spec.name is not None
-        reward = build_reward(spec.name, device=device, options=spec.options)
-    if spec.frames is None:
-        return reward
-    from flowrl.rewards.frames import framewise
-
-    return framewise(reward, **spec.frames)

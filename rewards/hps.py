@@ -10,8 +10,9 @@ exp(logit_scale), give other numbers; thresholds do not carry over.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -19,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 from torchvision.transforms import functional as vision
 
-from flowrl.rewards import Reward
-from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, check_threshold, encoder_of, prompt_reward
+from flowrl.rewards import Model, Reward
+from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, encoder_of, prompt_reward
 from flowrl.rewards.networks.clip_keys import clip_from_open_clip
 from flowrl.rewards.networks.pretrained import (
     check_file,
@@ -31,8 +32,7 @@ from flowrl.rewards.networks.pretrained import (
     shared_network,
 )
 
-Version = Literal["v2", "v2.1"]
-FILES: dict[Version, str] = {"v2": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
+FILES = {"v2": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
 DEFAULT_CHECKPOINT = "xswu/HPSv2"
 DEFAULT_TOKENIZER = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 OWNER = "reward 'hps'"
@@ -49,53 +49,49 @@ VISION_TOWER = {
 WIDTH = 1024  # of the embeddings
 
 
-def check(
-    *,
-    version: Version = "v2.1",
-    checkpoint: str = DEFAULT_CHECKPOINT,
-    tokenizer: str = DEFAULT_TOKENIZER,
-    revision: str | None = None,
-    threshold: float | None = None,
-) -> None:
-    """Refuses option values that are wrong, without loading the model."""
-    check_threshold(threshold, owner=OWNER)
-    check_file(checkpoint, owner=OWNER, option="checkpoint")
-    check_model(tokenizer, owner=f"{OWNER}, option tokenizer", what="CLIP")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hps:
+    """The cosine of image and prompt, in float32; differentiable, rounding to 8 bits being passed straight through."""
 
+    version: Literal["v2", "v2.1"] = "v2.1"
+    """Which weights to take from a folder or the hub; a checkpoint given as a file is taken as it is."""
+    checkpoint: str = DEFAULT_CHECKPOINT
+    """A file of weights, a folder or a hub repository that holds it under its published name."""
+    tokenizer: str = DEFAULT_TOKENIZER
+    """A folder or hub id with the tokenizer of CLIP, which the checkpoint comes without."""
+    revision: str | None = None
+    """Branch, tag or commit of `checkpoint` on the hub."""
+    threshold: float | None = None
+    """Makes the reward `1[score > threshold]`; DanceGRPO's binary reward takes 0.28 of v2.1."""
+    differentiable: ClassVar[bool] = True
 
-def hps(
-    *,
-    device: torch.device,
-    version: Version = "v2.1",
-    checkpoint: str = DEFAULT_CHECKPOINT,
-    tokenizer: str = DEFAULT_TOKENIZER,
-    revision: str | None = None,
-    threshold: float | None = None,
-) -> Reward:
-    """The cosine of image and prompt, in float32; differentiable, rounding to 8 bits being passed straight through.
+    def __post_init__(self) -> None:
+        check_file(self.checkpoint, option="checkpoint")
+        check_model(self.tokenizer, what="CLIP", option="tokenizer")
 
-    Args:
-        device: where the model runs.
-        version: which weights to take from a folder or the hub; a checkpoint given as a file is taken as it is.
-        checkpoint: a file of weights, a folder or a hub repository that holds it under its published name.
-        tokenizer: a folder or hub id with the tokenizer of CLIP, which the checkpoint comes without.
-        revision: branch, tag or commit of `checkpoint` on the hub.
-        threshold: makes the reward `1[score > threshold]`; DanceGRPO's binary reward takes 0.28 of v2.1.
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (Model(self.checkpoint),)
 
-    Raises:
-        ValueError: if the weights cannot be had, or are not those of this model, none missing and none left over.
-    """
-    from transformers import CLIPTokenizer
+    def build(self, device: torch.device) -> Reward:
+        """Loads weights and tokenizer.
 
-    check(version=version, checkpoint=checkpoint, tokenizer=tokenizer, revision=revision, threshold=threshold)
-    path = fetch_file(checkpoint, FILES[version], revision=revision, owner=OWNER, option="checkpoint")
-    network = shared_network((OWNER, str(path.resolve()), str(device)), lambda: _load(path, device))
-    words = load_processor(CLIPTokenizer, tokenizer, owner=OWNER, option="tokenizer", what="CLIP tokenizer")
-    pixels = partial(padded_pixels, size=network.config.vision_config.image_size)
-    encoder = encoder_of(network, words, pixels, device=device, differentiable=True, how="long-side-bicubic-black")
-    return prompt_reward(
-        "hps", encoder, lambda cosine, _: cosine, threshold=threshold, version=f"{checkpoint}:{path.name}:cosine"
-    )
+        Raises:
+            ValueError: if they are not available, or not those of this model, none missing and none left over.
+        """
+        from transformers import CLIPTokenizer
+
+        path = fetch_file(
+            self.checkpoint, FILES[self.version], revision=self.revision, owner=OWNER, option="checkpoint"
+        )  # fmt: skip
+        network = shared_network((OWNER, str(path.resolve()), str(device)), lambda: _load(path, device))
+        words = load_processor(CLIPTokenizer, self.tokenizer, owner=OWNER, option="tokenizer", what="CLIP tokenizer")
+        pixels = partial(padded_pixels, size=network.config.vision_config.image_size)
+        encoder = encoder_of(network, words, pixels, device=device, differentiable=True, how="long-side-bicubic-black")
+        return prompt_reward(
+            "hps", encoder, lambda cosine, _: cosine, threshold=self.threshold,
+            version=f"{self.checkpoint}:{path.name}:cosine",
+        )  # fmt: skip
 
 
 def _load(path: Any, device: torch.device) -> Any:

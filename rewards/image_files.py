@@ -13,15 +13,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
-def image_files(source: str, *, owner: str, other: str = "") -> dict[str | None, list[Path]]:
+def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]:
     """Files of a folder and the folders in it, under None, or of a JSON file {prompt: file or files}.
 
     Paths in the JSON file are relative to itself.
 
     Args:
         source: the folder or the JSON file.
-        owner: whose option `references` it is, for messages.
-        other: what the option takes besides, for messages.
+        other: what the option `references` takes besides, for messages.
 
     Raises:
         ValueError: nothing there, no images, a JSON file of another form, or a listed file that is missing.
@@ -30,43 +29,42 @@ def image_files(source: str, *, owner: str, other: str = "") -> dict[str | None,
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
         if not files:
-            raise ValueError(f"{owner}: the folder {source} holds no images ({', '.join(SUFFIXES)}): fill it.")
+            raise ValueError(f"the folder {source} holds no images ({', '.join(SUFFIXES)}): fill it.")
         return {None: files}
     if path.suffix != ".json" or not path.is_file():
         raise ValueError(
-            f"{owner}: references must be a folder of images, or a .json file that maps prompts to files{other}, got "
+            f"references must be a folder of images, or a .json file that maps prompts to files{other}, got "
             f"{source!r}, which is none of them."
         )
     try:
         listed: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ValueError(f"{owner}: {source} is no JSON ({error}): write {{prompt: [files]}}.") from error
+        raise ValueError(f"{source} is not JSON ({error}): write {{prompt: [files]}}.") from error
     found: dict[str | None, list[Path]] = {}
     for prompt, names in listed.items() if isinstance(listed, dict) else ():
         names = [names] if isinstance(names, str) else names
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise ValueError(
-                f"{owner}: {source} must give each prompt a file or a list of files, got {names!r} for {prompt!r}."
-            )
+            raise ValueError(f"{source} must give each prompt a file or a list of files, got {names!r} for {prompt!r}.")
         found[prompt] = [path.parent / Path(name).expanduser() for name in names]
     if not found:
-        raise ValueError(f"{owner}: {source} lists no references: write {{prompt: [files]}}.")
+        raise ValueError(f"{source} lists no references: write {{prompt: [files]}}.")
     missing = [file for files in found.values() for file in files if not file.is_file()]
     if missing:
-        raise ValueError(f"{owner}: {source} lists {len(missing)} files that are not there (first: {missing[0]}).")
+        raise ValueError(f"{source} lists {len(missing)} files that are not there (first: {missing[0]}).")
     return found
 
 
-def read_image(path: Path, *, owner: str) -> UInt8[np.ndarray, " h w 3"]:
+def read_image(path: Path, *, owner: str = "") -> UInt8[np.ndarray, " h w 3"]:
     """A file as uint8 [H, W, 3], turned as its EXIF orientation says, on white where it is transparent.
 
     Raises:
-        ValueError: it is no image.
+        ValueError: it is not an image.
     """
     try:
         with Image.open(path) as opened:
             image = ImageOps.exif_transpose(opened).convert("RGBA")
     except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{owner}: the image {path} cannot be read as an image: remove or replace it.") from error
+        start = f"{owner}: " if owner else ""
+        raise ValueError(f"{start}the image {path} cannot be read as an image: remove or replace it.") from error
     white = Image.new("RGBA", image.size, (255, 255, 255, 255))
     return np.asarray(Image.alpha_composite(white, image).convert("RGB"))

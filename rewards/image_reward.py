@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,12 +34,10 @@ from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as vision
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
 
-DEFAULT_MODEL = "THUDM/ImageReward"
-DEFAULT_TOKENIZER = "google-bert/bert-base-uncased"
 FILE = "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 MAX_TOKENS = 35
@@ -64,66 +63,61 @@ _IN_BLOCK = {
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 
 
-def check(
-    *,
-    model: str = DEFAULT_MODEL,
-    revision: str | None = None,
-    tokenizer: str = DEFAULT_TOKENIZER,
-    tokenizer_revision: str | None = None,
-) -> None:
-    """Refuses option values that are wrong, without loading the model."""
-    pretrained.check_file(model, owner=OWNER, option="model")
-    pretrained.check_model(tokenizer, owner=f"{OWNER}, option tokenizer", what="BERT")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageReward:
+    """ImageReward of image and prompt, on its own scale. Runs in float32."""
 
+    model: str = "THUDM/ImageReward"
+    """The file ImageReward.pt, a folder that holds it, or a hub id."""
+    revision: str | None = None
+    """Branch, tag or commit of `model` on the hub."""
+    tokenizer: str = "google-bert/bert-base-uncased"
+    """BERT's uncased tokenizer, a folder or a hub id."""
+    tokenizer_revision: str | None = None
+    """Likewise of `tokenizer`."""
 
-def image_reward(
-    *,
-    device: torch.device,
-    model: str = DEFAULT_MODEL,
-    revision: str | None = None,
-    tokenizer: str = DEFAULT_TOKENIZER,
-    tokenizer_revision: str | None = None,
-) -> Reward:
-    """ImageReward of image and prompt, on its own scale. Runs in float32.
+    def __post_init__(self) -> None:
+        pretrained.check_file(self.model, option="model")
+        pretrained.check_model(self.tokenizer, what="BERT", option="tokenizer")
 
-    Args:
-        device: where the model runs.
-        model: the file ImageReward.pt, a folder that holds it, or a hub id.
-        revision: branch, tag or commit of `model` on the hub.
-        tokenizer: BERT's uncased tokenizer, a folder or a hub id.
-        tokenizer_revision: likewise of `tokenizer`.
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (Model(self.model),)
 
-    Raises:
-        ValueError: if weights or tokenizer cannot be had, or the file is of another kind.
-    """
-    from transformers import BertTokenizer
+    def build(self, device: torch.device) -> Reward:
+        """Loads weights and tokenizer.
 
-    check(model=model, revision=revision, tokenizer=tokenizer, tokenizer_revision=tokenizer_revision)
-    words = pretrained.load_processor(
-        BertTokenizer, tokenizer, revision=tokenizer_revision, owner=OWNER, option="tokenizer", what="BERT"
-    )
-    words.add_tokens(["[DEC]", "[ENC]"], special_tokens=True)  # BLIP's: ids follow BERT's own vocabulary
+        Raises:
+            ValueError: if they are not available, or the file is of another kind.
+        """
+        from transformers import BertTokenizer
 
-    def load() -> ImageReward:
-        path = pretrained.fetch_file(model, FILE, revision=revision, owner=OWNER, option="model")
-        return build(pretrained.read_weights(path, owner=OWNER)).to(device).eval().requires_grad_(False)
+        words = pretrained.load_processor(
+            BertTokenizer, self.tokenizer, revision=self.tokenizer_revision, owner=OWNER, option="tokenizer",
+            what="BERT",
+        )  # fmt: skip
+        words.add_tokens(["[DEC]", "[ENC]"], special_tokens=True)  # BLIP's: ids follow BERT's own vocabulary
 
-    network = pretrained.shared_network(("image_reward", model, revision, str(device)), load)
-    if len(words) > (size := network.text.config.vocab_size):
-        raise ValueError(
-            f"{OWNER}: the tokenizer {tokenizer!r} has {len(words)} words, the checkpoint {size}: give tokenizer: the "
-            f"uncased one of BERT."
+        def load() -> Blip:
+            path = pretrained.fetch_file(self.model, FILE, revision=self.revision, owner=OWNER, option="model")
+            return build_blip(pretrained.read_weights(path, owner=OWNER)).to(device).eval().requires_grad_(False)
+
+        network = pretrained.shared_network(("image_reward", self.model, self.revision, str(device)), load)
+        if len(words) > (size := network.text.config.vocab_size):
+            raise ValueError(
+                f"{OWNER}: the tokenizer {self.tokenizer!r} has {len(words)} words, the checkpoint {size}: give "
+                f"tokenizer: the uncased one of BERT."
+            )
+        return FunctionReward(
+            name="image_reward",
+            score=partial(_score, network=network, tokenizer=words, device=device),
+            needs=frozenset({"images", "prompts"}),
+            version=f"image_reward:{self.model}@{pretrained.fingerprint(network.head.parameters())}:standardised:"
+            f"bicubic-crop-{network.vision.config.image_size}:{MAX_TOKENS}-tokens:float32",
         )
-    return FunctionReward(
-        name="image_reward",
-        score=partial(_score, network=network, tokenizer=words, device=device),
-        needs=frozenset({"images", "prompts"}),
-        version=f"image_reward:{model}@{pretrained.fingerprint(network.head.parameters())}:standardised:"
-        f"bicubic-crop-{network.vision.config.image_size}:{MAX_TOKENS}-tokens:float32",
-    )
 
 
-class ImageReward(nn.Module):
+class Blip(nn.Module):
     """BLIP's two towers and the head."""
 
     def __init__(self, vision_tower: Any, text_tower: Any, head: nn.Module) -> None:
@@ -172,11 +166,11 @@ def to_transformers(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
         elif rest != name and block and block[2] in _IN_BLOCK:
             image[f"encoder.layers.{block[1]}.{_IN_BLOCK[block[2]]}.{block[3]}"] = weight
         elif not name.startswith(("blip.vision_proj.", "blip.text_proj.")):
-            raise ValueError(f"{OWNER}: the checkpoint holds {name!r}, so it is no ImageReward v1.0: give {FILE}.")
+            raise ValueError(f"{OWNER}: the checkpoint holds {name!r}, so it is not ImageReward v1.0: give {FILE}.")
     return image, text, head
 
 
-def build(weights: Mapping[str, Tensor]) -> ImageReward:
+def build_blip(weights: Mapping[str, Tensor]) -> Blip:
     """The network on the host, on all weights of a checkpoint; sizes are read off their shapes.
 
     Raises:
@@ -187,7 +181,7 @@ def build(weights: Mapping[str, Tensor]) -> ImageReward:
     image, text, head = to_transformers(weights)
     try:
         vision_config, text_config = configs(image, text)
-        network = ImageReward(
+        network = Blip(
             BlipVisionModel(vision_config),
             BlipTextModel(text_config, add_pooling_layer=False),
             linear_head(text_config.hidden_size),
@@ -238,7 +232,7 @@ def pixels_of(images: UInt8[np.ndarray, " b h w 3"], size: int) -> Float[Tensor,
 
 
 @torch.no_grad()
-def _score(inputs: RewardInputs, *, network: ImageReward, tokenizer: Any, device: torch.device) -> RewardOutput:
+def _score(inputs: RewardInputs, *, network: Blip, tokenizer: Any, device: torch.device) -> RewardOutput:
     pixels = pixels_of(to_uint8(inputs.images), network.vision.config.image_size).to(device)
     tokens = tokenizer(
         inputs.prompts, padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"

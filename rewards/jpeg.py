@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import PIL
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 
 JPEG_QUALITY = 95
 """Pillow's `quality` in every published use; all other encoder options stay at their defaults."""
@@ -37,6 +37,7 @@ class JpegCompressibility:
 
     scale: Literal["ddpo", "flow_grpo"] = "flow_grpo"
     """Whose published scaling."""
+    models: ClassVar[tuple[Model, ...]] = ()
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; the encoder runs on the host."""
@@ -46,6 +47,8 @@ class JpegCompressibility:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JpegIncompressibility:
     """Large files are good: `bytes / 1000`; the published uses agree on this one, so it has no option."""
+
+    models: ClassVar[tuple[Model, ...]] = ()
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; the encoder runs on the host."""

@@ -5,58 +5,58 @@ Letters: B videos of F frames, d_t the difference of frames t + 1 and t.
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 
 
-def check(*, cell: int = 8, min_change: float = 0.005) -> None:
-    """Refuses option values that are wrong."""
-    if cell < 1:
-        raise ValueError(f"reward 'temporal_smoothness': cell must be at least 1 pixel, got {cell}.")
-    check_min_change(min_change, owner="reward 'temporal_smoothness'")
-
-
-def check_min_change(min_change: float, *, owner: str) -> None:
-    """Refuses a bound on `frame_change` that is negative or above 1, the largest change there is."""
-    if not (math.isfinite(min_change) and 0 <= min_change <= 1):
-        raise ValueError(
-            f"{owner}: min_change is a mean change of pixels in [0, 1], such as 0.005, or 0 for no bound, got "
-            f"{min_change}."
-        )
-
-
-def temporal_smoothness(*, device: torch.device, cell: int = 8, min_change: float = 0.005) -> Reward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TemporalSmoothness:
     """How evenly a video moves, in [0, 1], less where hardly anything moves.
 
         smoothness * min(1, frame_change / min_change)
 
     See `smoothness` and `frame_change`; both are parts. A frozen video is perfectly smooth, so that without the
-    second factor it would be the best; with it, it gets 0.
-
-    Args:
-        device: unused; the arithmetic runs where the videos are.
-        cell: side in pixels of the cells whose means are compared; 1 compares pixels.
-        min_change: mean change of a pixel from frame to frame below which the value falls to 0; the default is little
-            more than one level of 255. 0 for no bound: a frozen video then gets 1.
-
-    Raises:
-        ValueError: for bad options; when called, if there are no videos, or fewer than 3 frames.
+    second factor it would be the best; with it, it gets 0. A video of fewer than 3 frames is refused.
     """
-    check(cell=cell, min_change=min_change)
-    return FunctionReward(
-        name="temporal_smoothness",
-        score=partial(_score, cell=cell, min_change=min_change),
-        needs=frozenset({"videos"}),
-        version=f"temporal_smoothness:cell-{cell}:min_change-{min_change:g}",
-        differentiable=True,
-    )
+
+    cell: int = 8
+    """Side in pixels of the cells whose means are compared; 1 compares pixels."""
+    min_change: float = 0.005
+    """Mean change of a pixel from frame to frame below which the value falls to 0; the default is little more than
+    one level of 255. 0 for no bound: a frozen video then gets 1."""
+    differentiable: ClassVar[bool] = True
+    models: ClassVar[tuple[Model, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.cell < 1:
+            raise ValueError(f"cell must be at least 1 pixel, got {self.cell}.")
+        check_min_change(self.min_change)
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; the arithmetic runs where the videos are."""
+        return FunctionReward(
+            name="temporal_smoothness",
+            score=partial(_score, cell=self.cell, min_change=self.min_change),
+            needs=frozenset({"videos"}),
+            version=f"temporal_smoothness:cell-{self.cell}:min_change-{self.min_change:g}",
+            differentiable=True,
+        )
+
+
+def check_min_change(min_change: float) -> None:
+    """Refuses a bound on `frame_change` that is negative or above 1, the largest change there is."""
+    if not 0 <= min_change <= 1:
+        raise ValueError(
+            f"min_change is a mean change of pixels in [0, 1], such as 0.005, or 0 for no bound, got {min_change}."
+        )
 
 
 def smoothness(video: Float[Tensor, " f 3 h w"], *, cell: int) -> Float64[Tensor, ""]:

@@ -7,24 +7,29 @@ from typing import Any
 
 import torch
 
-from flowrl.rewards import Reward, build_reward, check_reward
+from flowrl.rewards import Reward, RewardOptions, reward_options
 
 _KINDS = ("pointwise", "remote")
 _OTHERS = ("adversarial", "rank", "tournament", "win_rate")  # refused before weights load; what is built tells its kind
 
 
-def check_nested(reward: str, options: Mapping[str, Any] | None, *, owner: str) -> None:
-    """Checks name and options of the inner reward. Loads no weights.
+def nested_options(reward: str, options: Mapping[str, Any] | None) -> RewardOptions:
+    """The checked options of the inner reward. Loads no weights.
 
     Raises:
-        ValueError: naming the owner, what was given and what is allowed.
+        ValueError: what was given and what is allowed, without the owner.
     """
     if options is not None and not isinstance(options, Mapping):
-        raise ValueError(f"{owner}: options must be a mapping of the options of {reward!r}, or null, got {options!r}.")
+        raise ValueError(f"options must be a mapping of the options of {reward!r}, or null, got {options!r}.")
     if reward in _OTHERS:
-        raise ValueError(_refusal(reward, owner))
+        raise ValueError(_refusal(reward))
+    return reward_options(reward, options or {})
+
+
+def check_nested(reward: str, options: Mapping[str, Any] | None, *, owner: str) -> RewardOptions:
+    """As `nested_options`, with the owner in the message."""
     try:
-        check_reward(reward, options or {})
+        return nested_options(reward, options)
     except ValueError as error:
         raise ValueError(f"{owner}: {error}") from error
 
@@ -35,12 +40,11 @@ def build_nested(reward: str, options: Mapping[str, Any] | None, *, device: torc
     Raises:
         ValueError: as `check_nested`, or its kind is another.
     """
-    check_nested(reward, options, owner=owner)
-    inner = build_reward(reward, device=device, options=options)
+    inner = check_nested(reward, options, owner=owner).build(device)
     if inner.kind not in _KINDS:
-        raise ValueError(_refusal(reward, owner))
+        raise ValueError(f"{owner}: {_refusal(reward)}")
     return inner
 
 
-def _refusal(reward: str, owner: str) -> str:
-    return f"{owner}: reward {reward!r} does not judge an item by itself: take one of kind {' or '.join(_KINDS)}."
+def _refusal(reward: str) -> str:
+    return f"reward {reward!r} does not judge an item by itself: take one of kind {' or '.join(_KINDS)}."

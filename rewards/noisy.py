@@ -2,97 +2,84 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from flowrl.randomness import counter_integers, counter_normal
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
-from flowrl.rewards.nested import build_nested, check_nested
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards.nested import build_nested, nested_options
 
 _MILLION = 1_000_000
 
 
-def check(
-    *,
-    reward: str,
-    options: Mapping[str, Any] | None = None,
-    std: float = 0.1,
-    outliers: float = 0.0,
-    outlier_scale: float = 20.0,
-    bias: float = 0.0,
-    seed: int = 0,
-) -> None:
-    """Refuses option values that are wrong, without loading weights."""
-    owner = "reward 'noisy'"
-    if not (math.isfinite(std) and std >= 0):
-        raise ValueError(f"{owner}: std must be 0 or more, got {std}.")
-    if not 0 <= outliers <= 1:
-        raise ValueError(f"{owner}: outliers is a share in [0, 1], got {outliers}.")
-    if not (math.isfinite(outlier_scale) and outlier_scale >= 1):
-        raise ValueError(f"{owner}: outlier_scale must be 1 or more, got {outlier_scale}.")
-    if not math.isfinite(bias):
-        raise ValueError(f"{owner}: bias must be a finite number, got {bias}.")
-    check_nested(reward, options, owner=owner)
-
-
-def noisy(
-    *,
-    device: torch.device,
-    reward: str,
-    options: Mapping[str, Any] | None = None,
-    std: float = 0.1,
-    outliers: float = 0.0,
-    outlier_scale: float = 20.0,
-    bias: float = 0.0,
-    seed: int = 0,
-) -> Reward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noisy:
     """`r + bias + s z`, z standard normal and s the `std`, of outliers more; new for every (seed, iteration, group, i).
 
     Asked about the same sample of the same iteration again, it gives the same value. Items that failed stay failed.
     The part `clean` is r.
-
-    Args:
-        device: where the inner reward runs.
-        reward: a built-in reward of kind pointwise or remote.
-        options: its options.
-        std: standard deviation of the noise.
-        outliers: share of scores whose noise is `outlier_scale` times as wide, as of a judge that now and then fails.
-        outlier_scale: how much wider.
-        bias: what is added to every value.
-        seed: of the noise.
-
-    Raises:
-        ValueError: for a reward or options that cannot work.
     """
-    check(
-        reward=reward, options=options, std=std, outliers=outliers, outlier_scale=outlier_scale, bias=bias, seed=seed
-    )  # fmt: skip
-    inner = build_nested(reward, options, device=device, owner="reward 'noisy'")
-    return FunctionReward(
-        name="noisy",
-        score=partial(_score, inner=inner, widths=(std, std * outlier_scale), outliers=outliers, bias=bias, seed=seed),
-        needs=inner.needs | {"group_ids", "sample_ids"},
-        version=f"noisy:std-{std:g}:outliers-{outliers:g}x{outlier_scale:g}:bias-{bias:g}:seed-{seed}:{inner.version}",
-        kind=inner.kind,
-        differentiable=inner.differentiable,
-        waits=inner.waits,
-    )
+
+    reward: str
+    """A built-in reward of kind pointwise or remote."""
+    options: Mapping[str, Any] | None = None
+    """Its options."""
+    std: float = 0.1
+    """Standard deviation of the noise."""
+    outliers: float = 0.0
+    """Share of scores whose noise is `outlier_scale` times as wide, as of a judge that now and then fails."""
+    outlier_scale: float = 20.0
+    """How much wider."""
+    bias: float = 0.0
+    """What is added to every value."""
+    seed: int = 0
+    """Seed of the noise."""
+
+    def __post_init__(self) -> None:
+        if not self.std >= 0:
+            raise ValueError(f"std must be 0 or more, got {self.std}.")
+        if not 0 <= self.outliers <= 1:
+            raise ValueError(f"outliers is a share in [0, 1], got {self.outliers}.")
+        if not self.outlier_scale >= 1:
+            raise ValueError(f"outlier_scale must be 1 or more, got {self.outlier_scale}.")
+        nested_options(self.reward, self.options)
+
+    @property
+    def models(self) -> tuple[Model, ...] | None:
+        return models_of(nested_options(self.reward, self.options))
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the inner reward and puts noise on it.
+
+        Raises:
+            ValueError: the inner reward does not judge an item by itself.
+        """
+        inner = build_nested(self.reward, self.options, device=device, owner="reward 'noisy'")
+        return FunctionReward(
+            name="noisy",
+            score=partial(_score, options=self, inner=inner),
+            needs=inner.needs | {"group_ids", "sample_ids"},
+            version=f"noisy:std-{self.std:g}:outliers-{self.outliers:g}x{self.outlier_scale:g}:bias-{self.bias:g}:"
+            f"seed-{self.seed}:{inner.version}",
+            kind=inner.kind,
+            differentiable=inner.differentiable,
+            waits=inner.waits,
+        )
 
 
-def _score(
-    inputs: RewardInputs, *, inner: Reward, widths: tuple[float, float], outliers: float, bias: float, seed: int
-) -> RewardOutput:
+def _score(inputs: RewardInputs, *, options: Noisy, inner: Reward) -> RewardOutput:
     output = inner(inputs)
     noise = []
     for group, i in zip(inputs.group_ids.tolist(), inputs.sample_ids.tolist(), strict=True):
         key = (inputs.iteration, group, i)
-        wild = counter_integers(0, _MILLION, seed, "reward-outlier", *key) < outliers * _MILLION
-        noise.append(widths[wild] * counter_normal((1,), seed, "reward-noise", *key))
-    values = output.values + (bias + torch.cat(noise)).to(output.values.device)
+        wild = counter_integers(0, _MILLION, options.seed, "reward-outlier", *key) < options.outliers * _MILLION
+        width = options.std * options.outlier_scale if wild else options.std
+        noise.append(width * counter_normal((1,), options.seed, "reward-noise", *key))
+    values = output.values + (options.bias + torch.cat(noise)).to(output.values.device)
     return RewardOutput(
         values=values, valid=output.valid, parts={**output.parts, "clean": output.values}, errors=output.errors
     )

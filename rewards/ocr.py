@@ -14,67 +14,29 @@ import re
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.config.rewards import Frames
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.frames import framewise
 
 Normalise = Literal["nospace_lower", "nfkc", "none"]
-OnEmptyTarget = Literal["skip", "blank", "prompt"]
 Reader = Callable[[UInt8[np.ndarray, " h w 3"]], str | None]
 
+_PACKAGES = ("rapidocr", "onnxruntime", "rapidfuzz")
 FIRST_QUOTED = r'"([^"]*)"'
 """The text between the first pair of straight double quotes."""
 
-_OWNER = "reward 'ocr'"
 
-
-def check(
-    *,
-    target_regex: str = FIRST_QUOTED,
-    target_field: str | None = None,
-    normalise: Normalise = "nospace_lower",
-    substring_ok: bool = True,
-    extra_text_penalty: float = 0.0,
-    on_empty_target: OnEmptyTarget = "skip",
-    min_confidence: float = 0.5,
-    angle_classifier: bool = False,
-    workers: int = 1,
-) -> None:
-    """Refuses option values that are wrong, and a missing extra, without loading the reader."""
-    try:
-        re.compile(target_regex)
-    except re.error as error:
-        raise ValueError(f"{_OWNER}: target_regex {target_regex!r} is no regular expression: {error}.") from error
-    if not (math.isfinite(extra_text_penalty) and extra_text_penalty >= 0):
-        raise ValueError(f"{_OWNER}: extra_text_penalty must be 0 or positive, got {extra_text_penalty}.")
-    if not 0 <= min_confidence < 1:
-        raise ValueError(f"{_OWNER}: min_confidence must be at least 0 and below 1, got {min_confidence}.")
-    if workers < 1:
-        raise ValueError(f"{_OWNER}: workers must be at least 1, got {workers}.")
-    if missing := [name for name in ("rapidocr", "onnxruntime") if importlib.util.find_spec(name) is None]:
-        raise ValueError(f"{_OWNER} needs {' and '.join(missing)}: pip install flowrl-toolkit[ocr].")
-
-
-def ocr(
-    *,
-    device: torch.device,
-    target_regex: str = FIRST_QUOTED,
-    target_field: str | None = None,
-    normalise: Normalise = "nospace_lower",
-    substring_ok: bool = True,
-    extra_text_penalty: float = 0.0,
-    on_empty_target: OnEmptyTarget = "skip",
-    min_confidence: float = 0.5,
-    angle_classifier: bool = False,
-    workers: int = 1,
-) -> Reward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ocr:
     """How much of the target text is there, in [0, 1]; see `text_reward`.
 
     All pieces of text found, in the reader's order (from the top down), are joined without a separator. Parts: `found`,
@@ -82,54 +44,59 @@ def ocr(
 
     Of videos, every 4th frame is read, and the value is the mean over frames above 0, as in Adv-GRPO, which counts no
     substring (`substring_ok: false`); an entry's `frames:` replaces that rule.
-
-    Args:
-        device: unused; the reader runs on the host.
-        target_regex: what is the target in a prompt: the first match's first group that took part, or the whole match
-            if it has no groups.
-        target_field: take the target from this field of the prompt's metadata instead; an item without it is invalid.
-        normalise: what is done to both texts; see `normalised`.
-        substring_ok: a target that occurs within other text counts as read.
-        extra_text_penalty: cost of a surplus character around a target that occurs; see `text_reward`.
-        on_empty_target: `skip` makes an item without a target invalid; `blank` gives 1 if no text was found and 0 if
-            some was; `prompt` takes the whole prompt as the target.
-        min_confidence: text that the reader is less sure of is left out. Flow-GRPO keeps all: 0.
-        angle_classifier: also read text that is upside down; Flow-GRPO does not.
-        workers: images read at the same time, on one processor core each.
-
-    Raises:
-        ValueError: for bad options or a missing extra.
     """
-    check(
-        target_regex=target_regex, target_field=target_field, normalise=normalise, substring_ok=substring_ok,
-        extra_text_penalty=extra_text_penalty, on_empty_target=on_empty_target, min_confidence=min_confidence,
-        angle_classifier=angle_classifier, workers=workers,
-    )  # fmt: skip
-    target = partial(
-        _target, regex=re.compile(target_regex), field=target_field, normalise=normalise, on_empty=on_empty_target
-    )
-    make_reader = partial(_rapidocr, min_confidence=min_confidence, angle_classifier=angle_classifier)
-    readers: queue.SimpleQueue[Reader] = queue.SimpleQueue()
-    readers.put(make_reader())
-    images = FunctionReward(
-        name="ocr",
-        score=partial(
-            _score, target=target, read=partial(_read_all, readers=readers, make=make_reader, workers=workers),
-            normalise=normalise, substring_ok=substring_ok, extra_text_penalty=extra_text_penalty,
-        ),
-        needs=frozenset({"images", "prompts", "metadata"}),
-        version=f"ocr:{target_field or target_regex}:{normalise}:substring-{substring_ok}:"
-        f"extra-{extra_text_penalty:g}:empty-{on_empty_target}:confidence-{min_confidence:g}:"
-        f"angle-{angle_classifier}:rapidocr-{importlib.metadata.version('rapidocr')}:{'+'.join(_model_names())}:"
-        f"onnxruntime-{importlib.metadata.version('onnxruntime')}",
-    )  # fmt: skip
-    videos = framewise(images, policy="every", count=4, reducer="positive_mean")
-    return FunctionReward(
-        name="ocr",
-        score=lambda inputs: images(inputs) if inputs.videos is None else videos(inputs),
-        needs=images.needs,
-        version=images.version,
-    )
+
+    target_regex: str = FIRST_QUOTED
+    """What is the target in a prompt: the first match's first group that took part, or the whole match if it has no
+    groups."""
+    target_field: str | None = None
+    """Take the target from this field of the prompt's metadata instead; an item without it is invalid."""
+    normalise: Normalise = "nospace_lower"
+    """What is done to both texts; see `normalised`."""
+    substring_ok: bool = True
+    """A target that occurs within other text counts as read."""
+    extra_text_penalty: float = 0.0
+    """Cost of a surplus character around a target that occurs; see `text_reward`."""
+    on_empty_target: Literal["skip", "blank", "prompt"] = "skip"
+    """`skip` makes an item without a target invalid; `blank` gives 1 if no text was found and 0 if some was; `prompt`
+    takes the whole prompt as the target."""
+    min_confidence: float = 0.5
+    """Text that the reader is less sure of is left out. Flow-GRPO keeps all: 0."""
+    angle_classifier: bool = False
+    """Also read text that is upside down; Flow-GRPO does not."""
+    workers: int = 1
+    """Images read at the same time, on one processor core each."""
+    models: ClassVar[tuple[Model, ...]] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.target_regex)
+        except re.error as error:
+            raise ValueError(f"target_regex {self.target_regex!r} is not a regular expression: {error}.") from error
+        if not self.extra_text_penalty >= 0:
+            raise ValueError(f"extra_text_penalty must be 0 or positive, got {self.extra_text_penalty}.")
+        if not 0 <= self.min_confidence < 1:
+            raise ValueError(f"min_confidence must be at least 0 and below 1, got {self.min_confidence}.")
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1, got {self.workers}.")
+        if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+            raise ValueError(f"{' and '.join(missing)} must be installed: pip install flowrl-toolkit[ocr].")
+
+    def build(self, device: torch.device) -> Reward:
+        """Loads a reader, which runs on the host."""
+        readers: queue.SimpleQueue[Reader] = queue.SimpleQueue()
+        readers.put(_rapidocr(self))
+        images = FunctionReward(
+            name="ocr",
+            score=partial(_score, options=self, readers=readers),
+            needs=frozenset({"images", "prompts", "metadata"}),
+            version=f"ocr:{self.target_field or self.target_regex}:{self.normalise}:substring-{self.substring_ok}:"
+            f"extra-{self.extra_text_penalty:g}:empty-{self.on_empty_target}:confidence-{self.min_confidence:g}:"
+            f"angle-{self.angle_classifier}:rapidocr-{importlib.metadata.version('rapidocr')}:"
+            f"{'+'.join(_model_names())}:onnxruntime-{importlib.metadata.version('onnxruntime')}",
+        )
+        videos = framewise(images, Frames(policy="every", count=4, reducer="positive_mean"))
+        return replace(images, score=lambda inputs: (images if inputs.videos is None else videos)(inputs))
 
 
 def normalised(text: str, normalise: Normalise) -> str:
@@ -142,92 +109,67 @@ def normalised(text: str, normalise: Normalise) -> str:
     return "".join(text.split())
 
 
-def edit_distance(first: str, second: str) -> int:
-    """Levenshtein distance: fewest insertions, deletions and replacements of a character that make one the other."""
-    row = list(range(len(second) + 1))
-    for i, a in enumerate(first, start=1):
-        diagonal, row[0] = row[0], i
-        for j, b in enumerate(second, start=1):
-            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (a != b))
-    return row[-1]
-
-
 def text_reward(read: str, target: str, *, substring_ok: bool = True, extra_text_penalty: float = 0.0) -> float:
     """`1 - min(d, n) / n` for a target of n characters, both texts normalised.
 
-    d is the edit distance; for a target that occurs in what was read, with `substring_ok`, it is `extra_text_penalty`
-    for each surplus character instead: 0 makes text around the target free, 1 gives the edit distance again.
+    d is the Levenshtein distance; for a target that occurs in what was read, with `substring_ok`, it is
+    `extra_text_penalty` per surplus character instead: 0 makes text around the target free, 1 gives the distance again.
 
     Raises:
         ValueError: if the target is empty.
     """
+    from rapidfuzz.distance import Levenshtein
+
     if not target:
         raise ValueError("the target is empty, so no share of it can be read: score such items otherwise.")
     if substring_ok and target in read:
         distance = extra_text_penalty * (len(read) - len(target))
     else:
-        distance = edit_distance(read, target)
+        distance = Levenshtein.distance(read, target)
     return 1.0 - min(distance, len(target)) / len(target)
 
 
-def _target(
-    prompt: str,
-    metadata: dict[str, Any],
-    *,
-    regex: re.Pattern[str],
-    field: str | None,
-    normalise: Normalise,
-    on_empty: OnEmptyTarget,
-) -> tuple[str, str | None]:
+def _target(prompt: str, metadata: dict[str, Any], options: Ocr) -> tuple[str, str | None]:
     """An item's normalised target, and why the item has failed, if it has."""
-    if field is not None:
-        if not isinstance(metadata.get(field), str):
+    if options.target_field is not None:
+        text = metadata.get(options.target_field)
+        if not isinstance(text, str):
             return "", "missing_field"
-        text = metadata[field]
     else:
-        match = regex.search(prompt)
+        match = re.search(options.target_regex, prompt)
         groups = match.groups() if match else ()
         text = (next((g for g in groups if g is not None), "") if groups else match[0]) if match else ""
-    target = normalised(text, normalise)
-    if not target and on_empty == "prompt":
-        target = normalised(prompt, normalise)
-    return target, None if target or on_empty == "blank" else "empty_target"
+    target = normalised(text, options.normalise)
+    if not target and options.on_empty_target == "prompt":
+        target = normalised(prompt, options.normalise)
+    return target, None if target or options.on_empty_target == "blank" else "empty_target"
 
 
-def _score(
-    inputs: RewardInputs,
-    *,
-    target: Callable[[str, dict[str, Any]], tuple[str, str | None]],
-    read: Callable[[UInt8[np.ndarray, " b h w 3"]], list[str | None]],
-    normalise: Normalise,
-    substring_ok: bool,
-    extra_text_penalty: float,
-) -> RewardOutput:
-    wanted = [target(prompt, metadata) for prompt, metadata in zip(inputs.prompts, inputs.metadata, strict=True)]
+def _score(inputs: RewardInputs, *, options: Ocr, readers: queue.SimpleQueue[Reader]) -> RewardOutput:
+    pairs = zip(inputs.prompts, inputs.metadata, strict=True)
+    wanted = [_target(prompt, metadata, options) for prompt, metadata in pairs]
     errors = [error for _, error in wanted]
     values = [math.nan] * len(inputs)
     parts = {"found": [math.nan] * len(inputs), "extra": [math.nan] * len(inputs)}
     places = [i for i, error in enumerate(errors) if error is None]
-    for i, text in zip(places, read(to_uint8(inputs.images)[places]), strict=True):
+    for i, text in zip(places, _read_all(to_uint8(inputs.images)[places], options, readers), strict=True):
         if text is None:
             errors[i] = "reader_error"
             continue
-        seen, wish = normalised(text, normalise), wanted[i][0]
+        seen, wish = normalised(text, options.normalise), wanted[i][0]
         parts["extra"][i] = max(0, len(seen) - len(wish))
         if wish:
             parts["found"][i] = float(wish in seen)
-            values[i] = text_reward(seen, wish, substring_ok=substring_ok, extra_text_penalty=extra_text_penalty)
+            values[i] = text_reward(
+                seen, wish, substring_ok=options.substring_ok, extra_text_penalty=options.extra_text_penalty
+            )
         else:
             values[i] = float(not seen)
     return output_of(values, inputs, parts, errors)
 
 
 def _read_all(
-    images: UInt8[np.ndarray, " b h w 3"],
-    *,
-    readers: queue.SimpleQueue[Reader],
-    make: Callable[[], Reader],
-    workers: int,
+    images: UInt8[np.ndarray, " b h w 3"], options: Ocr, readers: queue.SimpleQueue[Reader]
 ) -> list[str | None]:
     """What each image says. A reader keeps state while it reads, so each thread borrows one of its own."""
 
@@ -235,15 +177,15 @@ def _read_all(
         try:
             reader = readers.get_nowait()
         except queue.Empty:
-            reader = make()
+            reader = _rapidocr(options)
         try:
             return reader(image)
         finally:
             readers.put(reader)
 
-    if workers == 1 or len(images) < 2:
+    if options.workers == 1 or len(images) < 2:
         return [read(image) for image in images]
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(options.workers) as pool:
         return list(pool.map(read, images))
 
 
@@ -255,7 +197,7 @@ def _model_names() -> list[str]:
     return sorted(path.stem for path in (Path(spec.origin).parent / "models").glob("*.onnx"))
 
 
-def _rapidocr(*, min_confidence: float, angle_classifier: bool) -> Reader:
+def _rapidocr(options: Ocr) -> Reader:
     """One reader on one core; it gives None where the network itself failed on an image."""
     from rapidocr import RapidOCR
     from rapidocr.inference_engine.onnxruntime.main import ONNXRuntimeError
@@ -265,8 +207,8 @@ def _rapidocr(*, min_confidence: float, angle_classifier: bool) -> Reader:
             "EngineConfig.onnxruntime.intra_op_num_threads": 1,
             "EngineConfig.onnxruntime.inter_op_num_threads": 1,
             "Global.log_level": "error",  # it warns of every image without text
-            "Global.text_score": min_confidence,
-            "Global.use_cls": angle_classifier,
+            "Global.text_score": options.min_confidence,
+            "Global.use_cls": options.angle_classifier,
         }
     )
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flowrl.randomness import counter_normal
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.networks.clip_encoder import scored
-from flowrl.rewards.networks.preference_features import Backbone, Features, build_features, check_backbone
+from flowrl.rewards.networks.preference_features import MODELS, Backbone, Features, build_features, check_backbone
 from flowrl.rewards.networks.pretrained import fingerprint, read_weights
 
 HeadKind = Literal["linear", "mlp"]
@@ -79,68 +79,80 @@ def read_config(folder: Path) -> dict[str, Any]:
         ValueError: no such folder, or it holds no head.
     """
     if not folder.is_dir():
-        raise ValueError(f"{OWNER}: there is no folder {str(folder)!r}: give one that 'flowrl reward train' wrote.")
+        raise ValueError(f"there is no folder {str(folder)!r}: give one that 'flowrl reward train' wrote.")
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise ValueError(f"{OWNER}: {folder} holds no {name}: give a folder that 'flowrl reward train' wrote.")
+            raise ValueError(f"{folder} holds no {name}: give a folder that 'flowrl reward train' wrote.")
     try:
         config: Any = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{OWNER}: {folder / CONFIG} is no JSON ({error}): train the head again.") from error
+        raise ValueError(f"{folder / CONFIG} is not JSON ({error}): train the head again.") from error
     kinds = {"backbone": str, "model": str | None, "revision": str | None, "preprocess": str, "image_size": int,
              "features": str, "temperature": float, "center": float}  # fmt: skip
     wrong = [
         key for key, kind in kinds.items() if not isinstance(config, dict) or not isinstance(config.get(key), kind)
     ]
     if wrong or config["backbone"] not in get_args(Backbone) or not config["temperature"] > 0:
-        raise ValueError(f"{OWNER}: {folder / CONFIG} does not describe a head ({', '.join(wrong)}): train it again.")
+        raise ValueError(f"{folder / CONFIG} does not describe a head ({', '.join(wrong)}): train it again.")
     return dict(config)
 
 
-def check(*, model: str, backbone_model: str | None = None) -> None:
-    """Refuses a folder without a head and a backbone that cannot be there; loads no weights."""
-    config = read_config(Path(model).expanduser())
-    check_backbone(config["backbone"], backbone_model or config["model"], config["image_size"], owner=OWNER)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreferenceHead:
+    """The calibrated log-odds of a trained head, in float32; differentiable where its features are."""
 
+    model: str
+    """The folder that `flowrl reward train` wrote."""
+    backbone_model: str | None = None
+    """Where the backbone's weights are, if not where they were in training; they must be the same."""
+    differentiable: ClassVar[bool] = True
 
-def preference_head(*, device: torch.device, model: str, backbone_model: str | None = None) -> Reward:
-    """The calibrated log-odds of a trained head, in float32; differentiable where its features are.
+    def __post_init__(self) -> None:
+        config = self.config()
+        check_backbone(config["backbone"], self.backbone_model or config["model"], config["image_size"])
 
-    Args:
-        device: where the backbone runs.
-        model: the folder that `flowrl reward train` wrote.
-        backbone_model: where the backbone's weights are, if not where they were in training; they must be the same.
+    @property
+    def models(self) -> tuple[Model, ...]:
+        config = self.config()
+        if config["backbone"] == "attributes":
+            return ()
+        return (Model(self.backbone_model or config["model"] or MODELS[config["backbone"]]),)
 
-    Raises:
-        ValueError: no head, no backbone, or other weights than the head was trained on.
-    """
-    folder = Path(model).expanduser()
-    check(model=model, backbone_model=backbone_model)
-    config = read_config(folder)
-    features = build_features(
-        config["backbone"], model=backbone_model or config["model"], revision=config["revision"],
-        preprocess=config["preprocess"], image_size=config["image_size"], device=device, owner=OWNER,
-    )  # fmt: skip
-    if features.version != config["features"]:
-        raise ValueError(
-            f"{OWNER}: the head of {folder} was trained on features {config['features']}, and these are "
-            f"{features.version}: give backbone_model: the weights it was trained with, or train it again."
+    def config(self) -> dict[str, Any]:
+        """What the head's folder says of it."""
+        return read_config(Path(self.model).expanduser())
+
+    def build(self, device: torch.device) -> Reward:
+        """Loads head and backbone.
+
+        Raises:
+            ValueError: no head, no backbone, or other weights than the head was trained on.
+        """
+        folder, config = Path(self.model).expanduser(), self.config()
+        features = build_features(
+            config["backbone"], model=self.backbone_model or config["model"], revision=config["revision"],
+            preprocess=config["preprocess"], image_size=config["image_size"], device=device, owner=OWNER,
+        )  # fmt: skip
+        if features.version != config["features"]:
+            raise ValueError(
+                f"{OWNER}: the head of {folder} was trained on features {config['features']}, and these are "
+                f"{features.version}: give backbone_model: the weights it was trained with, or train it again."
+            )
+        head = load_head(folder / WEIGHTS, features.width, device)
+        center, temperature = float(config["center"]), float(config["temperature"])
+
+        def score(inputs: RewardInputs) -> RewardOutput:
+            asked = torch.is_grad_enabled() and features.differentiable and inputs.images.requires_grad
+            with torch.set_grad_enabled(asked), torch.autocast(device.type, enabled=False):
+                return scored((head(features.of(inputs.images, inputs.prompts)) - center) / temperature, inputs)
+
+        return FunctionReward(
+            name="preference_head",
+            score=score,
+            needs=frozenset({"images", "prompts"} if features.reads_prompts else {"images"}),
+            version=f"preference_head:{fingerprint(head.weights.values())}:T-{temperature:.4g}:{features.version}",
+            differentiable=features.differentiable,
         )
-    head = load_head(folder / WEIGHTS, features.width, device)
-    center, temperature = float(config["center"]), float(config["temperature"])
-
-    def score(inputs: RewardInputs) -> RewardOutput:
-        asked = torch.is_grad_enabled() and features.differentiable and inputs.images.requires_grad
-        with torch.set_grad_enabled(asked), torch.autocast(device.type, enabled=False):
-            return scored((head(features.of(inputs.images, inputs.prompts)) - center) / temperature, inputs)
-
-    return FunctionReward(
-        name="preference_head",
-        score=score,
-        needs=frozenset({"images", "prompts"} if features.reads_prompts else {"images"}),
-        version=f"preference_head:{fingerprint(head.weights.values())}:T-{temperature:.4g}:{features.version}",
-        differentiable=features.differentiable,
-    )
 
 
 def load_head(path: Path, width: int, device: torch.device) -> Head:

@@ -98,7 +98,7 @@ def drawn_scene(record: Mapping[str, Any], *key: Part) -> Pixels:
     """A scene 64 x 64 of the embedded world in which a GenEval record holds: a function of record and counters.
 
     Raises:
-        ValueError: no GenEval record.
+        ValueError: there is no GenEval record.
     """
     if "include" not in record:
         raise ValueError(
@@ -122,14 +122,14 @@ def open_references(source: str, *, held_out: float, seed: int) -> References:
         return WorldReferences(seed=seed)
     learned: dict[str | None, tuple[Path, ...]] = {}
     reserved: list[tuple[str | None, Path]] = []
-    for prompt, files in image_files(source, owner=OWNER, other=f", or {WORLD!r}").items():
+    for prompt, files in image_files(source, other=f", or {WORLD!r}").items():
         order = counter_choice(len(files), len(files), seed, "held out", prompt or "")
         kept = min(round(held_out * len(files)), len(files) - 1)
         reserved += [(prompt, files[i]) for i in order[:kept]]
         learned[prompt] = tuple(files[i] for i in sorted(order[kept:]))
     if held_out and not reserved:
         raise ValueError(
-            f"{OWNER}: held_out ({held_out:g}) of the files of a prompt in {source} rounds to none: add files, raise "
+            f"held_out ({held_out:g}) of the files of a prompt in {source} rounds to none: add files, raise "
             f"held_out, or set it to 0 to go without held-out references."
         )
     return FileReferences(learned=learned, reserved=tuple(reserved), source=source)

@@ -13,14 +13,15 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.serving.remote_client import (
     Client,
     Told,
@@ -35,117 +36,100 @@ from flowrl.rewards.serving.wire import Item, Score
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
 from flowrl.rewards.serving.wire_images import Pixels
 
-Protocol = Literal["flowrl", "flow_factory", "unirl"]
-Kind = Literal["remote", "groupwise", "pairwise"]
 _NEEDS = ("prompts", "images", "metadata")
 
 
-def check(
-    *,
-    url: str,
-    reward: str | None = None,
-    protocol: Protocol = "flowrl",
-    token_env: str | None = None,
-    kind: Kind | None = None,
-    needs: list[str] | None = None,
-    batch_size: int = 16,
-    concurrency: int = 4,
-    timeout: float = 60.0,
-    deadline: float = 120.0,
-    retries: int = 4,
-    wait: bool = True,
-) -> None:
-    """Refuses option values that are wrong, without calling the server."""
-    adapter = ADAPTERS[protocol]
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise wrong(f"url must be the address of a server such as http://127.0.0.1:8190, got {url!r}")
-    if parts.username or parts.password:
-        raise wrong("url must not hold a password: put the token into an environment variable and give token_env")
-    if protocol == "unirl" and not reward:
-        raise wrong("protocol unirl needs reward: the name of one that the server has")
-    if protocol == "flow_factory" and reward:
-        raise wrong(f"protocol flow_factory has one reward a server: leave out reward, got {reward!r}")
-    if token_env is not None and not os.environ.get(token_env, "").strip():
-        raise wrong(f"the environment variable {token_env} is not set: put the token there, or leave out token_env")
-    if kind not in (None, "remote") and adapter.groups == "none":
-        raise wrong(f"protocol {protocol} scores item by item: kind must be remote, got {kind}")
-    if needs is not None:
-        if not isinstance(needs, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in needs):
-            raise wrong(f"needs must be a list of fields, got {needs!r}")
-        if unknown := sorted(set(needs) - adapter.fields):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remote:
+    """The scores of a server."""
+
+    url: str
+    """Address of the server, without path."""
+    reward: str | None = None
+    """Which of the server's rewards; null where it has one only."""
+    protocol: Literal["flowrl", "flow_factory", "unirl"] = "flowrl"
+    """Whose server it is; see `flowrl.rewards.serving.wire_adapters`."""
+    token_env: str | None = None
+    """Environment variable that holds the token, sent as `Authorization: Bearer`."""
+    kind: Literal["remote", "groupwise", "pairwise"] | None = None
+    """`remote` (item by item), `groupwise` or `pairwise` (groups are sent whole); null takes what the server says."""
+    needs: tuple[str, ...] | None = None
+    """Fields that are sent; null takes what the server says, or prompts, images and metadata."""
+    batch_size: int = 16
+    """Items of one request; more where a group has more."""
+    concurrency: int = 4
+    """Requests at a time."""
+    timeout: float = 60.0
+    """Seconds of one request."""
+    deadline: float = 120.0
+    """Seconds of one call of the reward: all its items, with retries and waits between them."""
+    retries: int = 4
+    """After a failed connection, 408, 425, 429, 5xx, or a reply that cannot be read."""
+    wait: bool = True
+    """Ask the server at the start whether it is ready; false goes ahead without knowing."""
+    models: ClassVar[tuple[Model, ...]] = ()
+
+    def __post_init__(self) -> None:
+        adapter = ADAPTERS[self.protocol]
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"url must be the address of a server such as http://127.0.0.1:8190, got {self.url!r}.")
+        if parts.username or parts.password:
+            raise ValueError(
+                "url must not hold a password: put the token into an environment variable and give token_env."
+            )
+        if self.protocol == "unirl" and not self.reward:
+            raise ValueError("protocol unirl needs reward: the name of one that the server has.")
+        if self.protocol == "flow_factory" and self.reward:
+            raise ValueError(f"protocol flow_factory has one reward per server: leave out reward, got {self.reward!r}.")
+        if self.token_env is not None and not os.environ.get(self.token_env, "").strip():
+            raise ValueError(
+                f"the environment variable {self.token_env} is not set: put the token there, or leave out token_env."
+            )
+        if self.kind not in (None, "remote") and adapter.groups == "none":
+            raise ValueError(f"protocol {self.protocol} scores item by item: kind must be remote, got {self.kind}.")
+        if unknown := sorted(set(self.needs or ()) - adapter.fields):
             fields = ", ".join(sorted(adapter.fields))
-            raise wrong(f"protocol {protocol} cannot send {unknown[0]}; fields are {fields}")
-    for name, number in (("batch_size", batch_size), ("concurrency", concurrency)):
-        if number < 1:
-            raise wrong(f"{name} must be at least 1, got {number}")
-    if retries < 0:
-        raise wrong(f"retries must be 0 or more, got {retries}")
-    for name, seconds in (("timeout", timeout), ("deadline", deadline)):
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise wrong(f"{name} must be a positive number of seconds, got {seconds}")
+            raise ValueError(f"protocol {self.protocol} cannot send {unknown[0]}; fields are {fields}.")
+        for name, number in (("batch_size", self.batch_size), ("concurrency", self.concurrency)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}.")
+        if self.retries < 0:
+            raise ValueError(f"retries must be 0 or more, got {self.retries}.")
+        for name, seconds in (("timeout", self.timeout), ("deadline", self.deadline)):
+            if not seconds > 0:
+                raise ValueError(f"{name} must be a positive number of seconds, got {seconds}.")
 
+    def build(self, device: torch.device) -> Reward:
+        """Asks the server whether it is ready; values come back to the device of the images.
 
-def remote(
-    *,
-    device: torch.device,
-    url: str,
-    reward: str | None = None,
-    protocol: Protocol = "flowrl",
-    token_env: str | None = None,
-    kind: Kind | None = None,
-    needs: list[str] | None = None,
-    batch_size: int = 16,
-    concurrency: int = 4,
-    timeout: float = 60.0,
-    deadline: float = 120.0,
-    retries: int = 4,
-    wait: bool = True,
-) -> Reward:
-    """The scores of a server.
-
-    Args:
-        device: unused; values come back to the device of the images.
-        url: of the server, without path.
-        reward: which of the server's rewards; null where it has one only.
-        protocol: whose server it is; see `flowrl.rewards.serving.wire_adapters`.
-        token_env: environment variable that holds the token, sent as `Authorization: Bearer`.
-        kind: remote (item by item), groupwise or pairwise (groups are sent whole); null takes what the server says.
-        needs: fields that are sent; null takes what the server says, or prompts, images and metadata.
-        batch_size: items of one request; more where a group has more.
-        concurrency: requests at a time.
-        timeout: seconds of one request.
-        deadline: seconds of one call of the reward: all its items, with retries and waits between them.
-        retries: after a failed connection, 408, 425, 429, 5xx, or a reply that cannot be read.
-        wait: ask the server at the start whether it is ready; false goes ahead without knowing.
-
-    Raises:
-        ValueError: the server is not there, not ready, refuses the token, or has no such reward.
-    """
-    check(
-        url=url, reward=reward, protocol=protocol, token_env=token_env, kind=kind, needs=needs, batch_size=batch_size,
-        concurrency=concurrency, timeout=timeout, deadline=deadline, retries=retries, wait=wait,
-    )  # fmt: skip
-    url, adapter = url.rstrip("/"), ADAPTERS[protocol]
-    token = None if token_env is None else os.environ[token_env].strip()
-    session = open_session(url, api_key=token, connections=concurrency)
-    told = ask_health(session, url, reward, adapter, batch_size, retries, deadline) if wait else Told()
-    sends = frozenset(needs or told.needs or (set(_NEEDS) & adapter.fields))
-    if unknown := sorted(sends - adapter.fields):
-        raise wrong(f"the server's reward needs {', '.join(unknown)}, which cannot be sent: is its version another?")
-    client = Client(
-        session=session, url=url, adapter=adapter, reward=reward or told.name, version=told.version, needs=sends,
-        kind=kind or told.kind, batch_size=batch_size, concurrency=concurrency, timeout=timeout, deadline=deadline,
-        retries=retries,
-    )  # fmt: skip
-    return FunctionReward(
-        name="remote",
-        score=partial(_score, client=client),
-        needs=client.needs,
-        kind=client.kind,
-        waits=True,
-        version=f"remote:{protocol}:{url}:{client.reward or 'default'}:{client.version or 'unknown'}:png-8bit",
-    )
+        Raises:
+            ValueError: the server is not there, not ready, refuses the token, or has no such reward.
+        """
+        url, adapter = self.url.rstrip("/"), ADAPTERS[self.protocol]
+        token = None if self.token_env is None else os.environ[self.token_env].strip()
+        session = open_session(url, api_key=token, connections=self.concurrency)
+        told = Told()
+        if self.wait:
+            told = ask_health(session, url, self.reward, adapter, self.batch_size, self.retries, self.deadline)
+        sends = frozenset(self.needs or told.needs or (set(_NEEDS) & adapter.fields))
+        if unknown := sorted(sends - adapter.fields):
+            raise wrong(
+                f"the server's reward needs {', '.join(unknown)}, which cannot be sent: is its version another?"
+            )
+        client = Client(
+            session=session, url=url, adapter=adapter, reward=self.reward or told.name, version=told.version,
+            needs=sends, kind=self.kind or told.kind, batch_size=self.batch_size, concurrency=self.concurrency,
+            timeout=self.timeout, deadline=self.deadline, retries=self.retries,
+        )  # fmt: skip
+        return FunctionReward(
+            name="remote",
+            score=partial(_score, client=client),
+            needs=client.needs,
+            kind=client.kind,
+            waits=True,
+            version=f"remote:{self.protocol}:{url}:{client.reward or 'default'}:{client.version or 'unknown'}:png-8bit",
+        )
 
 
 def _score(inputs: RewardInputs, *, client: Client) -> RewardOutput:

@@ -7,61 +7,67 @@ the lowest total of its group, rather than as one more term of a sum.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from PIL import Image
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 
-DEFAULT_MODEL = "Falconsai/nsfw_image_detection"
 OWNER = "reward 'safety'"
 
 
-def check(*, model: str = DEFAULT_MODEL, revision: str | None = None, label: str = "nsfw") -> None:
-    """Refuses option values that are wrong, without loading the model."""
-    if not label:
-        raise ValueError(f"{OWNER}: label must name the unsafe class of the model, got an empty text.")
-    check_model(model, owner=OWNER, what="ViT classifier")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Safety:
+    """`-P(label)`, in [-1, 0]; 0 is safe. Of a video the first frame is judged. Runs in float32."""
 
+    model: str = "Falconsai/nsfw_image_detection"
+    """A `ViTForImageClassification`, a local folder or a hub id."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    label: str = "nsfw"
+    """The unsafe class, as the model's configuration names it."""
 
-def safety(
-    *, device: torch.device, model: str = DEFAULT_MODEL, revision: str | None = None, label: str = "nsfw"
-) -> Reward:
-    """`-P(label)`, in [-1, 0]; 0 is safe. Of a video the first frame is judged. Runs in float32.
+    def __post_init__(self) -> None:
+        if not self.label:
+            raise ValueError("label must name the unsafe class of the model, got an empty text.")
+        check_model(self.model, what="ViT classifier")
 
-    Args:
-        device: where the model runs.
-        model: a `ViTForImageClassification`, a local folder or a hub id.
-        revision: branch, tag or commit on the hub.
-        label: the unsafe class, as the model's configuration names it.
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (Model(self.model),)
 
-    Raises:
-        ValueError: if the model cannot be had or has no such class.
-    """
-    from transformers import ViTForImageClassification, ViTImageProcessor
+    def build(self, device: torch.device) -> Reward:
+        """Loads the model.
 
-    check(model=model, revision=revision, label=label)
-    network = load_network(
-        ViTForImageClassification, model, device=device, revision=revision, owner=OWNER, option="model",
-        what="ViT classifier",
-    )  # fmt: skip
-    processor = load_processor(
-        ViTImageProcessor, model, revision=revision, owner=OWNER, option="model", what="ViT classifier"
-    )
-    labels: dict[int, str] = network.config.id2label
-    places = [place for place, name in labels.items() if name == label]
-    if len(places) != 1:
-        raise ValueError(f"{OWNER}: {model!r} has no class {label!r}; its classes: {', '.join(labels.values())}.")
-    return FunctionReward(
-        name="safety",
-        score=partial(_score, network=network, processor=processor, place=places[0], device=device),
-        needs=frozenset({"images"}),
-        version=f"safety:{model}@{fingerprint([network.classifier.weight])}:-P({label}):"
-        f"{type(processor).__name__}:float32",
-    )
+        Raises:
+            ValueError: if it is not available or has no such class.
+        """
+        from transformers import ViTForImageClassification, ViTImageProcessor
+
+        network = load_network(
+            ViTForImageClassification, self.model, device=device, revision=self.revision, owner=OWNER, option="model",
+            what="ViT classifier",
+        )  # fmt: skip
+        processor = load_processor(
+            ViTImageProcessor, self.model, revision=self.revision, owner=OWNER, option="model", what="ViT classifier"
+        )
+        labels: dict[int, str] = network.config.id2label
+        places = [place for place, name in labels.items() if name == self.label]
+        if len(places) != 1:
+            raise ValueError(
+                f"{OWNER}: {self.model!r} has no class {self.label!r}; its classes: {', '.join(labels.values())}."
+            )
+        return FunctionReward(
+            name="safety",
+            score=partial(_score, network=network, processor=processor, place=places[0], device=device),
+            needs=frozenset({"images"}),
+            version=f"safety:{self.model}@{fingerprint([network.classifier.weight])}:-P({self.label}):"
+            f"{type(processor).__name__}:float32",
+        )
 
 
 @torch.no_grad()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,103 +19,102 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
 from flowrl.rewards.image_files import image_files, read_image
+from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, load_dinov2
 from flowrl.rewards.networks.pretrained import (
     check_model,
     clip_fingerprint,
-    clip_image,
+    clip_of_pixels,
     fingerprint,
     load_clip,
-    load_network,
     load_processor,
 )
 
-Features = Literal["dinov2", "clip"]
-Pooling = Literal["cls", "mean"]
 Embed = Callable[[Sequence[UInt8[np.ndarray, " h w 3"]]], Float[Tensor, " n d"]]
 
-DEFAULT_MODELS: dict[Features, str] = {"dinov2": "facebook/dinov2-base", "clip": DEFAULT_CLIP}
 BATCH = 32  # reference images encoded at once
 REMEMBERED = 4096  # features of references that came with samples
 OWNER = "reward 'similarity'"
 
 
-def check(
-    *,
-    features: Features = "dinov2",
-    model: str | None = None,
-    revision: str | None = None,
-    pooling: Pooling = "cls",
-    references: str | None = None,
-) -> None:
-    """Refuses option values that are wrong, without loading the model."""
-    if features == "clip" and pooling != "cls":
-        raise ValueError(f"{OWNER}: pooling is for features dinov2, CLIP has an embedding of its own: leave it out.")
-    check_model(model or DEFAULT_MODELS[features], owner=OWNER, what={"dinov2": "DINOv2", "clip": "CLIP"}[features])
-    if references is not None:
-        image_files(references, owner=OWNER)
-
-
-def similarity(
-    *,
-    device: torch.device,
-    features: Features = "dinov2",
-    model: str | None = None,
-    revision: str | None = None,
-    pooling: Pooling = "cls",
-    references: str | None = None,
-) -> Reward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Similarity:
     """The largest cosine between an image's features and those of its references, in [-1, 1], in float32.
 
     Images go through the checkpoint's own processor in 8 bits, so no gradient flows. A sample without any
     reference fails with "missing_reference".
-
-    Args:
-        device: where the model runs.
-        features: of DINOv2, or CLIP's projected embedding.
-        model: a local folder or an id on the hub; null takes facebook/dinov2-base or CLIP ViT-L/14.
-        revision: branch, tag or commit on the hub.
-        pooling: of DINOv2, `cls`, the class token after the last normalisation, or `mean`, that of the patch tokens.
-        references: null, for those that come with the samples; a folder, every image in it and in its folders a
-            reference of every prompt; or a JSON file `{prompt: image or images}`, with paths from its own folder.
-
-    Raises:
-        ValueError: if a model or a reference cannot be had.
     """
-    check(features=features, model=model, revision=revision, pooling=pooling, references=references)
-    name = model or DEFAULT_MODELS[features]
-    if features == "clip":
-        embed, weights = _clip(name, revision, device)
+
+    features: Literal["dinov2", "clip"] = "dinov2"
+    """Of DINOv2, or CLIP's projected embedding."""
+    model: str | None = None
+    """A local folder or an id on the hub; null takes facebook/dinov2-base or CLIP ViT-L/14."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    pooling: Literal["cls", "mean"] = "cls"
+    """Of DINOv2, `cls`, the class token after the last normalisation, or `mean`, that of the patch tokens."""
+    references: str | None = None
+    """Null, for those that come with the samples; a folder, every image in it and in its folders a reference of every
+    prompt; or a JSON file `{prompt: image or images}`, with paths from its own folder."""
+
+    def __post_init__(self) -> None:
+        if self.features == "clip" and self.pooling != "cls":
+            raise ValueError("pooling is for features dinov2, CLIP has an embedding of its own: leave it out.")
+        check_model(self.weights, what={"dinov2": "DINOv2", "clip": "CLIP"}[self.features])
+        if self.references is not None:
+            image_files(self.references)
+
+    @property
+    def weights(self) -> str:
+        """Folder or hub id of the model."""
+        return self.model or {"dinov2": DINOV2_MODEL, "clip": DEFAULT_CLIP}[self.features]
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (Model(self.weights),)
+
+    def build(self, device: torch.device) -> Reward:
+        """Loads the model and encodes the references that are files.
+
+        Raises:
+            ValueError: if a model or a reference is not available.
+        """
+        embed, version = (_clip if self.features == "clip" else _dinov2)(self, device)
+        source, known, needs = "given", None, {"images", "reference_images"}
+        memory: dict[str, Tensor] = {}
+        if self.references is not None:
+            known = image_files(self.references)
+            source = _remember_files(known, embed, memory)
+            needs = {"images"} if None in known else {"images", "prompts"}
+        return FunctionReward(
+            name="similarity",
+            score=partial(_score, embed=embed, known=known, memory=memory),
+            needs=frozenset(needs),
+            version=f"similarity:{self.features}:{self.weights}@{version}:{self.pooling}:references-{source}:max-cosine:"
+            f"float32",
+        )
+
+
+@torch.no_grad()
+def _score(
+    inputs: RewardInputs,
+    *,
+    embed: Embed,
+    known: Mapping[str | None, Sequence[Path]] | None,
+    memory: dict[str, Tensor],
+) -> RewardOutput:
+    if known is None:
+        keys = _remember_given(inputs, embed, memory)
     else:
-        embed, weights = _dinov2(name, revision, device, pooling)
-    source, known, needs = "given", None, {"images", "reference_images"}
-    memory: dict[str, Tensor] = {}
-    if references is not None:
-        known = image_files(references, owner=OWNER)
-        source = _remember_files(known, embed, memory)
-        needs = {"images"} if None in known else {"images", "prompts"}
-
-    @torch.no_grad()
-    def score(inputs: RewardInputs) -> RewardOutput:
-        if known is None:
-            keys = _remember_given(inputs, embed, memory)
-        else:
-            keys = [[str(path) for path in known.get(None, known.get(prompt, ()))] for prompt in inputs.prompts]
-        images = embed(list(to_uint8(inputs.images)))
-        values = [
-            float((torch.stack([memory[key] for key in mine]) @ image).max()) if mine else None
-            for mine, image in zip(keys, images, strict=True)
-        ]
-        return output_of(values, inputs, errors=[None if mine else "missing_reference" for mine in keys])
-
-    return FunctionReward(
-        name="similarity",
-        score=score,
-        needs=frozenset(needs),
-        version=f"similarity:{features}:{name}@{weights}:{pooling}:references-{source}:max-cosine:float32",
-    )
+        keys = [[str(path) for path in known.get(None, known.get(prompt, ()))] for prompt in inputs.prompts]
+    images = embed(list(to_uint8(inputs.images)))
+    values = [
+        float((torch.stack([memory[key] for key in mine]) @ image).max()) if mine else None
+        for mine, image in zip(keys, images, strict=True)
+    ]
+    return output_of(values, inputs, errors=[None if mine else "missing_reference" for mine in keys])
 
 
 # ---- references ------------------------------------------------------------------------------------------------------
@@ -164,32 +165,27 @@ def _embedded(images: list[UInt8[np.ndarray, " h w 3"]], embed: Embed) -> list[T
 # ---- features --------------------------------------------------------------------------------------------------------
 
 
-def _dinov2(model: str, revision: str | None, device: torch.device, pooling: Pooling) -> tuple[Embed, str]:
-    from transformers import AutoImageProcessor, Dinov2Model
+def _dinov2(options: Similarity, device: torch.device) -> tuple[Embed, str]:
+    from transformers import AutoImageProcessor
 
-    network = load_network(
-        Dinov2Model, model, device=device, revision=revision, owner=OWNER, option="model", what="DINOv2"
+    network = load_dinov2(options.weights, device=device, revision=options.revision, owner=OWNER)
+    processor = load_processor(
+        AutoImageProcessor, options.weights, revision=options.revision, owner=OWNER, option="model", what="DINOv2"
     )
-    processor = load_processor(AutoImageProcessor, model, revision=revision, owner=OWNER, option="model", what="DINOv2")
 
     def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
         pixels = processor([Image.fromarray(image) for image in images], return_tensors="pt").to(device)
         with torch.autocast(device.type, enabled=False):
             tokens = network(pixel_values=pixels["pixel_values"]).last_hidden_state
-        feature = tokens[:, 0] if pooling == "cls" else tokens[:, 1:].mean(1)
+        feature = tokens[:, 0] if options.pooling == "cls" else tokens[:, 1:].mean(1)
         unit: Tensor = feature / feature.norm(dim=-1, keepdim=True)
         return unit
 
     return embed, fingerprint([network.layernorm.weight, network.embeddings.cls_token])
 
 
-def _clip(model: str, revision: str | None, device: torch.device) -> tuple[Embed, str]:
-    network, processor = load_clip(model, device=device, revision=revision, owner=OWNER, option="model")
-
-    def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
-        pil_images = [Image.fromarray(image) for image in images]
-        pixels = processor.image_processor(pil_images, return_tensors="pt").to(device)
-        with torch.autocast(device.type, enabled=False):
-            return clip_image(network, pixels["pixel_values"])
-
-    return embed, clip_fingerprint(network)
+def _clip(options: Similarity, device: torch.device) -> tuple[Embed, str]:
+    network, processor = load_clip(
+        options.weights, device=device, revision=options.revision, owner=OWNER, option="model"
+    )  # fmt: skip
+    return partial(clip_of_pixels, network, processor), clip_fingerprint(network)

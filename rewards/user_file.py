@@ -1,6 +1,6 @@
 """A user's own reward, loaded from a Python file by path.
 
-    rewards: [{file: my/rewards.py, function: sharpness, weight: 0.5, radius: 3}]
+    rewards: [{file: my/rewards.py, function: sharpness, weight: 0.5, options: {radius: 3}}]
 
 The number of positional parameters decides how the function is called; options are its keyword-only parameters:
 
@@ -23,20 +23,51 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flowrl.config.options import check_options, unknown_name
+from flowrl.config.options import build_options, options_class, unknown_name
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.outputs import check_output
 
 _FORMS = "(images, prompts, metadata) or (inputs), and options after a bare *"
 
 
-def check_user_file(file: str, function: str, options: Mapping[str, Any]) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserFile:
+    """A checked function of a user's file and its options; made by `user_file_options`."""
+
+    file: str
+    function: str
+    scorer: Callable[..., Any]
+    num_arguments: int
+    options: Mapping[str, Any]
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; its name is the function's. A keyword-only parameter `device` gets the device."""
+        options = dict(self.options)
+        if "device" in inspect.signature(self.scorer).parameters:
+            options["device"] = device
+        content = hashlib.sha256(Path(self.file).read_bytes()).hexdigest()[:12]
+        return FunctionReward(
+            name=self.function,
+            score=partial(_score, user=self, scorer=partial(self.scorer, **options)),
+            needs=frozenset({"images", "prompts", "metadata", "group_ids", "sample_ids"}),
+            version=f"user_file:{Path(self.file).name}:{self.function}:sha256-{content}:"
+            f"{dict(sorted(options.items()))!r}",
+        )
+
+    @property
+    def where(self) -> str:
+        """What messages call it."""
+        return f"reward {self.file}:{self.function}"
+
+
+def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> UserFile:
     """Imports the file and checks that the function is there, how it is called, and the options.
 
     Raises:
@@ -44,38 +75,9 @@ def check_user_file(file: str, function: str, options: Mapping[str, Any]) -> Non
     """
     where = f"reward {file}:{function}"
     scorer = _load(file, function)
-    _num_arguments(scorer, where)
-    check_options(scorer, options, owner=where)
-
-
-def user_file_reward(
-    file: str, function: str, *, device: torch.device | str = "cpu", options: Mapping[str, Any] | None = None
-) -> Reward:
-    """Makes a reward of a function in a user's file; its name is the function's.
-
-    Args:
-        file: path of the Python file.
-        function: name of a function at its top level.
-        device: handed to a keyword-only parameter `device`, if the function has one.
-        options: further keyword-only arguments.
-
-    Raises:
-        ValueError: as `check_user_file`; when called, if the function raises or returns something else than it must.
-    """
-    options = dict(options or {})
-    check_user_file(file, function, options)
-    scorer = _load(file, function)
-    if "device" in inspect.signature(scorer).parameters:
-        options["device"] = torch.device(device)
-    where = f"reward {file}:{function}"
     num_arguments = _num_arguments(scorer, where)
-    content = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
-    return FunctionReward(
-        name=function,
-        score=partial(_score, scorer=partial(scorer, **options), num_arguments=num_arguments, file=file, where=where),
-        needs=frozenset({"images", "prompts", "metadata", "group_ids", "sample_ids"}),
-        version=f"user_file:{Path(file).name}:{function}:sha256-{content}:{dict(sorted((options).items()))!r}",
-    )
+    build_options(options_class(scorer, reserved=("device",)), options, owner=where)
+    return UserFile(file=file, function=function, scorer=scorer, num_arguments=num_arguments, options=dict(options))
 
 
 def _load(file: str, function: str) -> Callable[..., Any]:
@@ -102,7 +104,7 @@ def _import(path: Path, private: str, file: str) -> None:
     """Runs a user's file as module `private`."""
     spec = importlib.util.spec_from_file_location(private, path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"reward file {file!r} is no Python file: its name must end in .py.")
+        raise ValueError(f"reward file {file!r} is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[private] = module  # dataclasses and pickle look a class's module up here
     try:
@@ -134,16 +136,15 @@ def _users_line(error: Exception, file: str) -> str:
     return f"{what}\n  {file}:{frames[-1].lineno}: {frames[-1].line}" if frames else what
 
 
-def _score(
-    inputs: RewardInputs, *, scorer: Callable[..., Any], num_arguments: int, file: str, where: str
-) -> RewardOutput:
-    arguments = (inputs,) if num_arguments == 1 else (inputs.images.detach(), inputs.prompts, inputs.metadata)
+def _score(inputs: RewardInputs, *, user: UserFile, scorer: Callable[..., Any]) -> RewardOutput:
+    where = user.where
+    arguments = (inputs,) if user.num_arguments == 1 else (inputs.images.detach(), inputs.prompts, inputs.metadata)
     try:
         with torch.no_grad():
             result = scorer(*arguments)
     except Exception as error:  # whatever a user's function raises, the message must lead there
-        raise ValueError(f"{where} raised {_users_line(error, file)}") from error
-    if num_arguments == 1:
+        raise ValueError(f"{where} raised {_users_line(error, user.file)}") from error
+    if user.num_arguments == 1:
         return check_output(result, len(inputs), where.removeprefix("reward "))
     return output_of(_as_numbers(result, inputs, where).tolist(), inputs)
 
@@ -154,8 +155,8 @@ def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> torch.Tensor:
         values = torch.as_tensor(result, dtype=torch.float32, device=inputs.images.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"{where} must return {batch} numbers, one an image, got {type(result).__name__}: {error}"
+            f"{where} must return {batch} numbers, one per image, got {type(result).__name__}: {error}"
         ) from error
     if values.shape != (batch,):
-        raise ValueError(f"{where} must return {batch} numbers, one an image, got shape {list(values.shape)}.")
+        raise ValueError(f"{where} must return {batch} numbers, one per image, got shape {list(values.shape)}.")
     return values

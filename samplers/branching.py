@@ -16,9 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from flowrl.samplers.guidance import Velocity
-from flowrl.samplers.kernels import Kernel, ode
-from flowrl.samplers.parametrization import working_dtype
-from flowrl.samplers.transition import gaussian_log_prob
+from flowrl.samplers.kernels import Kernel
+from flowrl.samplers.step import Moved, advance, euler
 from flowrl.samplers.windows import thinned_steps
 from flowrl.trajectory import Sampled, Schedule, start_state
 
@@ -47,31 +46,11 @@ def chunked_velocities(
 
 
 def draw_successors(
-    kernel: Kernel, x: Tensor, velocity: Tensor, xi: Tensor, schedule: Schedule, step: int, storage_dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Stochastic successors `mean + std xi` of latents at a step, as many each as xi holds, rounded to what is stored.
-
-    Args:
-        kernel: A kernel with noise_level and sigma_max bound.
-        x: [n, *latent].
-        velocity: [n, *latent].
-        xi: [n * width, *latent], the noises of one latent next to each other.
-        schedule: T steps.
-        step: 0 .. T-1.
-        storage_dtype: Precision of the successors.
-
-    Returns:
-        Successors [n * width, *latent], log-density [n * width] of each as stored, means.
-
-    Raises:
-        ValueError: the step has std 0, so nothing stochastic can be drawn.
-    """
-    width = len(xi) // len(x)
+    kernel: Kernel, x: Tensor, velocity: Tensor, schedule: Schedule, step: int, noise: Tensor, width: int
+) -> Moved:
+    """`width` stochastic successors of each latent at a step; siblings and their noises stand next to each other."""
     source, output = x.repeat_interleave(width, 0), velocity.repeat_interleave(width, 0)
-    transition = kernel(source, output, schedule.sigma[step], schedule.sigma[step + 1])
-    mean = transition.mean
-    x_next = (mean + transition.std * xi.to(device=mean.device, dtype=mean.dtype)).to(storage_dtype).to(mean.dtype)
-    return x_next, gaussian_log_prob(x_next, transition), mean
+    return advance(kernel, source, output, schedule.sigma[step], schedule.sigma[step + 1], noise)
 
 
 def checked_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
@@ -81,7 +60,7 @@ def checked_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
         ValueError: it has not the shape of the latents it is for.
     """
     if tuple(xi.shape) != tuple(shape):
-        raise ValueError(f"{call} must give one noise a successor {tuple(shape)}, got {tuple(xi.shape)}")
+        raise ValueError(f"{call} must give one noise per successor {tuple(shape)}, got {tuple(xi.shape)}")
     return xi
 
 
@@ -121,7 +100,6 @@ def complete_branches(
     *,
     strides: Sequence[int] = (1,),
     batch_size: int,
-    storage_dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, " F *latent"]:
     """Follow the ODE from the products of stochastic steps to sigma 0, once for every stride.
 
@@ -137,7 +115,6 @@ def complete_branches(
         schedule: T steps.
         strides: L strides.
         batch_size: Latents a network call.
-        storage_dtype: Precision that every state is rounded to.
 
     Returns:
         [M * L, *latent] at sigma 0, ordered (latent, stride).
@@ -159,8 +136,7 @@ def complete_branches(
             members = [(place, path) for place, first in enumerate(list(alike)[part]) for path in alike[first]]
             places, paths = (torch.tensor(column, device=x.device) for column in zip(*members, strict=True))
             following = [next((s for s in evaluated[p] if s > step), schedule.num_steps) for _, p in members]
-            moved = ode(x_F[paths], velocity[places], schedule.sigma[step], schedule.sigma[following])
-            x_F[paths] = moved.mean.to(storage_dtype).to(x.dtype)
+            x_F[paths] = euler(x_F[paths], velocity[places], schedule.sigma[step], schedule.sigma[following])
     return x_F
 
 
@@ -178,7 +154,6 @@ def sample_branches(
     strides: Sequence[int] = (1,),
     batch_size: int,
     keep_means: bool = False,
-    storage_dtype: torch.dtype = torch.float32,
 ) -> Sampled:
     """Branch off ODE trajectories: at chosen steps several stochastic successors, each completed by the ODE.
 
@@ -202,7 +177,6 @@ def sample_branches(
         strides: L strides of the completions, see `windows.thinned_steps`.
         batch_size: Latents a network call.
         keep_means: Record the transition means too.
-        storage_dtype: Precision of the states.
 
     Returns:
         `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path, and
@@ -216,8 +190,7 @@ def sample_branches(
     steps = check_steps(steps, schedule.num_steps, "steps")
     if branches < 1 or not strides or min(strides) < 1 or len(set(strides)) != len(strides):
         raise ValueError(f"branches and strides are at least 1, strides distinct, got {branches} and {list(strides)}")
-    a, dtype = len(x), working_dtype(x)
-    x = start_state(x, schedule).to(storage_dtype).to(dtype)
+    a, x = len(x), start_state(x, schedule)
     prompt_a, group_a = prompt_a.to(x.device), group_a.to(x.device)
     anchors, drawn = [], []
     for step in range(steps[-1] + 1):
@@ -229,9 +202,8 @@ def sample_branches(
         for part, velocity in chunked_velocities(velocity_of, x, prompt_a, schedule, step, batch_size):
             if branching:
                 own = slice(part.start * branches, part.stop * branches)
-                drawn.append(draw_successors(kernel, x[part], velocity, xi[own], schedule, step, storage_dtype))
-            moved = ode(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1])
-            following.append(moved.mean.to(storage_dtype).to(dtype))
+                drawn.append(draw_successors(kernel, x[part], velocity, schedule, step, xi[own], branches))
+            following.append(euler(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1]))
         x = torch.cat(following)
     produced, log_prob, mean = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     row = torch.arange(len(produced), device=x.device)
@@ -249,8 +221,7 @@ def sample_branches(
         log_prob=log_prob,
         mean=mean if keep_means else None,
         finished=complete_branches(
-            velocity_of, produced, prompt_a[anchor], step_M.tolist(), schedule,
-            strides=strides, batch_size=batch_size, storage_dtype=storage_dtype,
+            velocity_of, produced, prompt_a[anchor], step_M.tolist(), schedule, strides=strides, batch_size=batch_size
         ),
         finished_group=group.repeat_interleave(len(strides)),
         finished_after=row.repeat_interleave(len(strides)),

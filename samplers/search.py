@@ -19,8 +19,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from flowrl.samplers.guidance import Velocity
-from flowrl.samplers.kernels import ode
 from flowrl.samplers.parametrization import clean_from_velocity
+from flowrl.samplers.step import euler
 from flowrl.trajectory import Schedule, start_state
 
 
@@ -193,7 +193,7 @@ def search(
             flat, predicted = (_taken(tensor, places, rows_PA.shape) for tensor in (flat, predicted))
             rows_PA = rows_PA.gather(1, places)
             velocity, cut = velocity_of(rows_PA.flatten()), cut + 1
-        flat = ode(flat, predicted, sigma, sigma_next).mean
+        flat = euler(flat, predicted, sigma, sigma_next)
     single = rows_PA.shape[1] == 1
     places = torch.zeros(groups, dtype=torch.int64) if single else best(scored(flat))
     return Searched(

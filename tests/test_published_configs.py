@@ -17,7 +17,6 @@ from flowrl.recipes.forward_settings import micro_batch_size
 from flowrl.rewards.specs import validate_reward_specs
 from flowrl.samplers.times import strata
 from flowrl.samplers.windows import flash_tail
-from flowrl.training.parts import reward_specs
 from flowrl.training.paths import stochastic_steps
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -38,11 +37,11 @@ def test_configuration_passes_its_check_without_a_model(name: str) -> None:
     config = config_of(name)
     if name in NEEDS_REFERENCES:
         with pytest.raises(ValueError, match=NEEDS_REFERENCES[name]):
-            validate_reward_specs(reward_specs(config.rewards))
+            validate_reward_specs(config.rewards)
     else:
-        validate_reward_specs(reward_specs(config.rewards))
+        validate_reward_specs(config.rewards)
     if config.eval.rewards:
-        validate_reward_specs(reward_specs(config.eval.rewards))
+        validate_reward_specs(config.eval.rewards)
     recipe = importlib.import_module(f"flowrl.recipes.{config.recipe}")
     if name in NEEDS_A_FILE:
         with pytest.raises(ConfigError, match=NEEDS_A_FILE[name]):

@@ -12,7 +12,6 @@ from flowrl.pipelines.lora import Policy, check_targets
 from flowrl.pipelines.sd3 import FAMILY
 from flowrl.prompts.loading import read_prompts
 from flowrl.rewards.specs import validate_reward_specs
-from flowrl.training.parts import reward_specs
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 GENEVAL, CLIP = "sd35m_grpo_geneval", "sd35m_grpo_clip_24gb"
@@ -27,7 +26,7 @@ def config_of(name: str) -> TrainConfig:
 def test_rewards_and_network_are_checked_without_weights(name: str) -> None:
     config = config_of(name)
     assert config.pipeline.model == SD35M
-    validate_reward_specs(reward_specs(config.rewards))
+    validate_reward_specs(config.rewards)
     FAMILY.check(config.pipeline.model, config.policy.target_modules or FAMILY.lora_targets)
     assert config.micro_batch_size == config.rollout_batch_size, "else every transition is scored once more"
 

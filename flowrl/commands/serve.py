@@ -60,7 +60,7 @@ def serve(parsed: argparse.Namespace) -> int:
         which = f", reward: {next(iter(rewards))}" if len(rewards) > 1 else ""
         print(f"In a configuration: {{name: remote, options: {{url: '{at}'{which}{asks}}}}}", flush=True)
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
-        server.serve(app, sock=bound, grace=parsed.grace)
+        server.make_server(app, grace=parsed.grace).run(sockets=[bound])
     finally:
         bound.close()
     print("Stopped.", flush=True)

@@ -3,11 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from flowrl.config.strict_yaml import ConfigError
+
+FramePolicy = Literal["first", "uniform", "every", "all"]
+FrameReducer = Literal["mean", "min", "top_frac", "positive_mean"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frames:
+    """How a reward of images judges videos: which of their n frames it looks at, and how values become one."""
+
+    policy: FramePolicy = "all"
+    """`first`; `uniform`, `count` frames spread evenly from the first to the last; `every`, the first and then every
+    `count`-th; `all`."""
+    count: int | None = None
+    """See `policy`; only for `uniform` and `every`, which need it."""
+    reducer: FrameReducer = "mean"
+    """`mean`; `min`; `top_frac`, the mean of the best `max(1, floor(fraction n))` frames; `positive_mean`, the mean
+    over the frames above 0, and 0 where there are none."""
+    fraction: float | None = None
+    """Share of the frames in (0, 1]; only for `top_frac`, which needs it."""
+    frames_per_call: int = 64
+    """Frames that the reward is given at a time, rounded to whole videos, at least one."""
+
+    def __post_init__(self) -> None:
+        counted = self.policy in ("uniform", "every")
+        if counted != (self.count is not None):
+            needed = "must be given" if counted else "means nothing"
+            raise ValueError(f"count {needed} with policy {self.policy!r}, got {self.count!r}.")
+        if (self.reducer == "top_frac") != (self.fraction is not None):
+            needed = "must be given" if self.reducer == "top_frac" else "means nothing"
+            raise ValueError(f"fraction {needed} with reducer {self.reducer!r}, got {self.fraction!r}.")
+        if self.count is not None and self.count < 1:
+            raise ValueError(f"count must be at least 1, got {self.count}.")
+        if self.fraction is not None and not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, got {self.fraction}.")
+        if self.frames_per_call < 1:
+            raise ValueError(f"frames_per_call must be at least 1, got {self.frames_per_call}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,17 +58,17 @@ class RewardConfig:
     function: str | None = None
     """Function of that file."""
     weight: float = 1.0
-    """Factor in the total; negative turns a penalty round, 0 logs without training on it."""
+    """Factor in the total; a negative weight turns the reward into a penalty, 0 logs it without training on it."""
     schedule: tuple[tuple[int, float], ...] = ()
     """Factors of the weight over the run, [[iteration, factor], ...]: linear between the points, constant outside."""
     clip: tuple[float | None, float | None] | None = None
     """Lowest and highest value, null for open; applied before the weight."""
     gate: float | None = None
     """An image whose value is below this gets the lowest total of its group; weight 0 makes the reward a gate only."""
-    frames: dict[str, Any] | None = None
+    frames: Frames | None = None
     """How a reward of images judges videos: {policy: uniform, count: 4, reducer: mean}."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the reward."""
+    """The reward's own options."""
 
     def __post_init__(self) -> None:
         given = {key: value for key in ("name", "file", "function") if (value := getattr(self, key)) is not None}
@@ -41,6 +78,51 @@ class RewardConfig:
         for key, value in given.items():
             if not value.strip():
                 raise ConfigError(f"{key} is empty text; give it a value")
+        iterations = [iteration for iteration, _ in self.schedule]
+        if iterations != sorted(set(iterations)) or min(iterations, default=0) < 0:
+            raise ConfigError(
+                f"the schedule of {self.label} is a list of [iteration, factor] with rising iterations, such as "
+                f"[[0, 0], [50, 1]], got {[list(point) for point in self.schedule]}"
+            )
+        if self.schedule and self.weight == 0:
+            raise ConfigError(
+                f"the schedule of {self.label} multiplies its weight, which is 0: give it a weight, or no schedule"
+            )
+        low, high = self.bounds
+        if low >= high:
+            raise ConfigError(f"the clip of {self.label} needs lowest < highest, got {list(self.clip or ())}")
+        if self.gate is not None and not low < self.gate <= high:
+            raise ConfigError(
+                f"{self.label}: with clip {list(self.clip or ())} no value, or every one, lies below the gate "
+                f"{self.gate:g}: move one of them"
+            )
+
+    @property
+    def label(self) -> str:
+        """What messages and tables call it."""
+        return str(self.name or self.function)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """`clip` in numbers; infinite where it is open."""
+        low, high = self.clip or (None, None)
+        return -math.inf if low is None else low, math.inf if high is None else high
+
+    def weight_at(self, iteration: int) -> float:
+        """Weight times the schedule's factor: linear between its points, constant before and after."""
+        if not self.schedule:
+            return self.weight
+        before = [point for point in self.schedule if point[0] <= iteration] or [self.schedule[0]]
+        after = [point for point in self.schedule if point[0] > iteration] or [self.schedule[-1]]
+        (first, low), (last, high) = before[-1], after[0]
+        share = (iteration - first) / (last - first) if last > first else 0.0
+        return self.weight * (low + share * (high - low))
+
+
+def check_weights(weights: Sequence[float]) -> None:
+    """Refuses a list of rewards none of which is trained on."""
+    if not any(weights):
+        raise ConfigError("every weight in rewards is 0, so there is nothing to learn: give one reward a weight")
 
 
 def check_rewards(rewards: Sequence[RewardConfig]) -> None:
@@ -49,12 +131,11 @@ def check_rewards(rewards: Sequence[RewardConfig]) -> None:
         raise ConfigError(
             "rewards is empty: list at least one, for instance '- name: NAME' or '- {file: my.py, function: NAME}'"
         )
-    if not any(reward.weight for reward in rewards):
-        raise ConfigError("every weight in rewards is 0, so there is nothing to learn: give one reward a weight")
+    check_weights([reward.weight for reward in rewards])
     for index, reward in enumerate(rewards):
         for earlier, other in enumerate(rewards[:index]):
             if dataclasses.replace(other, weight=reward.weight) == reward:
                 raise ConfigError(
                     f"rewards.{index} and rewards.{earlier} are the same reward, "
-                    f"'{reward.name or reward.function}', with the same options: remove one and add up the weights"
+                    f"'{reward.label}', with the same options: remove one and add up the weights"
                 )

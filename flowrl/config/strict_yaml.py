@@ -232,7 +232,9 @@ def dump(data: Mapping[str, Any]) -> str:
 
 def dotted_keys(cls: type[Any], prefix: str = "") -> Iterator[str]:
     """Every dotted key of a dataclass: sections, their keys, and list items under index 0."""
-    for name, hint in typing.get_type_hints(cls).items():
+    hints = typing.get_type_hints(cls)
+    for name in (field.name for field in dataclasses.fields(cls)):
+        hint = hints[name]
         yield f"{prefix}{name}"
         if dataclasses.is_dataclass(hint):
             yield from dotted_keys(typing.cast(type[Any], hint), f"{prefix}{name}.")
@@ -332,7 +334,7 @@ def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, 
         return f"{start}: {names}"
     if near is not None:
         return f"{start}: did you mean '{prefix}{near}'?"
-    return f"{start}: the keys here are {', '.join(f'{prefix}{name}' for name in siblings)}"
+    return f"{start}: the keys here are {', '.join(f'{prefix}{name}' for name in siblings) or 'none'}"
 
 
 def _ours(key: str, source: Source) -> str | None:

@@ -21,7 +21,7 @@ from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards import Reward
 from flowrl.rewards.outputs import check_output
-from flowrl.samplers import KERNELS, Velocity, rollout
+from flowrl.samplers import Velocity, ode_rollout
 from flowrl.samplers.search import Pruning, best, search
 from flowrl.training.prompting import reward_inputs
 from flowrl.trajectory import Schedule
@@ -80,8 +80,7 @@ def in_batches(make: Make, size: int) -> Make:
 @torch.no_grad()
 def draw(pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Tensor, schedule: Schedule) -> Tensor:
     """Images float32 [b, 3, H, W] on the host, of start noise [b, *latent], by the ODE sampler of evaluations."""
-    done = rollout(make(prompts), x, schedule, KERNELS["ode"], lambda step: x, stochastic=())
-    return pipeline.decode(done.final).cpu()
+    return pipeline.decode(ode_rollout(make(prompts), x, schedule)).cpu()
 
 
 def candidates(

@@ -14,7 +14,7 @@ from flowrl.benchmarks.diversity import Distance
 from flowrl.config.options import unknown_name
 from flowrl.generation.folders import ImageFile
 from flowrl.rewards.clip import DEFAULT_MODEL
-from flowrl.rewards.networks.pretrained import check_model, clip_fingerprint, clip_image, load_clip
+from flowrl.rewards.networks.pretrained import check_model, clip_fingerprint, clip_of_pixels, load_clip
 
 Features = Literal["clip", "pixels"]
 
@@ -56,10 +56,9 @@ def features_of(
     network, processor = load_clip(name, device=device, revision=None, owner=OWNER, option="feature_model")
     found = []
     for first in range(0, len(images), _BATCH):
-        pil_images = [Image.fromarray(image.pixels()) for image in images[first : first + _BATCH]]
-        pixels = processor.image_processor(pil_images, return_tensors="pt").to(device)
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            found.append(clip_image(network, pixels["pixel_values"]).double().cpu().numpy())
+        with torch.no_grad():
+            pixels = [image.pixels() for image in images[first : first + _BATCH]]
+            found.append(clip_of_pixels(network, processor, pixels).double().cpu().numpy())
     return np.concatenate(found), f"clip:{name}@{clip_fingerprint(network)}"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.rlg_network import adapter_layers, adapter_network, add_adapter
 from flowrl.prompts.loading import Prompt
-from flowrl.samplers import KERNELS, rollout
+from flowrl.samplers import ode_rollout
 from flowrl.samplers.guidance import Scale, Velocity, by_step, network_rows, rl_first, rl_outside, rlg_experts
 from flowrl.training.prompting import device_of, encode_prompts, guided
 from flowrl.trajectory import Schedule
@@ -176,4 +176,4 @@ def generate_rlg(
         pipeline, names, prompts, settings.schedules(schedule),
         guidance_scale=guidance_scale, base_guidance_scale=settings.base_guidance_scale,
     )  # fmt: skip
-    return pipeline.decode(rollout(velocity, x, schedule, KERNELS["ode"], lambda step: x, stochastic=()).final)
+    return pipeline.decode(ode_rollout(velocity, x, schedule))

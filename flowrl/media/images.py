@@ -145,6 +145,13 @@ def fitted(images: Tensor, longest: int) -> Tensor:
     return reduced.reshape(*images.shape[:-2], *size)
 
 
+def evenly(total: int, count: int) -> list[int]:
+    """`count` of `total` places, spread evenly with the first and the last among them."""
+    if count == 1:
+        return [0]
+    return [round(k * (total - 1) / (count - 1)) for k in range(count)]
+
+
 def as_tensor(image: Image.Image) -> Float[Tensor, "3 height width"]:
     """A PIL image as [3, H, W] float32 in [0, 1], what `to_pixels` takes."""
     array = np.asarray(image.convert("RGB"), dtype=np.float32) / 255

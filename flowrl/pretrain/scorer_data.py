@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from flowrl.benchmarks.geneval.rules import GENEVAL_THRESHOLDS
+from flowrl.benchmarks.geneval.detections import GENEVAL_THRESHOLDS
 from flowrl.rewards.embedded.attributes import GRID, MAX_COUNT, PAIRS
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, SIZE
@@ -123,7 +123,7 @@ def corrupt(images: Float[Tensor, " b 3 64 64"], generator: torch.Generator) -> 
     deviation = 0.1 + some(0.5, 1.4)
     steps = torch.arange(SIZE)[:, None] - torch.arange(SIZE)
     blur = torch.exp(-0.5 * (steps / deviation) ** 2)
-    blur = blur / blur.sum(dim=-1, keepdim=True)  # [b, 1, 64, 64], one Gaussian an image
+    blur = blur / blur.sum(dim=-1, keepdim=True)  # [b, 1, 64, 64], one Gaussian per image
     images = blur @ images @ blur.transpose(2, 3)
     coarse = F.interpolate(F.avg_pool2d(images, 2), scale_factor=2.0, mode="bilinear", align_corners=False)
     images = images + some(0.3, 1.0) * (coarse - images)

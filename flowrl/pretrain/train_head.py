@@ -77,7 +77,7 @@ class HeadConfig:
     weight_decay: float = 0.1
     """Decoupled, of AdamW; features are many and pairs often few."""
     batch_size: int = 256
-    """Pairs an update."""
+    """Pairs per update."""
     epochs: int = 200
     """Passes over the pairs, at most."""
     patience: int = 20
@@ -135,7 +135,7 @@ def train_head(pairs: Path, config: HeadConfig) -> dict[str, Any]:
     out, start = Path(config.out), time.monotonic()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"out={out} is there already and will not be overwritten: give another out=FOLDER.")
-    check_backbone(config.backbone, config.model, config.image_size, owner="reward train")
+    check_backbone(config.backbone, config.model, config.image_size)
     rows = read_pairs(pairs)
     split = split_pairs(rows, config.held_out, seed=config.seed)
     device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -27,7 +27,7 @@ from flowrl.config.options import check_options, option_parameters, unknown_name
 from flowrl.config.train import TrainConfig
 from flowrl.objectives.gradient_paths import PATHS, Path, backprop_sample, refl_loss
 from flowrl.recipes.unread import refuse_unread
-from flowrl.rewards import DIFFERENTIABLE, RewardOutput
+from flowrl.rewards import RewardOutput, can_be_differentiable
 from flowrl.rewards.outputs import joined
 from flowrl.training.learner import GradientSum, Statistics
 from flowrl.training.loop import Batch, Loop
@@ -159,7 +159,7 @@ def check(config: TrainConfig) -> None:
     PATHS[name](sampler.num_steps, seed=config.seed, iteration=0, **path_options)
     reward_loss(torch.zeros(1), **loss_options)
     for reward in config.rewards:
-        if reward.weight and (reward.name not in DIFFERENTIABLE):
+        if reward.weight and not can_be_differentiable(reward.name):
             what = reward.name or f"{reward.file}:{reward.function}"
             raise ValueError(_no_gradient(f"reward {what}"))
     if sampler.kernel != "ode":

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import PipelineConfig, PromptsConfig, SamplerConfig, TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.lora import Policy
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
-from flowrl.samplers import KERNELS, Kernel
+from flowrl.samplers import Kernel
 from flowrl.training.prompting import encode_all
 from flowrl.training.run import Run
+from flowrl.training.sampler_checks import kernel_of
 from flowrl.trajectory import Schedule
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -104,17 +103,15 @@ def load_rewards(config: TrainConfig, run: Run) -> WeightedSum:
     """The rewards that are trained on, as one."""
     how = config.reward_aggregation
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
-    return build_weighted_sum(
-        reward_specs(config.rewards), device=run.device, merge=merge, partial=config.reward_partial
-    )  # fmt: skip
+    return build_weighted_sum(config.rewards, device=run.device, merge=merge, partial=config.reward_partial)
 
 
 def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
     """What evaluations measure: trained rewards that judge an image by itself, and those of `eval.rewards`.
 
-    A reward that compares the images of a group says nothing of a model: its mean is the same for every model.
+    A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
     """
-    more = build_weighted_sum(reward_specs(config.eval.rewards), device=device) if config.eval.rewards else None
+    more = build_weighted_sum(config.eval.rewards, device=device) if config.eval.rewards else None
     members = [r for r in reward.rewards if r.kind not in ("groupwise", "pairwise")] + list(
         more.rewards if more else ()
     )
@@ -126,16 +123,10 @@ def model_location(model: str) -> str:
     return str(resolve_path(model)) if model.startswith(("asset:", "/", "./", "../", "~")) else model
 
 
-def reward_specs(rewards: Sequence[RewardConfig]) -> list[dict[str, Any]]:
-    """Configured rewards as plain mappings, the form the reward layer takes."""
-    return [{key: value for key, value in asdict(entry).items() if value is not None} for entry in rewards]
-
-
 def sampler_of(settings: SamplerConfig, pipeline: Pipeline) -> tuple[Kernel, Schedule]:
     """The kernel with its settings bound, and the schedule of a rollout."""
     schedule = pipeline.schedule(settings.num_steps, settings.grid, settings.shift)
-    options: dict[str, Any] = {} if settings.noise_level is None else {"noise_level": settings.noise_level}
-    return partial(KERNELS[settings.kernel], sigma_max=schedule.sigma_max, **options), schedule
+    return replace(kernel_of(settings), sigma_max=schedule.sigma_max), schedule
 
 
 def encode_everything(

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from flowrl.world.detector import color_of, detect_shapes
+from flowrl.world.scene_prompts import Record
 from flowrl.world.scenes import COLORS, SHAPES, SIZE, Shape, draw_scene
-
-Record = dict[str, Any]
 
 FRAMES = 9
 """Frames of a clip."""

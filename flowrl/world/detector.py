@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
-from flowrl.benchmarks.geneval.rules import Detection
+from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, outline
 
 _FOREGROUND = 70.0  # distance from the ground (8-bit RGB, Euclidean) above which a pixel belongs to an object

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.benchmarks.geneval.rules import Detection
+from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.world.detector import color_of, detect_shapes
+from flowrl.world.scene_prompts import Record
 from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, Shape, draw_scene, random_scene
-
-Record = dict[str, Any]
 
 TASKS = ("recolor", "remove", "replace")
 """What an instruction may ask for."""

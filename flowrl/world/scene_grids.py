@@ -14,16 +14,14 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from flowrl.benchmarks.geneval.rules import GENEVAL_THRESHOLDS, parse_record
+from flowrl.benchmarks.geneval.detections import GENEVAL_THRESHOLDS
+from flowrl.benchmarks.geneval.metadata import parse_record
 from flowrl.prompts.grids import cell_pairs, cell_prompts, split_grid
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.scene_prompts import Record, colors, split
-from flowrl.world.scenes import SIZE, Shape, draw_scene
 
 ROWS = COLUMNS = 2
 CELLS = ROWS * COLUMNS
-_MIN_RADIUS, _MAX_RADIUS = 12.0, 22.0  # of a scene of 64 pixels, which a cell shrinks to half
-_MARGIN = 3.0
 
 Content = tuple[tuple[str, str], ...]
 """What a cell holds: label and colour of each object, sorted."""
@@ -70,25 +68,6 @@ def grid_records() -> tuple[list[Record], list[Record]]:
         return [grid_record(clause["class"], clause["color"]) for record in records for clause in record["include"]]
 
     return of(train["colors"]), of(held_out["colors"])
-
-
-def random_grid(record: Mapping[str, Any], rng: np.random.Generator) -> tuple[Shape, ...]:
-    """The shape of each cell, of random size and place, so that a grid's record holds; in pixels of a whole scene."""
-    shapes = []
-    for label, color in asked_objects(record):
-        radius = float(rng.uniform(_MIN_RADIUS, _MAX_RADIUS))
-        x, y = rng.uniform(radius + _MARGIN, SIZE - radius - _MARGIN, size=2)
-        shapes.append(Shape(label=label, color=color, x=float(x), y=float(y), radius=radius))
-    return tuple(shapes)
-
-
-def draw_grid(shapes: Sequence[Shape]) -> UInt8[np.ndarray, " 64 64 3"]:
-    """Paints one shape a cell, row by row; returns a uint8 array `[64, 64, 3]` (RGB)."""
-    if len(shapes) != CELLS:
-        raise ValueError(f"a {ROWS}x{COLUMNS} grid has {CELLS} cells, got {len(shapes)} shapes")
-    cells = [draw_scene([shape], SIZE // ROWS) for shape in shapes]
-    rows = [np.concatenate(cells[start : start + COLUMNS], axis=1) for start in range(0, CELLS, COLUMNS)]
-    return np.concatenate(rows)
 
 
 def grid_verdict(image: UInt8[np.ndarray, " h w 3"], record: Mapping[str, Any]) -> GridVerdict:

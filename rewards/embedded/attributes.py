@@ -14,19 +14,21 @@ and the score is the mean, or the product, of p over the clauses. Exclude clause
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flowrl.benchmarks.geneval.rules import Record, parse_record
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.benchmarks.geneval.metadata import Record, parse_record
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.world.scenes import COLORS, SHAPES, SIZE
 
 Combine = Literal["mean", "product"]
@@ -85,6 +87,12 @@ def _block(inputs: int, outputs: int, *, stride: int) -> tuple[nn.Module, ...]:
     return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1), nn.GroupNorm(8, outputs), nn.SiLU()
 
 
+def check_weights(path: Path) -> None:
+    """Refuses a file of weights that is not there."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}: give one that 'flowrl pretrain scorer' wrote.")
+
+
 def load_net(path: Path, device: torch.device | str = "cpu") -> AttributeNet:
     """A trained network in float32, frozen, in evaluation mode.
 
@@ -93,7 +101,7 @@ def load_net(path: Path, device: torch.device | str = "cpu") -> AttributeNet:
     """
     from safetensors.torch import load_file
 
-    check(weights=str(path))
+    check_weights(path)
     net = AttributeNet()
     try:
         net.load_state_dict({name: value.float() for name, value in load_file(path).items()})
@@ -113,7 +121,7 @@ def shipped_weights() -> Path:
 def attribute_scores(
     attributes: Attributes, records: Sequence[Mapping[str, Any]], *, combine: Combine = "mean"
 ) -> Float[Tensor, " b"]:
-    """Scores images against GenEval records, one an image; see the module's formula.
+    """Scores images against GenEval records, one per image; see the module's formula.
 
     Args:
         attributes: what `AttributeNet` said of the images.
@@ -125,7 +133,7 @@ def attribute_scores(
         Values in [0, 1], differentiable in the attributes.
 
     Raises:
-        ValueError: a record is malformed, or asks for what is no part of the world.
+        ValueError: a record is malformed, or asks for what is not part of the world.
     """
     if len(records) != len(attributes.count_logits):
         raise ValueError(
@@ -202,38 +210,38 @@ def _world_record(metadata: Mapping[str, Any]) -> Record:
     return record
 
 
-def check(*, combine: Combine = "mean", weights: str | None = None) -> None:
-    """Refuses a file of weights that is not there."""
-    if weights is not None and not Path(weights).is_file():
-        raise ValueError(
-            f"reward 'attributes': there is no file {weights}: give one that 'flowrl pretrain scorer' wrote."
-        )
-
-
-def attributes(*, device: torch.device, combine: Combine = "mean", weights: str | None = None) -> Reward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttributeScore:
     """How far an image of the embedded world has what its GenEval record asks for, with gradient: a value in [0, 1].
 
     Runs in float32 also inside a caller's autocast region. Images that carry gradient give values that do; the
     network's own weights are frozen. For images of the embedded world only: on photos it means nothing.
-
-    Args:
-        device: where the network runs.
-        combine: `mean` or `product` of the clauses' probabilities; the other one is logged as a part.
-        weights: a file that `flowrl pretrain scorer` wrote; null takes the one that comes with flowrl.
     """
-    path = shipped_weights() if weights is None else Path(weights)
-    return FunctionReward(
-        name="attributes",
-        score=partial(_score, net=load_net(path, device), combine=combine, device=device),
-        needs=frozenset({"images", "prompts", "metadata"}),
-        version=f"attributes:{combine}:{_fingerprint(path)}",
-        differentiable=True,
-    )
+
+    combine: Combine = "mean"
+    """`mean` or `product` of the clauses' probabilities; the other one is logged as a part."""
+    weights: str | None = None
+    """A file that `flowrl pretrain scorer` wrote; null takes the one that comes with flowrl."""
+    differentiable: ClassVar[bool] = True
+    models: ClassVar[tuple[Model, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.weights is not None:
+            check_weights(Path(self.weights))
+
+    def build(self, device: torch.device) -> Reward:
+        """Loads the network."""
+        path = shipped_weights() if self.weights is None else Path(self.weights)
+        return FunctionReward(
+            name="attributes",
+            score=partial(_score, net=load_net(path, device), combine=self.combine, device=device),
+            needs=frozenset({"images", "prompts", "metadata"}),
+            version=f"attributes:{self.combine}:{_fingerprint(path)}",
+            differentiable=True,
+        )
 
 
 def _fingerprint(path: Path) -> str:
-    import hashlib
-
     return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
@@ -242,7 +250,7 @@ def _score(inputs: RewardInputs, *, net: AttributeNet, combine: Combine, device:
         if missing := [key for key in ("tag", "include") if key not in metadata]:
             raise ValueError(
                 f"reward 'attributes': prompt {prompt!r} has no {' and no '.join(missing)} in its metadata: prompts "
-                f"must come from a JSONL file with one GenEval record (tag, include, prompt) a line."
+                f"must come from a JSONL file with one GenEval record (tag, include, prompt) per line."
             )
     records = [{"prompt": p, **m} for p, m in zip(inputs.prompts, inputs.metadata, strict=True)]
     with torch.autocast(device.type, enabled=False):

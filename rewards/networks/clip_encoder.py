@@ -8,7 +8,6 @@ Shapes: b images, d the width of the embeddings.
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -124,18 +123,16 @@ def float_pixels(
 _HUB, _FOLDER = "hf-hub:", "local-dir:"
 
 
-def check_open_clip(model: str, *, owner: str) -> None:
+def check_open_clip(model: str) -> None:
     """Refuses a name that open_clip cannot know, without loading it; see `open_clip_encoder`."""
     if importlib.util.find_spec("open_clip") is None:
-        raise ValueError(f"{owner}: library open_clip needs a package: pip install flowrl-toolkit[open-clip].")
+        raise ValueError("library open_clip needs a package: pip install flowrl-toolkit[open-clip].")
     if model.startswith(_FOLDER):
         if not Path(model.removeprefix(_FOLDER)).is_dir():
-            raise ValueError(
-                f"{owner}: there is no folder {model.removeprefix(_FOLDER)!r}: give one that open_clip wrote."
-            )
+            raise ValueError(f"there is no folder {model.removeprefix(_FOLDER)!r}: give one that open_clip wrote.")
     elif not model.startswith(_HUB) and [bool(part) for part in model.split("/")] != [True, True]:
         raise ValueError(
-            f"{owner}: of library open_clip, model must be architecture/weights such as ViT-H-14/laion2b_s32b_b79k, "
+            f"of library open_clip, model must be architecture/weights such as ViT-H-14/laion2b_s32b_b79k, "
             f"{_HUB}owner/name or {_FOLDER}folder, got {model!r}."
         )
 
@@ -154,7 +151,6 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
     import open_clip  # type: ignore[import-untyped]
     from open_clip.transform import PreprocessCfg, image_transform_v2  # type: ignore[import-untyped]
 
-    check_open_clip(model, owner=owner)
     name, _, weights = (model, "", "") if model.startswith((_HUB, _FOLDER)) else model.partition("/")
 
     def load() -> Any:
@@ -242,9 +238,3 @@ def scored(score: Float[Tensor, " b"], inputs: RewardInputs, threshold: float | 
         return RewardOutput(values=score, valid=valid, errors=errors)
     above = torch.where(valid, (score > threshold).float(), torch.nan)
     return RewardOutput(values=above, valid=valid, parts={"score": score.detach()}, errors=errors)
-
-
-def check_threshold(threshold: float | None, *, owner: str) -> None:
-    """Refuses a threshold that is no number."""
-    if threshold is not None and not math.isfinite(threshold):
-        raise ValueError(f"{owner}: threshold must be a finite number or null, got {threshold}.")

@@ -22,16 +22,16 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from flowrl.randomness import counter_normal
 from flowrl.rewards.embedded.attributes import GRID, load_net, shipped_weights
+from flowrl.rewards.networks.dinov2 import IMAGENET_MEAN, IMAGENET_STD, load_dinov2
 from flowrl.rewards.networks.pretrained import (
     clip_fingerprint,
-    clip_image,
+    clip_of_pixels,
     clip_text,
     fingerprint,
     load_network,
@@ -43,12 +43,10 @@ Loss = Literal["hinge", "logistic", "pairwise"]
 Pixels = UInt8[np.ndarray, " h w 3"]
 
 OWNER = "reward 'adversarial'"
-DINOV2_MODEL = "facebook/dinov2-base"
 CLIP_MODEL = "yuvalkirstain/PickScore_v1"
 CLIP_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"  # the images and words that PickScore was trained with
 DINOV2_SIZE = 518
 HIDDEN = 512
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 
 class Logits(NamedTuple):
@@ -138,11 +136,9 @@ class ClipDiscriminator:
     ) -> Logits:
         """As `Discriminator`; there are no patches."""
         device = self.network.logit_scale.device
-        pil_images = [Image.fromarray(image) for image in images]
-        pixels = self.processor.image_processor(pil_images, return_tensors="pt")["pixel_values"].to(device)
         # Of the implementations of attention this one's gradient is the same each time.
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            image = clip_image(self.network, pixels)
+            image = clip_of_pixels(self.network, self.processor, images)
             with torch.no_grad():
                 text = clip_text(self.network, self.processor.tokenizer, list(prompts), device)
         logits = self.network.logit_scale.exp() * (image * text).sum(dim=-1)
@@ -203,27 +199,17 @@ def dinov2_discriminator(
     """A head on DINOv2 (transformers' `Dinov2Model`), whose position embeddings are interpolated to the size.
 
     Raises:
-        ValueError: no such model, or an image size that is no multiple of its patches.
+        ValueError: no such model, or an image size that is not a multiple of its patches.
     """
-    from transformers import Dinov2Model
-
-    network = load_network(
-        Dinov2Model, model, device=device, revision=revision, owner=OWNER, option="model", what="DINOv2"
-    )
-    patch: int = network.config.patch_size
-    if image_size % patch:
-        raise ValueError(
-            f"{OWNER}: image_size must be a multiple of the model's patches of {patch} pixels, got {image_size}: take "
-            f"{max(1, round(image_size / patch)) * patch}."
-        )
-    mean = torch.tensor(_MEAN, device=device)[:, None, None]
-    std = torch.tensor(_STD, device=device)[:, None, None]
+    network = load_dinov2(model, device=device, revision=revision, owner=OWNER, image_size=image_size)
+    mean = torch.tensor(IMAGENET_MEAN, device=device)[:, None, None]
+    std = torch.tensor(IMAGENET_STD, device=device)[:, None, None]
     width: int = network.config.hidden_size
     return HeadDiscriminator(
         head=make_head(width, seed=seed, device=device),
         pixels=lambda images, antialias: (_squares(images, image_size, device, antialias=antialias) - mean) / std,
         tokens=lambda pixels: network(pixel_values=pixels).last_hidden_state,
-        num_patches=(image_size // patch) ** 2,
+        num_patches=(image_size // network.config.patch_size) ** 2,
         version=f"dinov2:{model}@{fingerprint([network.embeddings.patch_embeddings.projection.weight])}:{image_size}px",
         published=published,
     )

@@ -1,8 +1,8 @@
-"""GenEval's judge for photos: Mask2Former finds objects, CLIP names colours (Ghosh et al. 2023, arXiv 2310.11513).
+"""GenEval's detector for photos: Mask2Former finds objects, CLIP names colours (Ghosh et al. 2023, arXiv 2310.11513).
 
 Preprocessing, scores, boxes and colours are GenEval's; the weights are not. GenEval detects with OpenMMLab's training
-of Mask2Former Swin-S; this judge takes Meta's own, as transformers loads it. Training against it and comparing runs
-that use it is sound, but its numbers were not compared with the reference judge's: label them "GenEval rules,
+of Mask2Former Swin-S; this one takes Meta's own, as transformers loads it. Training against it and comparing runs
+that use it is sound, but its numbers were not compared with the reference detector's: label them "GenEval rules,
 transformers detector", and expect counting to differ most, whose threshold of 0.9 acts on the scores' calibration.
 
 Licence: Meta's Mask2Former weights are CC BY-NC 4.0, for non-commercial use only.
@@ -24,12 +24,14 @@ from torch import Tensor
 from torch.nn import functional
 from torchvision.transforms import functional as vision
 
+from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.benchmarks.geneval.metadata import COLORS
 from flowrl.benchmarks.geneval.published import CLASSES
-from flowrl.benchmarks.geneval.rules import COLORS, Detection
+from flowrl.rewards import Model
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
-from flowrl.rewards.networks.detectors import Judge
+from flowrl.rewards.networks.detectors import Detector
 
 DEFAULT_DETECTOR = "facebook/mask2former-swin-small-coco-instance"
 
@@ -41,50 +43,55 @@ BATCH = 8  # images that the detector sees at once
 MASK_SCORE = 0.05  # far below GenEval's threshold of 0.3
 
 
-def check(*, detector: str = DEFAULT_DETECTOR, clip_model: str = DEFAULT_CLIP) -> None:
-    """Refuses option values that are wrong, without loading a model."""
-    pretrained.check_model(detector, owner="judge 'mask2former', option detector", what="Mask2Former")
-    pretrained.check_model(clip_model, owner="judge 'mask2former', option clip_model", what="CLIP")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mask2Former:
+    """Options of the detector, which runs in float32."""
 
+    detector: str = DEFAULT_DETECTOR
+    """A Mask2Former for COCO instances with its 80 classes, a folder or an id on the hub."""
+    clip_model: str = DEFAULT_CLIP
+    """A CLIP model, likewise; GenEval's is ViT-L/14 of OpenAI, the default here."""
 
-def mask2former_judge(
-    *, device: torch.device, detector: str = DEFAULT_DETECTOR, clip_model: str = DEFAULT_CLIP
-) -> Judge:
-    """The judge on its weights, in float32.
+    def __post_init__(self) -> None:
+        pretrained.check_model(self.detector, what="Mask2Former", option="detector")
+        pretrained.check_model(self.clip_model, what="CLIP", option="clip_model")
 
-    Args:
-        device: where both models run.
-        detector: a Mask2Former for COCO instances with its 80 classes, a folder or an id on the hub.
-        clip_model: a CLIP model, likewise; GenEval's is ViT-L/14 of OpenAI, the default here.
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return Model(self.detector), Model(self.clip_model)
 
-    Raises:
-        ValueError: a model is neither on disk nor to be had from the hub, or the detector has other classes.
-    """
-    from transformers import Mask2FormerForUniversalSegmentation
+    def build(self, device: torch.device) -> Detector:
+        """Loads both models.
 
-    check(detector=detector, clip_model=clip_model)
-    owner = "judge 'mask2former'"
-    kind = Mask2FormerForUniversalSegmentation
-    network = pretrained.load_network(kind, detector, device=device, owner=owner, option="detector", what="Mask2Former")
-    if (number := network.config.num_labels) != len(CLASSES):
-        raise ValueError(
-            f"{owner}: {detector!r} knows {number} classes, GenEval's rules need COCO's {len(CLASSES)} in COCO's "
-            f"order: give detector: a checkpoint for COCO instances, such as {DEFAULT_DETECTOR}."
+        Raises:
+            ValueError: a model is neither on disk nor available from the hub, or the detector has other classes.
+        """
+        from transformers import Mask2FormerForUniversalSegmentation
+
+        owner = "judge 'mask2former'"
+        network = pretrained.load_network(
+            Mask2FormerForUniversalSegmentation, self.detector, device=device, owner=owner, option="detector",
+            what="Mask2Former",
+        )  # fmt: skip
+        if (number := network.config.num_labels) != len(CLASSES):
+            raise ValueError(
+                f"{owner}: {self.detector!r} knows {number} classes, GenEval's rules need COCO's {len(CLASSES)} in "
+                f"COCO's order: give detector: a checkpoint for COCO instances, such as {DEFAULT_DETECTOR}."
+            )
+        clip, processor = pretrained.load_clip(self.clip_model, device=device, owner=owner, option="clip_model")
+        return Mask2FormerDetector(
+            network=network,
+            clip=clip,
+            tokenizer=processor.tokenizer,
+            device=device,
+            version=f"mask2former-1:{self.detector}@{pretrained.fingerprint([network.class_predictor.weight])}:"
+            f"{self.clip_model}@{pretrained.clip_fingerprint(clip)}:float32",
         )
-    clip, processor = pretrained.load_clip(clip_model, device=device, owner=owner, option="clip_model")
-    return Mask2FormerJudge(
-        network=network,
-        clip=clip,
-        tokenizer=processor.tokenizer,
-        device=device,
-        version=f"mask2former-1:{detector}@{pretrained.fingerprint([network.class_predictor.weight])}:"
-        f"{clip_model}@{pretrained.clip_fingerprint(clip)}:float32",
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mask2FormerJudge:
-    """A `Judge` on loaded models; `colors` holds the text embeddings of the ten colours, by class name."""
+class Mask2FormerDetector:
+    """A `Detector` on loaded models; `colors` holds the text embeddings of the ten colours, by class name."""
 
     network: Any
     clip: Any
@@ -134,7 +141,7 @@ def color_prompts(color: str, label: str) -> tuple[str, str, str]:
     return f"a photo of a {color} {label}", f"a photo of a {color}-colored {label}", f"a photo of a {color} object"
 
 
-def fitted_size(height: int, width: int) -> tuple[int, int]:
+def detector_size(height: int, width: int) -> tuple[int, int]:
     """Size with the same ratio whose short side is 800, or whose long side is 1333 if that is the smaller one."""
     scale = min(LONG_SIDE / max(height, width), SHORT_SIDE / min(height, width))
     return int(height * scale + 0.5), int(width * scale + 0.5)
@@ -145,7 +152,7 @@ def preprocess(images: UInt8[Tensor, " b h w 3"]) -> tuple[Float[Tensor, " b 3 h
 
     Bilinear without antialiasing and rounded to 8 bits, as OpenCV resizes; padded with grey before it is normalised.
     """
-    fitted = fitted_size(images.shape[1], images.shape[2])
+    fitted = detector_size(images.shape[1], images.shape[2])
     pixels = images.permute(0, 3, 1, 2).float()
     pixels = functional.interpolate(pixels, size=fitted, mode="bilinear", align_corners=False).round().clamp(0, 255)
     missing = [-side % MULTIPLE for side in fitted]

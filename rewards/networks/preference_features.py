@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -21,15 +21,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms import functional as vision
 
+from flowrl.rewards.clip import DEFAULT_MODEL
 from flowrl.rewards.embedded.attributes import PAIRS, load_net, shipped_weights
 from flowrl.rewards.networks.clip_encoder import Preprocess, transformers_clip
-from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network
+from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, IMAGENET_MEAN, IMAGENET_STD, load_dinov2
+from flowrl.rewards.networks.pretrained import check_model, fingerprint
 
 Backbone = Literal["clip", "dinov2", "attributes"]
 
-MODELS: dict[Backbone, str] = {"clip": "openai/clip-vit-large-patch14", "dinov2": "facebook/dinov2-base"}
+MODELS: dict[Backbone, str] = {"clip": DEFAULT_MODEL, "dinov2": DINOV2_MODEL}
 """What is taken where no model is named; `attributes` is what comes with flowrl."""
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,15 +52,15 @@ class Features:
     version: str
 
 
-def check_backbone(backbone: Backbone, model: str | None, image_size: int, *, owner: str) -> None:
+def check_backbone(backbone: Backbone, model: str | None, image_size: int) -> None:
     """Refuses a model that cannot be there, and settings that the backbone does not have; loads nothing."""
     if backbone == "attributes":
         if model is not None:
-            raise ValueError(f"{owner}: backbone attributes comes with flowrl and takes no model, got {model!r}.")
+            raise ValueError(f"backbone attributes comes with flowrl and takes no model, got {model!r}.")
         return
-    check_model(model or MODELS[backbone], owner=owner, what="CLIP" if backbone == "clip" else "DINOv2")
+    check_model(model or MODELS[backbone], what="CLIP" if backbone == "clip" else "DINOv2")
     if image_size < 14:
-        raise ValueError(f"{owner}: image_size must be at least one patch of 14 pixels, got {image_size}.")
+        raise ValueError(f"image_size must be at least one patch of 14 pixels, got {image_size}.")
 
 
 def build_features(
@@ -86,7 +87,6 @@ def build_features(
     Raises:
         ValueError: no such model, or an image size that does not fit it.
     """
-    check_backbone(backbone, model, image_size, owner=owner)
     if backbone == "clip":
         return _clip(model or MODELS["clip"], revision, preprocess, device, owner)
     if backbone == "dinov2":
@@ -112,23 +112,13 @@ def _clip(model: str, revision: str | None, preprocess: Preprocess, device: torc
 
 
 def _dinov2(model: str, revision: str | None, image_size: int, device: torch.device, owner: str) -> Features:
-    from transformers import Dinov2Model
-
-    network: Any = load_network(
-        Dinov2Model, model, device=device, revision=revision, owner=owner, option="model", what="DINOv2"
-    )
-    patch: int = network.config.patch_size
-    if image_size % patch:
-        raise ValueError(
-            f"{owner}: image_size must be a multiple of the model's patches of {patch} pixels, got {image_size}: take "
-            f"{max(1, round(image_size / patch)) * patch}."
-        )
+    network = load_dinov2(model, device=device, revision=revision, owner=owner, image_size=image_size)
 
     def of(images: Tensor, prompts: list[str]) -> Tensor:
         mode = vision.InterpolationMode.BICUBIC
         square = vision.center_crop(vision.resize(images.to(device), [image_size], mode, antialias=True), [image_size])
         tokens: Tensor = network(
-            pixel_values=vision.normalize(square.clamp(0.0, 1.0), list(_MEAN), list(_STD))
+            pixel_values=vision.normalize(square.clamp(0.0, 1.0), list(IMAGENET_MEAN), list(IMAGENET_STD))
         ).last_hidden_state
         return torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import pickle
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
+from PIL import Image
 from torch import Tensor
 
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
@@ -24,18 +26,22 @@ WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _SHARED: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
 
-def check_model(model: str, *, owner: str, what: str) -> None:
+def check_model(model: str, *, what: str, owner: str = "", option: str = "model") -> None:
     """Refuses a model that cannot be there, without loading it: a folder that does not exist, no transformers.
 
     Args:
         model: a local folder, or an id on the hub, which is not looked up here.
-        owner: who wants it, for the message: "reward 'clip_score'".
         what: the kind of model: "CLIP".
+        owner: who wants it, where the message must say so: "reward 'clip_score'".
+        option: the option that names the model.
     """
+    start = f"{owner}: " if owner else ""
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
-        raise ValueError(f"{owner}: there is no folder {model!r}: give a folder with a {what} model or a hub id.")
+        raise ValueError(
+            f"{start}there is no folder {model!r}: give {option}: a folder with a {what} model or a hub id."
+        )
     if importlib.util.find_spec("transformers") is None:
-        raise ValueError(f"{owner} needs the package transformers: pip install transformers.")
+        raise ValueError(f"{start}the package transformers is missing: pip install transformers.")
 
 
 def expanded(model: str) -> str:
@@ -145,11 +151,12 @@ def load_processor(kind: Any, model: str, *, revision: str | None = None, owner:
         raise cannot_load(model, error, owner=owner, option=option, what=what) from error
 
 
-def check_file(source: str, *, owner: str, option: str) -> None:
+def check_file(source: str, *, option: str, owner: str = "") -> None:
     """Refuses a source of `fetch_file` that names a place on this machine where there is nothing. Looks up no hub."""
     local = source.startswith((".", "/", "~")) or source.endswith(WEIGHT_SUFFIXES)
     if local and not Path(source).expanduser().exists():
-        raise ValueError(f"{owner}, option {option}: there is no file or folder {source!r}: give one, or a hub id.")
+        start = f"{owner}, " if owner else ""
+        raise ValueError(f"{start}option {option}: there is no file or folder {source!r}: give one, or a hub id.")
 
 
 def fetch_file(source: str, name: str, *, revision: str | None = None, owner: str, option: str) -> Path:
@@ -208,7 +215,9 @@ def read_weights(path: Path, *, owner: str) -> dict[str, Tensor]:
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{owner}: {path.name} is no checkpoint: it must hold tensors by name, or state_dict: them.")
+        raise ValueError(
+            f"{owner}: {path.name} is not a checkpoint: it must hold tensors by name, or state_dict: them."
+        )
     return dict(content)
 
 
@@ -240,6 +249,17 @@ def clip_text(network: Any, tokenizer: Any, texts: list[str], device: torch.devi
 def clip_image(network: Any, pixels: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b d"]:
     """Unit embeddings of images that went through CLIP's preprocessing."""
     return _unit(network.get_image_features(pixel_values=pixels))
+
+
+def clip_of_pixels(
+    network: Any, processor: Any, images: Sequence[UInt8[np.ndarray, " h w 3"]]
+) -> Float[Tensor, " b d"]:
+    """Unit embeddings in float32 of 8-bit images, which may differ in size, by the checkpoint's own processor."""
+    device = network.logit_scale.device
+    pil_images = [Image.fromarray(image) for image in images]
+    pixels = processor.image_processor(pil_images, return_tensors="pt")["pixel_values"].to(device)
+    with torch.autocast(device.type, enabled=False):
+        return clip_image(network, pixels)
 
 
 def _unit(output: Any) -> Float[Tensor, " b d"]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -61,7 +62,7 @@ def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int, f
     return rows, columns
 
 
-def frame_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count: int | None = None) -> list[int]:
+def clip_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count: int | None = None) -> list[int]:
     """Which frames of a clip the model sees: an even number, spread uniformly from the first to the last.
 
     The number is num_frames / fps * target_fps, at least 4 and at most 768 or the clip, rounded to a multiple of 2.
@@ -102,27 +103,28 @@ def resized_frames(
     return vision.resize(pixels, list(size), interpolation=InterpolationMode.BICUBIC, antialias=True)
 
 
-def read_template(path: str | None, default: str, *, once: Sequence[str], owner: str) -> str:
+def read_template(path: str | None, default: str, *, once: Sequence[str], owner: str = "") -> str:
     """A template, exactly as it stands in the file: line breaks at its ends count.
 
     Args:
         path: a text file, None for the one of this package.
         default: the name of that one.
         once: what must stand in it exactly once: `{prompt}`, the reward tokens.
-        owner: whose option `template` it is, for messages.
+        owner: whose option `template` it is, where messages must say so.
 
     Raises:
         ValueError: if it cannot be read, or something is missing or there twice.
     """
+    start = f"{owner}: " if owner else ""
     file = TEMPLATES / default if path is None else Path(path).expanduser()
     try:
         text = file.read_bytes().decode("utf-8")  # not read_text, which would translate line breaks
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{owner}: cannot read template {str(file)!r}: {error}. Give a text file in UTF-8.") from error
+        raise ValueError(f"{start}cannot read template {str(file)!r}: {error}. Give a text file in UTF-8.") from error
     for piece in once:
         if (count := text.count(piece)) != 1:
             raise ValueError(
-                f"{owner}: template {str(file)!r} must hold {piece} exactly once, it is there {count} times."
+                f"{start}template {str(file)!r} must hold {piece} exactly once, it is there {count} times."
             )
     return text
 
@@ -142,8 +144,16 @@ def check_scorer(*, dtype: str, position_mode: str, batch_size: int, owner: str)
         raise ValueError(f"{owner}: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
     if position_mode not in ("sequential", "mrope"):
         raise ValueError(f"{owner}: position_mode must be sequential or mrope, got {position_mode!r}.")
+    try:
+        check_batch_size(batch_size)
+    except ValueError as error:
+        raise ValueError(f"{owner}: {error}") from error
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Refuses a number of samples at a time that is none."""
     if batch_size < 1:
-        raise ValueError(f"{owner}: batch_size must be at least 1, got {batch_size}.")
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
 
 
 def split_weights(weights: Mapping[str, Tensor], *, owner: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -169,7 +179,9 @@ def split_weights(weights: Mapping[str, Tensor], *, owner: str) -> tuple[dict[st
             unknown.append(name)
     if unknown or not head:
         what = f"holds {unknown[0]!r}" if unknown else "has no weights rm_head.*"
-        raise ValueError(f"{owner}: the checkpoint {what}, so it is no Qwen2-VL with a reward head: give another file.")
+        raise ValueError(
+            f"{owner}: the checkpoint {what}, so it is not a Qwen2-VL with a reward head: give another file."
+        )
     return backbone, head
 
 
@@ -323,3 +335,36 @@ def encode(
         given = {"videos": list(videos), "videos_kwargs": {"do_resize": False, "do_sample_frames": False}}
     chats = processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     return dict(processor(text=chats, padding=True, return_tensors="pt", **given))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scorer:
+    """A loaded `TokenReward`, its processor and template: texts and images or clips to the head's outputs."""
+
+    network: TokenReward
+    processor: Any
+    token_ids: tuple[int, ...]
+    template: str
+    device: torch.device
+
+    def texts(self, prompts: Sequence[str], *, owner: str) -> list[str]:
+        """The template with each of the prompts in it."""
+        check_prompts(prompts, self.processor.tokenizer, owner=owner)
+        return [self.template.replace(PROMPT, prompt) for prompt in prompts]
+
+    def outputs(
+        self,
+        texts: Sequence[str],
+        *,
+        images: Sequence[Image.Image] | None = None,
+        videos: Sequence[Tensor] | None = None,
+        position_mode: PositionMode,
+    ) -> Float[Tensor, " b k o"]:
+        """The head's outputs at each of the reward tokens."""
+        batch = encode(self.processor, texts, images=images, videos=videos)
+        with torch.autocast(self.device.type, enabled=False):
+            outputs: Tensor = self.network(
+                {name: value.to(self.device) for name, value in batch.items()}, self.token_ids,
+                position_mode=position_mode,
+            )  # fmt: skip
+        return outputs

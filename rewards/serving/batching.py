@@ -66,7 +66,7 @@ class RewardQueue:
         batch_size: items of one call at most; requests that stay whole may be larger.
         max_items: items that may wait. A request is let in while there is room for its first item.
         max_pixels: pixels of all waiting items, likewise.
-        metrics: where items, failures and calls are counted.
+        metrics: where items, failures, calls and the queue are counted.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class RewardQueue:
         self.name, self.reward = name, reward
         self._batch_size, self._max_items, self._max_pixels = batch_size, max_items, max_pixels
         self._metrics = metrics
+        metrics.queued.labels(name).set_function(lambda: len(self))
         self._whole = reward.kind not in POINTWISE
         self._entries: deque[_Entry] = deque()
         self._pixels = 0
@@ -96,7 +97,7 @@ class RewardQueue:
             raise Full(min(30, 1 + int(self._seconds_per_item * len(self._entries))))
 
     def submit(self, request: ScoreRequest) -> Future[list[Score]]:
-        """Queues a request; the future gives one score an item, in their order. Cancel it to give the request up.
+        """Queues a request; the future gives one score per item, in their order. Cancel it to give the request up.
 
         Raises:
             Full: there is no room.
@@ -128,11 +129,10 @@ class RewardQueue:
                 scores = self._scored(batch, first=True)
             spent = (time.perf_counter() - start) / len(batch)
             self._seconds_per_item = spent if not self._seconds_per_item else 0.8 * self._seconds_per_item + 0.2 * spent
-            self._metrics.count("items", len(batch), reward=self.name)
-            for score in scores:
-                if score.error is not None:
-                    self._metrics.count("item_failures", reward=self.name, error=score.error)
+            self._metrics.items.labels(self.name).inc(len(batch))
             for (job, place), score in zip(batch, scores, strict=True):
+                if score.error is not None:
+                    self._metrics.item_failures.labels(self.name, score.error).inc()
                 job.enter(place, score)
 
     def _next_batch(self) -> list[_Entry]:
@@ -169,7 +169,7 @@ class RewardQueue:
             sizes = {_sizes(entry) for entry in batch}
             if len(sizes) > 1:
                 raise ValueError(f"the items of one {self.reward.kind} request must have the same sizes")
-            self._metrics.count("batches", reward=self.name)
+            self._metrics.batches.labels(self.name).inc()
             output = check_output(self.reward(inputs_of(items, batch[0][0].iteration)), len(items), self.name)
         except (Exception, SystemExit) as error:  # whatever a reward does, the server goes on
             if first:

@@ -69,7 +69,9 @@ def make_app(
     if not rewards:
         raise ValueError("a reward server needs at least one reward, got none.")
     if trained := [name for name, reward in rewards.items() if reward.kind == "adversarial"]:
-        raise ValueError(f"reward {trained[0]!r} learns along with the policy and cannot be served: use another one.")
+        raise ValueError(
+            f"reward {trained[0]!r} is trained jointly with the policy and cannot be served: use another one."
+        )
     if token is not None and not token.strip():
         raise ValueError("the token is empty: give one of a few letters at least, or none.")
     for name, number in (("queue_size", queue_size), ("batch_size", batch_size)):
@@ -103,7 +105,7 @@ def make_app(
 
 def check_extra() -> None:
     """Refuses to go on where a package of the extra `serve` is not installed."""
-    for package in ("fastapi", "uvicorn", "python_multipart"):
+    for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         try:
             importlib.import_module(package)
         except ImportError as error:
@@ -128,8 +130,8 @@ async def _metrics(request: Request) -> Response:
     service: Service = request.app.state.service
     if not has_token(service, request):
         return refusal(WireError(401, "unauthorized", "a valid token is needed."))
-    text = service.metrics.text({name: len(queue) for name, queue in service.queues.items()})
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    text, content_type = service.metrics.text(request.headers.get("accept", ""))
+    return Response(text, media_type=content_type)
 
 
 async def _score_json(request: Request) -> Response:
@@ -141,7 +143,7 @@ async def _score_multipart(request: Request) -> Response:
 
 
 def open_socket(host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, has_token: bool) -> socket.socket:
-    """A bound socket for `serve`, so that a taken port is known before any weights load. Port 0 takes a free one.
+    """A bound socket for the server, so that a taken port is known before any weights load. Port 0 takes a free one.
 
     Raises:
         ValueError: the port is taken, there is no such host, or others could reach the server and it has no token.
@@ -196,27 +198,3 @@ def make_server(app: FastAPI, *, grace: float = 30.0) -> uvicorn.Server:
             timeout_graceful_shutdown=max(1, math.ceil(min(grace, 5.0))), server_header=False,
         )
     )  # fmt: skip
-
-
-def serve(
-    app: FastAPI,
-    *,
-    host: str = "127.0.0.1",
-    port: int = DEFAULT_PORT,
-    sock: socket.socket | None = None,
-    grace: float = 30.0,
-) -> None:
-    """Serves until a signal, and returns when what was taken has been answered.
-
-    Args:
-        app: from `make_app`.
-        host: address to listen at.
-        port: port to listen at.
-        sock: from `open_socket`, instead of host and port.
-        grace: seconds that requests have to finish after the signal.
-
-    Raises:
-        ValueError: as `open_socket`.
-    """
-    bound = sock or open_socket(host, port, has_token=app.state.service.token is not None)
-    make_server(app, grace=grace).run(sockets=[bound])

@@ -86,7 +86,7 @@ async def answer(request: Request, content_type: str) -> Response:
         queued = queue.submit(decoded)
         del decoded  # the queue alone holds the images
         scores = await _outcome(request, queued)
-        service.metrics.latency(name, time.perf_counter() - start)
+        service.metrics.seconds.labels(name).observe(time.perf_counter() - start)
         response = Response(encode_reply(queue.reward.version, scores), media_type="application/json")
     except WireError as error:
         response = refusal(error)
@@ -100,7 +100,7 @@ async def answer(request: Request, content_type: str) -> Response:
         response = refusal(WireError(503, "stopping", "the server stopped before it came to this."), retry_after=5)
     finally:
         service.active -= 1
-    service.metrics.count("requests", reward=name, status=str(response.status_code))
+    service.metrics.requests.labels(name, response.status_code).inc()
     return response
 
 

@@ -9,21 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl.benchmarks.geneval.rules import (
-    RELATIONS,
-    TASKS,
+from flowrl.benchmarks.geneval.detections import (
     Detection,
     Thresholds,
-    Verdict,
-    aggregate,
-    graded,
     iou,
     keep_detections,
     offset_direction,
     relations,
-    strict,
-    verdict,
 )
+from flowrl.benchmarks.geneval.metadata import RELATIONS, TASKS
+from flowrl.benchmarks.geneval.rules import Verdict, graded, strict, verdict
+from flowrl.statistics.bootstrap import ScoreRow
+from flowrl.statistics.paired import summarise
 
 Box = tuple[float, float, float, float]
 SQUARE: Box = (0, 0, 40, 40)
@@ -300,44 +297,32 @@ def test_scores_look_only_at_detections_above_the_threshold_of_the_task() -> Non
     assert graded(doubtful, {**CLOCKS, "tag": "single_object"}) == 1.0
 
 
-def rows_of(counts: dict[str, tuple[int, int]]) -> list[dict[str, Any]]:
-    return [
-        {"tag": tag, "prompt": f"{tag} {i // 4}", "correct": i < correct, "reason": ""}
-        for tag, (correct, total) in counts.items()
+def test_counts_of_six_tasks_give_their_means() -> None:
+    """Macro, micro and prompts with a right image, worked out by hand."""
+    counts = dict(zip(TASKS, [(289, 320), (214, 396), (120, 320), (303, 376), (32, 400), (60, 364)], strict=True))
+    rows = [
+        ScoreRow(task=task, prompt=i // 4, sample=i % 4, value=float(i < correct))
+        for task, (correct, total) in counts.items()
         for i in range(total)
     ]
-
-
-def test_aggregate_macro_and_micro() -> None:
-    counts = dict(zip(TASKS, [(289, 320), (214, 396), (120, 320), (303, 376), (32, 400), (60, 364)], strict=True))
-    scores = aggregate(rows_of(dict(reversed(counts.items()))))
-    assert list(scores.tasks) == list(TASKS)
-    assert [score.mean for score in scores.tasks.values()] == pytest.approx(
+    found = summarise(rows, order=TASKS)
+    assert [score.mean for score in found.tasks.values()] == pytest.approx(
         [0.903125, 0.540404, 0.375, 0.805851, 0.08, 0.164835], abs=1e-6
     )
-    assert scores.macro == pytest.approx(0.478203, abs=1e-6)
-    assert scores.micro == pytest.approx(1018 / 2176)
-    assert (scores.num_images, scores.num_prompts) == (2176, 544)
+    assert found.macro.mean == pytest.approx(0.478203, abs=1e-6)
+    assert found.micro.mean == pytest.approx(1018 / 2176)
     # A prompt counts once any of its four images is right: ceil(correct / 4) of each task in this table.
-    assert scores.prompts_correct == pytest.approx(sum(math.ceil(c / 4) for c, _ in counts.values()) / 544)
-
-
-def test_aggregate_over_the_tasks_that_occur_and_refuses_nothing() -> None:
-    scores = aggregate(rows_of({"counting": (1, 4), "position": (2, 2)}))
-    assert (scores.macro, scores.micro) == (0.625, 0.5)
-    with pytest.raises(ValueError, match="no rows"):
-        aggregate([])
-    with pytest.raises(ValueError, match=r"row 0 .*tag"):
-        aggregate([{"tag": "colours", "prompt": "", "correct": True}])
-    with pytest.raises(ValueError, match=r"row 0 .*prompt"):
-        aggregate([{"tag": "colors", "correct": True}])
+    assert found.any_correct.mean == pytest.approx(sum(math.ceil(c / 4) for c, _ in counts.values()) / 544)
 
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
         ({"prompt": "a dog"}, r"prompt 'a dog' lacks tag and include.*JSONL"),
-        (record(clause("dog"), tag="colours"), r"tag must be one of .*got 'colours' \(did you mean 'colors'"),
+        (
+            record(clause("dog"), tag="colours"),
+            r"unknown tag 'colours' \(did you mean .colors.*allowed: color_attr",
+        ),
         (record(), "include is empty"),
         ({"tag": "colors", "include": "dog"}, "include must be a list"),
         (record({"class": "dog"}), r"include\[0\] must be a mapping with class and count"),
@@ -345,10 +330,13 @@ def test_aggregate_over_the_tasks_that_occur_and_refuses_nothing() -> None:
         (record(clause("dog", True)), "count must be a whole number"),
         (record(clause("", 1)), "class must be a name"),
         (record(clause("dog", colour="red")), "colour, which no rule reads; allowed are class, color"),
-        (record(clause("dog", color="rde")), r"include\[0\].color must be one of red.*did you mean 'red'"),
+        (record(clause("dog", color="rde")), r"unknown include\[0\].color 'rde' \(did you mean 'red'"),
         (record(clause("dog"), exclude=[clause("cat", color="red")]), r"exclude\[0\] has color, which no rule reads"),
         (record(clause("dog", position=["above", 0])), r"refers to include\[0\], but only earlier clauses"),
-        (record(clause("cat"), clause("dog", position=["over", 0])), "relation must be one of left of, right of"),
+        (
+            record(clause("cat"), clause("dog", position=["over", 0])),
+            r"unknown include\[1\] relation .over.*allowed: above",
+        ),
         (record(clause("cat"), clause("dog", position="above")), "position must be"),
         ("a photo of a dog", "must be a mapping"),
     ],

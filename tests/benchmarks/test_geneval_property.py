@@ -8,15 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrl.benchmarks.geneval.rules import (
-    COLORS,
-    RELATIONS,
-    TASKS,
-    Detection,
-    graded,
-    strict,
-    verdict,
-)
+from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS, TASKS
+from flowrl.benchmarks.geneval.rules import graded, strict, verdict
 
 Box = tuple[float, float, float, float]
 SQUARE: Box = (0, 0, 40, 40)

@@ -14,24 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unigenbench_files import record, whole_file, write
 
-from flowrl.benchmarks.unigenbench.replies import (
+from flowrl.benchmarks.unigenbench.items import read_prompt_file
+from flowrl.benchmarks.unigenbench.point_scores import Tally, aggregate, paired_intervals, score_intervals
+from flowrl.benchmarks.unigenbench.points import (
     ENGLISH,
     LABELS,
     MEANINGS,
     PRIMARIES,
     Language,
-    Reply,
-    Tally,
-    aggregate,
-    paired_intervals,
-    parse_reply,
     primary_of,
     published_counts,
-    read_prompt_file,
-    read_reply,
-    score_intervals,
 )
-from flowrl.benchmarks.unigenbench.result_files import Judged, read_results, results_text, score_rows, summary_text
+from flowrl.benchmarks.unigenbench.replies import Reply, parse_reply, read_reply
+from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, summary_text
 
 POINTS = ["Style", "World Knowledge", "Attribute - Quantity"]
 LOOKS = "['ink wash look', 'pyramids are visible', 'only one panda']"
@@ -406,24 +401,10 @@ def test_the_result_file_has_the_published_form(tmp_path: Path) -> None:
         "prompt": 'a "quoted" prompt', "testpoint": POINTS, "analysis": ["a", "b", "it's"], "score": [1, 1, 0],
     }  # fmt: skip
     assert read[1]["result_json"] == "null"
-    found = read_results(path)
-    assert found == [(3, POINTS, [1, 1, 0]), (3, POINTS, None)]
-    assert aggregate([(points, scores) for _, points, scores in found]) == aggregate(score_rows(rows))
 
 
 def test_what_json_does_not_know_is_kept_as_text() -> None:
     assert "{1}" in results_text([judged(Reply(["a", "b", "c"], [1, {1}, b"0"]))])
-
-
-def test_results_that_cannot_be_read_are_skipped_or_refused(tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    path.write_text('index,testpoint,result_json\n1,"[\'Style\']",nonsense\n2,"[\'Style\']","[1]"\n')
-    assert read_results(path) == [(1, ["Style"], None), (2, ["Style"], None)]
-    path.write_text("index,testpoint\n1,Style\n")
-    with pytest.raises(ValueError, match="row 2"):
-        read_results(path)
-    with pytest.raises(ValueError, match="cannot be read"):
-        read_results(tmp_path / "missing.csv")
 
 
 def test_the_summary_rounds_to_four_digits() -> None:

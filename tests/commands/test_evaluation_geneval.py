@@ -15,8 +15,8 @@ import torch
 from evaluation_folders import RECORDS, empty, read_rows, right, write_folder
 from PIL import Image
 
+from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.published import published_records
-from flowrl.benchmarks.geneval.rules import Detection
 from flowrl.commands.eval.geneval_result import kinds, score_rows
 from flowrl.commands.eval.geneval_runner import benchmark_prompts, check, judge_images, judge_name, run
 from flowrl.generation.folders import read_folder
@@ -24,10 +24,10 @@ from flowrl.generation.journal import Journal
 from flowrl.generation.models import EMBEDDED, Source
 from flowrl.generation.subject import Settings, Subject
 from flowrl.rewards import RewardInputs
-from flowrl.rewards.geneval import geneval_reward
-from flowrl.rewards.networks.detectors import build_judge
+from flowrl.rewards.geneval import Geneval
+from flowrl.rewards.networks.detectors import detector_options
 
-SHAPES = build_judge("shapes", device=torch.device("cpu"))
+SHAPES = detector_options("shapes").build(torch.device("cpu"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ def test_rewards_are_those_that_training_uses(tmp_path: Path) -> None:
     rows = run(settings(folder, tmp_path / "out", samples=3)).rows
     files = read_folder(folder)
     images = torch.stack([torch.from_numpy(file.pixels().copy()).permute(2, 0, 1) / 255 for file in files])
-    output = geneval_reward(SHAPES)(
+    output = Geneval().on(SHAPES)(
         RewardInputs(
             prompts=[file.prompt for file in files], images=images,
             metadata=[file.record for file in files], group_ids=torch.zeros(len(images), dtype=torch.long),

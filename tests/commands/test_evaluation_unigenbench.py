@@ -14,7 +14,8 @@ from drawn_images import draw_flat, flat, settings_for
 from scripted_judges import ScriptedJudge
 from unigenbench_files import record, write
 
-from flowrl.benchmarks.unigenbench.replies import MEANINGS, Item
+from flowrl.benchmarks.unigenbench.items import Item
+from flowrl.benchmarks.unigenbench.points import MEANINGS
 from flowrl.commands.eval import unigenbench_judge
 from flowrl.commands.eval import unigenbench_runner as unigenbench
 from flowrl.commands.eval.benchmark import Result

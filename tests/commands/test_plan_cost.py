@@ -18,9 +18,11 @@ from flowrl import rewards
 from flowrl.commands.plan import published_models as checkpoints
 from flowrl.commands.plan.cost import decode_flops
 from flowrl.commands.plan.counts import Counts, graph_rows, of_iteration, of_run
+from flowrl.commands.plan.gather import _reward_models
 from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, Memory, allowed_sizes, fitting, trained_bytes
 from flowrl.commands.plan.network import Flops, Network, measure
 from flowrl.commands.train.run import recipe_of
+from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.cards import Size
@@ -37,8 +39,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The toy's configuration, with the toy in the place of a model family, and a reward with gradient."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PIPELINES, "sd3", "toy_pipeline")
-        patch.setitem(rewards.REWARDS, "smooth_brightness", "toy_pipeline:smooth_brightness")
-        patch.setattr("flowrl.recipes.backprop.DIFFERENTIABLE", rewards.DIFFERENTIABLE | {"smooth_brightness"})
+        patch.setitem(rewards.REWARDS, "smooth_brightness", "toy_pipeline:SmoothBrightness")
         yield write_toy(tmp_path_factory.mktemp("plan"))
 
 
@@ -299,13 +300,17 @@ def test_a_broken_file_of_weights_is_refused(tmp_path: Path) -> None:
         ("hpsv3", {"dtype": "float32"}, (("MizzenAI/HPSv3", 8_291_375_616, 4),)),
         ("geneval", {}, ()),
         ("geneval", {"judge": "mask2former", "detector": "mine"}, None),
-        ("adversarial", {"backbone": "clip"}, (("yuvalkirstain/PickScore_v1", 986_109_441, 4),)),
+        ("adversarial", {"backbone": "clip", "references": "world"}, (("yuvalkirstain/PickScore_v1", 986_109_441, 4),)),
         ("clip_score", {"model": "./mine"}, None),
+        ("noisy", {"reward": "clip_score"}, (("openai/clip-vit-large-patch14", 427_616_513, 4),)),
+        ("clip_score", {"scale": "none"}, None),
         (None, {}, None),
     ],
 )
 def test_models_of_rewards(name: str | None, options: dict[str, Any], expected: Any) -> None:
-    assert checkpoints.reward_models(name, options) == expected
+    own: dict[str, Any] = {"file": "r.py", "function": "f"} if name is None else {"name": name}
+    known, unknown = _reward_models((RewardConfig(**own, options=options),))
+    assert (known or None if unknown else known) == expected
 
 
 def test_decoding_is_measured_in_a_folder_and_known_of_published_checkpoints() -> None:

@@ -179,16 +179,16 @@ def test_repeats_for_a_reliable_mean() -> None:
 
 
 def test_intervals_of_a_mean_match_the_standard_error() -> None:
-    sums = np.stack([np.ones(400), np.random.default_rng(0).normal(size=400)], axis=1)
-    found = over_groups(sums, lambda s: s[:, 1] / s[:, 0])
-    assert found.mean == pytest.approx(sums[:, 1].mean())
-    assert found.high - found.low == pytest.approx(2 * 1.96 * sums[:, 1].std() / 20, rel=0.1)
-    assert over_groups(sums, lambda s: s[:, 1] / s[:, 0]) == found
-    assert not over_groups(sums[:1], lambda s: s[:, 1] / s[:, 0]).known
+    sums = np.stack([np.ones(400), np.random.default_rng(0).normal(size=400)])
+    found = over_groups(sums, lambda s: s[1] / s[0])
+    assert found.mean == pytest.approx(sums[1].mean())
+    assert found.high - found.low == pytest.approx(2 * 1.96 * sums[1].std() / 20, rel=0.1)
+    assert over_groups(sums, lambda s: s[1] / s[0]) == found
+    assert not over_groups(sums[:, :1], lambda s: s[1] / s[0]).known
 
 
 def test_lengths_that_differ_are_refused() -> None:
-    with pytest.raises(ValueError, match="one entry an item"):
+    with pytest.raises(ValueError, match="one entry per item"):
         agreement([1.0], [1.0, 2.0], [0, 0])
 
 

@@ -49,7 +49,7 @@ def parse(*arguments: str) -> argparse.Namespace:
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")
-    monkeypatch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:smooth_brightness")
+    monkeypatch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:SmoothBrightness")
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_bad_numbers_and_missing_parts_are_refused(tmp_path: Path) -> None:
     check_source(find_source(EMBEDDED))
     with pytest.raises(ValueError, match=f"there is no LoRA in {tmp_path}"):
         check_source(find_source(EMBEDDED, lora=tmp_path))
-    with pytest.raises(ValueError, match="is no diffusers pipeline"):
+    with pytest.raises(ValueError, match="is not a diffusers pipeline"):
         check_source(find_source(str(tmp_path)))
     with pytest.raises(ValueError, match="there is no"):
         check_source(find_source("asset:nothing"))

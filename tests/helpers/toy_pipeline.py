@@ -7,9 +7,10 @@ the real recipes and of the real command go through it. `quick_run` leaves the r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import yaml
@@ -60,20 +61,22 @@ def broken(inputs):
 """
 
 
-def smooth_brightness(*, device: torch.device) -> Reward:
-    """Brightness that carries gradient, for `REWARDS` and `DIFFERENTIABLE`."""
+@dataclass(frozen=True, kw_only=True)
+class SmoothBrightness:
+    """Brightness that carries gradient, for `REWARDS`."""
 
-    def score(inputs: RewardInputs) -> RewardOutput:
-        values = inputs.images.mean((1, 2, 3))
-        return RewardOutput(values=values, valid=torch.ones_like(values, dtype=torch.bool))
+    differentiable: ClassVar[bool] = True
 
-    return FunctionReward(
-        name="smooth_brightness", score=score, needs=frozenset(), version="1", differentiable=True
-    )  # fmt: skip
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward."""
 
+        def score(inputs: RewardInputs) -> RewardOutput:
+            values = inputs.images.mean((1, 2, 3))
+            return RewardOutput(values=values, valid=torch.ones_like(values, dtype=torch.bool))
 
-def check_smooth_brightness() -> None:
-    """Nothing to check."""
+        return FunctionReward(
+            name="smooth_brightness", score=score, needs=frozenset(), version="1", differentiable=True
+        )  # fmt: skip
 
 
 class Net(nn.Module):

@@ -30,7 +30,7 @@ from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.qwen_image import FAMILY
-from flowrl.samplers import dynamic_sigmas
+from flowrl.samplers.schedules import dynamic_sigmas
 
 LENGTH = 48
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.z_image import FAMILY
-from flowrl.samplers import linspace_sigmas
+from flowrl.samplers.schedules import linspace_sigmas
 
 LENGTH, SIZE = 64, 16
 

@@ -37,8 +37,8 @@ from flowrl.pipelines.rlg_network import acting, active_adapters, adapter_layers
 from flowrl.pipelines.rlg_pipeline import rlg_pipeline
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_normal
-from flowrl.samplers import KERNELS, conditioned, rollout
-from flowrl.samplers.guidance import rl_first, rl_outside, rlg
+from flowrl.samplers import KERNELS, rollout
+from flowrl.samplers.guidance import conditioned, rl_first, rl_outside, rlg
 
 Draw = Callable[[Any, int], Tensor]
 TUNED = LoraConfig(r=2, lora_alpha=8, target_modules=["to_q", "to_k", "to_v"], init_lora_weights=False)

@@ -32,8 +32,8 @@ from flowrl.pretrain.train_head import (
     train_head,
 )
 from flowrl.prompts.pairs import Pair
-from flowrl.rewards import build_reward, check_reward
-from flowrl.rewards.networks.preference_features import Features, build_features
+from flowrl.rewards import build_reward, reward_options
+from flowrl.rewards.networks.preference_features import Features, build_features, check_backbone
 from flowrl.rewards.preference_head import Head, head_scores, load_head, read_config
 from flowrl.world.scenes import Shape, draw_scene
 
@@ -290,14 +290,14 @@ def test_dinov2_features_are_class_token_and_mean_of_patches(dinov2_folder: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backbone": "attributes", "model": "x"}, "comes with flowrl and takes no model"),
-        ({"backbone": "clip", "model": "./nowhere"}, "there is no folder './nowhere'"),
-        ({"backbone": "dinov2", "image_size": 3}, "at least one patch"),
+        (("attributes", "x", 224), "comes with flowrl and takes no model"),
+        (("clip", "./nowhere", 224), "there is no folder './nowhere'"),
+        (("dinov2", None, 3), "at least one patch"),
     ],
 )
-def test_bad_backbones_are_refused(options: dict[str, Any], message: str) -> None:
+def test_bad_backbones_are_refused(options: tuple[Any, str | None, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_features(**options, device=CPU, owner="test")
+        check_backbone(*options)
 
 
 def test_an_image_size_between_patches_is_refused(dinov2_folder: Path) -> None:
@@ -412,7 +412,7 @@ def test_a_clip_head_reads_prompts_and_finds_its_backbone_again(
     assert not torch.allclose(values, reward(other).values)
     folder.rename(tmp_path / "moved")
     with pytest.raises(ValueError, match="there is no folder"):
-        check_reward("preference_head", options)
+        reward_options("preference_head", options)
     moved = build_reward("preference_head", options=options | {"backbone_model": str(tmp_path / "moved")})
     torch.testing.assert_close(moved(inputs).values, values)
     strange = write_tiny_clip(tmp_path / "strange", seed=5)
@@ -425,17 +425,17 @@ def test_a_clip_head_reads_prompts_and_finds_its_backbone_again(
 
 def test_a_folder_without_a_head_is_refused(head_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no folder"):
-        check_reward("preference_head", {"model": str(tmp_path / "none")})
+        reward_options("preference_head", {"model": str(tmp_path / "none")})
     with pytest.raises(ValueError, match=r"holds no config\.json"):
-        check_reward("preference_head", {"model": str(tmp_path)})
+        reward_options("preference_head", {"model": str(tmp_path)})
     copy = tmp_path / "copy"
     shutil.copytree(head_folder, copy)
     config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
-    for text, message in (("{", "is no JSON"), ("[]", "does not describe a head"),
+    for text, message in (("{", "is not JSON"), ("[]", "does not describe a head"),
                           (json.dumps(config | {"temperature": -1.0}), "does not describe a head")):  # fmt: skip
         (copy / "config.json").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=message):
-            check_reward("preference_head", {"model": str(copy)})
+            reward_options("preference_head", {"model": str(copy)})
 
 
 def test_weights_of_another_head_are_refused(head_folder: Path) -> None:

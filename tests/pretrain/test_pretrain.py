@@ -10,9 +10,11 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusion3Pipeline
+from PIL import Image
 
 from flowrl.config.train import resolve_path
 from flowrl.pipelines import STOCK, family, family_of
@@ -21,8 +23,9 @@ from flowrl.pretrain import make_sd3 as pretrain
 from flowrl.pretrain import make_sd15 as pretrain_sd15
 from flowrl.pretrain import make_wan as pretrain_wan
 from flowrl.pretrain.make_sd3 import PretrainConfig, scene_batch
-from flowrl.pretrain.making import MODELS, learning_rate
+from flowrl.pretrain.making import MODELS
 from flowrl.pretrain.making import pretrain as make
+from flowrl.pretrain.network_training import learning_rate
 from flowrl.pretrain.tiny_families import build_tiny_kontext
 from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer, t5_tokenizer
 from flowrl.world.clips import DIRECTIONS
@@ -124,7 +127,7 @@ def test_overrides_are_as_strict_as_a_training_run(monkeypatch: pytest.MonkeyPat
     for wrong, said in ((["stepz=7"], "stepz"), (["wan", "steps=many"], "steps"), (["sd16"], "did you mean 'sd15'")):
         with pytest.raises(ValueError, match=said):
             make(wrong)
-    assert set(MODELS) == {"kontext", "scorer", "sd15", "sd3", "wan"}
+    assert set(MODELS) == {"kontext", "prompts", "scorer", "sd15", "sd3", "wan"}
 
 
 @pytest.mark.slow
@@ -158,6 +161,18 @@ def test_every_model_is_made_and_goes_on_where_it_stopped(
     assert type(DiffusionPipeline.from_pretrained(whole)).__name__ in STOCK
     assert sum(path.stat().st_size for path in whole.rglob("*")) < 10_000_000
     assert "held-out" in (whole / "README.md").read_text(encoding="utf-8")
+
+
+def test_prompt_lists_are_the_shipped_ones(tmp_path: Path) -> None:
+    made, shipped = make(["prompts", f"out={tmp_path}"]), resolve_path("asset:prompts")
+    lists = sorted(path.name for path in made.glob("*.jsonl"))
+    assert lists == sorted(path.name for path in shipped.glob("*.jsonl"))
+    assert all((made / name).read_bytes() == (shipped / name).read_bytes() for name in lists)
+    sources = sorted(path.relative_to(made) for path in made.glob("*/*.png"))
+    assert sources == sorted(path.relative_to(shipped) for path in shipped.glob("*/*.png"))
+    for source in sources[::8]:  # pixels: the bytes of a PNG depend on the version of zlib
+        with Image.open(made / source) as one, Image.open(shipped / source) as other:
+            assert np.array_equal(np.asarray(one), np.asarray(other))
 
 
 @pytest.mark.parametrize("name", ["tiny-kontext", "tiny-sd15", "tiny-wan"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn_grids import draw_grid, random_grid
 
 from flowrl.prompts.grids import (
     MAX_CELLS,
@@ -23,11 +23,9 @@ from flowrl.prompts.grids import (
 )
 from flowrl.world.scene_grids import (
     asked_objects,
-    draw_grid,
     grid_record,
     grid_records,
     grid_verdict,
-    random_grid,
 )
 from flowrl.world.scenes import COLORS, SHAPES, Shape
 
@@ -58,10 +56,10 @@ def test_grid_shapes(text: str, shape: tuple[int, int] | None) -> None:
 
 
 def test_a_grid_option_that_names_no_grid_is_refused() -> None:
-    check_grid(None, owner="reward 'x'")
-    check_grid("2x2", owner="reward 'x'")
-    with pytest.raises(ValueError, match=rf"reward 'x': grid must be ROWSxCOLUMNS of 2 to {MAX_CELLS} cells.*'1x1'"):
-        check_grid("1x1", owner="reward 'x'")
+    check_grid(None)
+    check_grid("2x2")
+    with pytest.raises(ValueError, match=rf"grid must be ROWSxCOLUMNS of 2 to {MAX_CELLS} cells.*'1x1'"):
+        check_grid("1x1")
 
 
 def test_cells_are_cut_row_by_row_and_the_rest_is_dropped() -> None:
@@ -120,7 +118,7 @@ def every_record() -> list[dict[str, Any]]:
     return [record for part in grid_records() for record in part]
 
 
-def test_records_ask_for_every_shape_and_colour_once_and_are_shipped() -> None:
+def test_records_ask_for_every_shape_and_colour_once() -> None:
     train, held_out = grid_records()
     asked = [asked_objects(record) for record in [*train, *held_out]]
     assert sorted(own[0] for own in asked) == sorted((label, color) for label in SHAPES for color in COLORS)
@@ -129,9 +127,6 @@ def test_records_ask_for_every_shape_and_colour_once_and_are_shipped() -> None:
     for record in every_record():
         assert grid_shape(record["prompt"]) == (2, 2)
     assert grid_record("circle", "red")["prompt"] == "a 2x2 grid of photos of a red circle"
-    for name, records in (("train", train), ("heldout", held_out)):
-        lines = (ASSETS / f"world_grids_{name}.jsonl").read_text(encoding="utf-8").splitlines()
-        assert [json.loads(line) for line in lines] == records
 
 
 def test_detector_reads_cells_of_a_quarter_image() -> None:
@@ -204,8 +199,3 @@ def test_another_record_is_refused(record: dict[str, Any]) -> None:
         ValueError, match=r"needs sub_prompts: 4 GenEval records|GenEval record .*lacks tag and include"
     ):
         grid_verdict(grid_of(RED, RED, RED, RED), record)
-
-
-def test_a_grid_is_drawn_of_four_shapes_only_else_refused() -> None:
-    with pytest.raises(ValueError, match="has 4 cells, got 1 shapes"):
-        draw_grid([Shape(label="circle", color="red", x=32.0, y=32.0, radius=18.0)])

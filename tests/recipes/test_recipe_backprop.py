@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from flowrl.pipelines.lora import Policy
 from flowrl.prompts.loading import prompts_of_iteration
 from flowrl.randomness import counter_integers, sample_normals
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
-from flowrl.samplers import classifier_free_guidance
+from flowrl.samplers.guidance import classifier_free_guidance
 from flowrl.training.learner import GradientSum
 
 METHOD = ("recipe=backprop", "sampler.kernel=ode", "num_iterations=2")
@@ -44,22 +44,32 @@ def _score(inputs: RewardInputs, *, failing: bool) -> RewardOutput:
     )  # fmt: skip
 
 
-def glow(*, device: torch.device, failing: bool = False) -> Reward:
+@dataclass(frozen=True, kw_only=True)
+class Glow:
     """Brightness with gradient; `failing` leaves out an image of every group."""
-    score = partial(_score, failing=failing)
-    return FunctionReward(name="glow", score=score, needs=frozenset({"images"}), version="1", differentiable=True)
+
+    failing: bool = False
+    differentiable: ClassVar[bool] = True
+
+    def build(self, device: torch.device) -> Reward:
+        score = partial(_score, failing=self.failing)
+        return FunctionReward(name="glow", score=score, needs=frozenset({"images"}), version="1", differentiable=True)
 
 
-def dull(*, device: torch.device) -> Reward:
-    """Brightness that says it has no gradient."""
-    return replace(glow(device=device), name="dull", differentiable=False)  # type: ignore[type-var]
+@dataclass(frozen=True, kw_only=True)
+class Dull:
+    """Brightness that says it has no gradient once it is built."""
+
+    differentiable: ClassVar[bool] = True
+
+    def build(self, device: torch.device) -> Reward:
+        return replace(Glow().build(device), name="dull", differentiable=False)  # type: ignore[type-var]
 
 
 @pytest.fixture(autouse=True)
 def _known_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("glow", "dull"):
-        monkeypatch.setitem(rewards.REWARDS, name, f"{__name__}:{name}")
-    monkeypatch.setattr("flowrl.recipes.backprop.DIFFERENTIABLE", rewards.DIFFERENTIABLE | {"glow", "dull"})
+        monkeypatch.setitem(rewards.REWARDS, name, f"{__name__}:{name.capitalize()}")
 
 
 @pytest.fixture(scope="module")

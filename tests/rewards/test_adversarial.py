@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from pathlib import Path
@@ -16,8 +15,8 @@ from PIL import Image
 from tiny_clip import assert_pointwise, clip_inputs, inputs_of, random_images, write_tiny_clip
 from torch import Tensor
 
-from flowrl.rewards import RewardInputs, adversarial, build_reward, check_reward, to_uint8
-from flowrl.rewards.adversarial_learning import AdversarialReward
+from flowrl.rewards import RewardInputs, build_reward, reward_options, to_uint8
+from flowrl.rewards.adversarial import AdversarialReward
 from flowrl.rewards.embedded.attributes import load_net, shipped_weights
 from flowrl.rewards.networks.discriminators import (
     ClipDiscriminator,
@@ -435,17 +434,17 @@ def test_reference_errors(tmp_path: Path, tiny_clip: Path) -> None:
         (tmp_path / f"{name}.json").write_text(text)
     cases = [
         ("empty", r"the folder .* holds no images \(\.png"), ("none", "which is none of them"),
-        ("bad.json", "is no JSON"), ("list.json", "lists no references"),
+        ("bad.json", "is not JSON"), ("list.json", "lists no references"),
         ("form.json", "must give each prompt a file or a list of files, got 3"),
         ("gone.json", r"lists 1 files that are not there \(first: .*x\.png"),
     ]  # fmt: skip
     for name, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("adversarial", {"references": str(tmp_path / name), "backbone": "attributes"})
+            reward_options("adversarial", {"references": str(tmp_path / name), "backbone": "attributes"})
     (tmp_path / "broken.png").write_bytes(b"no image")
     (tmp_path / "one.json").write_text('{"a": "broken.png"}')
     with pytest.raises(ValueError, match=r"held_out \(0.1\) of the files of a prompt in .* rounds to none"):
-        check_reward("adversarial", {"references": str(tmp_path / "one.json"), "backbone": "attributes"})
+        reward_options("adversarial", {"references": str(tmp_path / "one.json"), "backbone": "attributes"})
     references = open_references(str(tmp_path / "one.json"), held_out=0.0, seed=0)
     with pytest.raises(ValueError, match=r"has no reference for the prompt 'b'"):
         references.pick(["b"], [{}])
@@ -458,21 +457,16 @@ def test_reference_errors(tmp_path: Path, tiny_clip: Path) -> None:
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
-def test_check_takes_what_the_factory_takes() -> None:
-    options = dict(inspect.signature(adversarial.adversarial).parameters)
-    del options["device"]
-    assert dict(inspect.signature(adversarial.check).parameters) == options
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"steps_per_iteration": 0}, "steps_per_iteration must be at least 1, got 0"),
         ({"patches": 0}, "patches must be at least 1, got 0"),
-        ({"patches": "some"}, "option patches must be a whole number or 'all', got 'some'"),
+        ({"patches": "some"}, "patches must be an integer or one of all, got 'some'"),
         ({"lr": 0}, "lr must be positive"),
-        ({"lr": math.nan}, "lr must be at least 0"),
-        ({"betas": [0.5]}, r"betas must be two numbers in \[0, 1\), got \[0.5\]"),
+        ({"lr": math.nan}, "lr must be a finite number or null, got nan"),
+        ({"betas": [0.5]}, r"betas must be a list of 2 values \(a finite number each\), got \[0.5\]"),
+        ({"betas": [0.5, 1]}, r"betas must be two numbers in \[0, 1\), got \(0.5, 1.0\)"),
         ({"held_out": 1.0}, r"held_out must lie in \[0, 1\), got 1"),
         ({"max_accuracy": 0.3}, r"max_accuracy must lie in \[0.5, 1\], got 0.3"),
         ({"model": "x"}, "backbone attributes has no option model, got 'x'"),
@@ -489,11 +483,11 @@ def test_check_takes_what_the_factory_takes() -> None:
 )
 def test_option_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_reward("adversarial", WORLD | options)
+        reward_options("adversarial", WORLD | options)
 
 
 def test_errors_of_models_and_pairs(tiny_dino: Path, tiny_clip: Path, white: Path) -> None:
     with pytest.raises(ValueError, match=r"does not say what its images show: give a \.json file"):
-        check_reward("adversarial", {"backbone": "clip", "references": str(white), "held_out": 0.2})
+        reward_options("adversarial", {"backbone": "clip", "references": str(white), "held_out": 0.2})
     with pytest.raises(ValueError, match="image_size must be a multiple of the model's patches of 14 pixels, got 30"):
         made(model=str(tiny_dino), references=str(white), image_size=30, held_out=0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -14,15 +15,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.benchmarks.geneval.rules import Detection
+from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.rewards import (
     Reward,
     RewardInputs,
     build_reward,
     to_uint8,
 )
-from flowrl.rewards.geneval import geneval_reward
-from flowrl.rewards.networks.detectors import JUDGES, FunctionJudge
+from flowrl.rewards.geneval import Geneval
+from flowrl.rewards.networks.detectors import DETECTORS, FunctionDetector
 from flowrl.rewards.outputs import check_output
 
 
@@ -162,7 +163,7 @@ def seen_in(image: np.ndarray) -> list[Detection]:
     return found + bear + [Detection("dog", box=box, score=0.8) for _ in range(dogs)]
 
 
-def fake_judge(calls: list[Detection] | None = None) -> FunctionJudge:
+def fake_judge(calls: list[Detection] | None = None) -> FunctionDetector:
     """Every car is pink where the second pixel is bright, else red; `calls` records what was asked."""
 
     def color(image: np.ndarray, detection: Detection) -> str:
@@ -170,7 +171,13 @@ def fake_judge(calls: list[Detection] | None = None) -> FunctionJudge:
             calls.append(detection)
         return "pink" if image[0, 1, 0] > 128 else "red"
 
-    return FunctionJudge(detect_one=seen_in, color=color, version="fake-1")
+    return FunctionDetector(detect_one=seen_in, color=color, version="fake-1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeOptions:
+    def build(self, device: torch.device) -> FunctionDetector:
+        return fake_judge()
 
 
 def scenes(*cells: tuple[int, int, int, bool]) -> Tensor:
@@ -195,7 +202,7 @@ OFFICIAL = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
 
 @pytest.mark.parametrize(("credit", "values"), [("graded", GRADED), ("strict", STRICT), ("official", OFFICIAL)])
 def test_geneval_credits(credit: Any, values: list[float]) -> None:
-    output = geneval_reward(fake_judge(), credit=credit)(geneval_inputs())
+    output = Geneval(credit=credit).on(fake_judge())(geneval_inputs())
     assert output.values.tolist() == values
     assert {key: part.tolist() for key, part in output.parts.items()} == {
         "graded": GRADED,
@@ -206,14 +213,14 @@ def test_geneval_credits(credit: Any, values: list[float]) -> None:
 
 
 def test_geneval_clip_and_quirk() -> None:
-    output = geneval_reward(fake_judge(), clip_min=0.0, reference_position_quirk=False)(geneval_inputs())
+    output = Geneval(clip_min=0.0, reference_position_quirk=False).on(fake_judge())(geneval_inputs())
     assert output.values.tolist() == pytest.approx([1.0, 0.5, 0.0, 0.5, 2 / 3, 1.0])
     assert output.parts["graded"][2] == -0.5
 
 
 def test_geneval_is_pointwise_and_asks_for_each_color_once() -> None:
     calls: list[Detection] = []
-    reward = geneval_reward(fake_judge(calls))
+    reward = Geneval().on(fake_judge(calls))
     assert_pointwise(reward, geneval_inputs())
     calls.clear()
     reward(select(geneval_inputs(), [0, 1]))
@@ -222,9 +229,9 @@ def test_geneval_is_pointwise_and_asks_for_each_color_once() -> None:
 
 def test_geneval_builds_its_judge_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("judges_for_this_test")
-    vars(module)["make"] = lambda *, device: fake_judge()
+    vars(module)["Fake"] = FakeOptions
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(JUDGES, "fake", f"{module.__name__}:make")
+    monkeypatch.setitem(DETECTORS, "fake", f"{module.__name__}:Fake")
     reward = build_reward("geneval", options={"judge": "fake", "credit": "strict", "clip_min": None})
     assert reward(geneval_inputs()).values.tolist() == STRICT
     assert "fake-1" in reward.version
@@ -239,11 +246,11 @@ def test_geneval_items_without_a_readable_record_are_invalid_and_leave_the_other
     records[2] = {"tag": "cats", "include": PINK_CAR["include"]}
     records[4] = {"tag": "counting", "include": [{"class": "dog", "count": "two"}]}
     inputs = inputs_of(inputs.images, inputs.prompts, records)
-    output = check_output(geneval_reward(fake_judge(), clip_min=0.0)(inputs), 6, "geneval")
+    output = check_output(Geneval(clip_min=0.0).on(fake_judge())(inputs), 6, "geneval")
     assert output.valid.tolist() == [False, True, False, True, False, True]
     assert output.values[output.valid].tolist() == [0.5, 0.5, 1.0]
     assert output.errors == {"missing_field": 3}
     assert output.parts["official"].isnan().tolist() == (~output.valid).tolist()
-    nothing = geneval_reward(fake_judge())(inputs_of(random_images(2)))
+    nothing = Geneval().on(fake_judge())(inputs_of(random_images(2)))
     assert bool(nothing.values.isnan().all())
     assert nothing.errors == {"missing_field": 2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from safetensors.torch import save_file
 from tiny_clip import assert_pointwise, clip_inputs, inputs_of, write_tiny_clip
 from torch import Tensor
 
-from flowrl.rewards import aesthetic, build_reward, check_reward, to_uint8
+from flowrl.rewards import build_reward, reward_options, to_uint8
 from flowrl.rewards.aesthetic import apply_head, head_shapes
 
 
@@ -112,12 +111,12 @@ def test_errors_name_what_does_not_fit(tiny_clip: Path, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"model": "./nowhere"}, r"there is no folder '\./nowhere'"),
         ({"head": "./head.pth"}, r"option head: there is no file or folder '\./head\.pth'"),
-        ({"preprocess": "lanczos"}, "option preprocess must be"),
-        ({"scale": "raw"}, "unknown option 'scale'"),
+        ({"preprocess": "lanczos"}, "preprocess must be"),
+        ({"scale": "raw"}, "unknown key 'scale'"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("aesthetic", options)
+            reward_options("aesthetic", options)
     head = random_head()
     path = tmp_path / "head.safetensors"
     for wrong, message in (
@@ -135,9 +134,3 @@ def test_errors_name_what_does_not_fit(tiny_clip: Path, tmp_path: Path) -> None:
     path.write_bytes(b"no tensors")
     with pytest.raises(ValueError, match=r"could not read head\.safetensors"):
         build_reward("aesthetic", options={"model": str(tiny_clip), "head": str(path)})
-
-
-def test_check_takes_what_the_factory_takes() -> None:
-    options = dict(inspect.signature(aesthetic.aesthetic).parameters)
-    del options["device"]
-    assert dict(inspect.signature(aesthetic.check).parameters) == options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from PIL import Image
 from tiny_clip import VOCABULARY, assert_pointwise, clip_inputs, inputs_of, text_tower, vision_tower, write_tiny_clip
 from torch import Tensor
 
-from flowrl.rewards import build_reward, check_reward, hps, to_uint8
+from flowrl.rewards import build_reward, hps, reward_options, to_uint8
 from flowrl.rewards.hps import fitted_size, padded_pixels
 from flowrl.rewards.networks.clip_keys import clip_from_open_clip, to_transformers
 
@@ -277,14 +276,14 @@ def test_errors_come_before_or_instead_of_wrong_weights(checkpoints: Path, token
     options = {"checkpoint": str(checkpoints), "tokenizer": str(tokenizer)}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"threshold": math.nan}, "threshold must be a finite number"),
-        ({"version": "v3"}, "option version must be 'v2' or 'v2.1', got 'v3'"),
+        ({"version": "v3"}, "version must be one of v2, v2.1, got 'v3'"),
         ({"checkpoint": "./HPS.pt"}, r"option checkpoint: there is no file or folder '\./HPS\.pt'"),
         ({"checkpoint": "HPS_v2.1.pt"}, "option checkpoint: there is no file or folder"),
-        ({"tokenizer": "./nowhere"}, r"option tokenizer: there is no folder '\./nowhere'"),
+        ({"tokenizer": "./nowhere"}, r"there is no folder '\./nowhere': give tokenizer: a folder"),
     ]
     for changed, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("hps", {**options, **changed})
+            reward_options("hps", {**options, **changed})
     with pytest.raises(ValueError, match=r"the folder .* holds no file HPS_v2\.1_compressed\.pt"):
         build_reward("hps", options={**options, "checkpoint": str(tokenizer)})
     damaged = checkpoints / "damaged.pt"
@@ -297,9 +296,3 @@ def test_errors_come_before_or_instead_of_wrong_weights(checkpoints: Path, token
         build_reward("hps", options={**options, "checkpoint": str(code)})
     with pytest.raises(ValueError, match=r"could not fetch HPS_v2\.1_compressed\.pt from 'someone/hps'"):
         build_reward("hps", options={**options, "checkpoint": "someone/hps"})
-
-
-def test_check_takes_what_the_factory_takes() -> None:
-    options = dict(inspect.signature(hps.hps).parameters)
-    del options["device"]
-    assert dict(inspect.signature(hps.check).parameters) == options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from flowrl.rewards import RewardInputs, build_reward, check_reward, image_reward, to_uint8
+from flowrl.rewards import RewardInputs, build_reward, image_reward, reward_options, to_uint8
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "dog", "cat", "and", "two"]
@@ -267,12 +266,12 @@ def test_a_value_that_is_not_finite_is_a_failed_item(folder: Path, tmp_path: Pat
 
 def test_image_reward_errors(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no file or folder"):
-        check_reward("image_reward", {"model": "./none.pt"})
+        reward_options("image_reward", {"model": "./none.pt"})
     with pytest.raises(ValueError, match="there is no folder"):
-        check_reward("image_reward", {"tokenizer": "./none"})
+        reward_options("image_reward", {"tokenizer": "./none"})
     weights = random_weights()
     for change, message in (
-        ({"blip.itm_head.weight": torch.zeros(2, 128)}, r"holds 'blip\.itm_head\.weight', so it is no ImageReward"),
+        ({"blip.itm_head.weight": torch.zeros(2, 128)}, r"holds 'blip\.itm_head\.weight', so it is not ImageReward"),
         ({"blip.visual_encoder.norm.weight": torch.zeros(3)}, "does not fit"),
     ):
         torch.save({**weights, **change}, tmp_path / "ImageReward.pt")
@@ -296,6 +295,3 @@ def test_version_and_options(folder: Path) -> None:
     reward = build_reward("image_reward", options=options_of(folder))
     assert reward.needs == {"images", "prompts"}
     assert ":standardised:bicubic-crop-32:35-tokens:float32" in reward.version
-    options = dict(inspect.signature(image_reward.image_reward).parameters)
-    del options["device"]
-    assert options == dict(inspect.signature(image_reward.check).parameters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.rewards import RewardInputs, build_reward, check_reward, safety, to_uint8
+from flowrl.rewards import RewardInputs, build_reward, reward_options, to_uint8
 from flowrl.rewards.compose import build_weighted_sum
 
 
@@ -89,9 +88,9 @@ def test_safety_errors(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"could not load the ViT classifier model"):
         build_reward("safety", options={"model": str(tmp_path)})
     with pytest.raises(ValueError, match="there is no folder"):
-        check_reward("safety", {"model": "./none"})
+        reward_options("safety", {"model": "./none"})
     with pytest.raises(ValueError, match="label must name"):
-        check_reward("safety", {"label": ""})
+        reward_options("safety", {"label": ""})
 
 
 def test_version_and_options(folder: Path) -> None:
@@ -99,6 +98,3 @@ def test_version_and_options(folder: Path) -> None:
     assert reward.needs == {"images"}
     assert "-P(nsfw)" in reward.version
     assert "ViTImageProcessor" in reward.version
-    options = dict(inspect.signature(safety.safety).parameters)
-    del options["device"]
-    assert options == dict(inspect.signature(safety.check).parameters)

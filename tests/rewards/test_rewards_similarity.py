@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from PIL import Image
 from tiny_clip import assert_pointwise, inputs_of, random_images, write_tiny_clip
 from torch import Tensor
 
-from flowrl.rewards import RewardInputs, build_reward, check_reward, similarity, to_uint8
+from flowrl.rewards import RewardInputs, build_reward, reward_options, similarity, to_uint8
 from flowrl.rewards.image_files import image_files, read_image
 from flowrl.rewards.networks.pretrained import load_network
 
@@ -181,14 +180,14 @@ def test_a_json_file_names_references_by_prompt(dino: Path, tmp_path: Path) -> N
 
 def test_reference_files_lie_as_they_are_looked_at(tmp_path: Path) -> None:
     Image.new("RGBA", (3, 2), (9, 9, 9, 0)).save(tmp_path / "clear.png")
-    assert read_image(tmp_path / "clear.png", owner="x").tolist() == [[[255, 255, 255]] * 3] * 2
+    assert read_image(tmp_path / "clear.png").tolist() == [[[255, 255, 255]] * 3] * 2
     turned = Image.Exif()
     turned[0x0112] = 6  # orientation: a quarter turn
     Image.new("RGB", (3, 2), (9, 9, 9)).save(tmp_path / "turned.jpg", exif=turned)
-    assert read_image(tmp_path / "turned.jpg", owner="x").shape == (3, 2, 3)
+    assert read_image(tmp_path / "turned.jpg").shape == (3, 2, 3)
     (tmp_path / "deeper").mkdir()
     Image.new("RGB", (3, 2)).save(tmp_path / "deeper" / "black.png")
-    listed = [path.name for path in image_files(str(tmp_path), owner="x")[None]]
+    listed = [path.name for path in image_files(str(tmp_path))[None]]
     assert listed == ["clear.png", "black.png", "turned.jpg"]
 
 
@@ -204,28 +203,22 @@ def test_similarity_errors(dino: Path, tmp_path: Path) -> None:
     for name, (content, message) in files.items():
         (tmp_path / name).write_text(json.dumps(content))
         with pytest.raises(ValueError, match=message):
-            check_reward("similarity", {"references": str(tmp_path / name)})
+            reward_options("similarity", {"references": str(tmp_path / name)})
     (tmp_path / "broken.json").write_text("{")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"references": str(tmp_path / "broken.json")}, "is no JSON"),
+        ({"references": str(tmp_path / "broken.json")}, "is not JSON"),
         ({"references": str(empty)}, "holds no images"),
         ({"references": "./nowhere"}, "which is none of them"),
         ({"features": "clip", "pooling": "mean"}, "pooling is for features dinov2"),
-        ({"features": "dino"}, "option features must be 'dinov2' or 'clip'"),
-        ({"model": "./nowhere"}, r"there is no folder '\./nowhere': give a folder with a DINOv2 model"),
+        ({"features": "dino"}, "features must be one of dinov2, clip"),
+        ({"model": "./nowhere"}, r"there is no folder '\./nowhere': give model: a folder with a DINOv2 model"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("similarity", options)
+            reward_options("similarity", options)
     (empty / "torn.png").write_bytes(b"not an image")
     with pytest.raises(ValueError, match=r"torn\.png cannot be read as an image"):
         build_reward("similarity", options={"model": str(dino), "references": str(empty)})
     reward = build_reward("similarity", options={"model": str(dino)})
     with pytest.raises(ValueError, match="needs reference images, and the samples have none"):
         reward(inputs_of(random_images(2, 36, 36)))
-
-
-def test_check_takes_what_the_factory_takes() -> None:
-    options = dict(inspect.signature(similarity.similarity).parameters)
-    del options["device"]
-    assert dict(inspect.signature(similarity.check).parameters) == options

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.rewards import RewardInputs, load_target, to_uint8
+from flowrl.rewards import Reward, RewardInputs, load_target, to_uint8
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.specs import validate_reward_specs
-from flowrl.rewards.user_file import user_file_reward
+from flowrl.rewards.user_file import user_file_options
 
 
 def inputs_of(
@@ -83,6 +83,10 @@ constant = 3
 """
 
 
+def user_file_reward(file: str, function: str, **options: Any) -> Reward:
+    return user_file_options(file, function, options).build(torch.device("cpu"))
+
+
 @pytest.fixture
 def user_file(tmp_path: Path) -> str:
     """A user's file with the name that is most likely to collide."""
@@ -97,7 +101,7 @@ def test_user_functions_of_either_form(user_file: str) -> None:
     torch.testing.assert_close(user_file_reward(user_file, "brightness")(inputs).values, mean, rtol=0, atol=0)
     torch.testing.assert_close(user_file_reward(user_file, "as_array")(inputs).values, mean, rtol=0, atol=0)
     torch.testing.assert_close(user_file_reward(user_file, "scaled")(inputs).values, 2 * mean)
-    torch.testing.assert_close(user_file_reward(user_file, "scaled", options={"factor": 3})(inputs).values, 3 * mean)
+    torch.testing.assert_close(user_file_reward(user_file, "scaled", factor=3)(inputs).values, 3 * mean)
     output = user_file_reward(user_file, "half_failed")(inputs)
     assert output.valid.tolist() == [True, False, True, False]
     assert output.values.isnan().tolist() == [False, True, False, True]
@@ -144,9 +148,9 @@ def test_nan_of_a_user_function_is_a_failed_item(user_file: str) -> None:
             "raises",
             r"rewards.py:raises raised AttributeError.*\n.*rewards.py:\d+: return images.sharpen\(\)",
         ),
-        ("too_few", r"rewards.py:too_few must return 4 numbers, one an image, got shape \[1\]"),
-        ("column", r"must return 4 numbers, one an image, got shape \[4, 1\]"),
-        ("words", r"rewards.py:words must return 4 numbers, one an image, got list"),
+        ("too_few", r"rewards.py:too_few must return 4 numbers, one per image, got shape \[1\]"),
+        ("column", r"must return 4 numbers, one per image, got shape \[4, 1\]"),
+        ("words", r"rewards.py:words must return 4 numbers, one per image, got list"),
         ("plain_numbers", r"rewards.py:plain_numbers' must return a RewardOutput, got list"),
     ],
 )
@@ -164,9 +168,9 @@ def test_what_a_user_function_must_not_do(user_file: str, function: str, message
         ("two", {}, r"parameters must be \(images, prompts, metadata\) or \(inputs\).*got \(images, prompts\)"),
         ("swallows", {}, r"got \(images, prompts, metadata, \*\*options\)"),
         ("positional_option", {}, r"options after a bare \*, got \(images, prompts, metadata, factor=2.0\)"),
-        ("scaled", {"facter": 2}, r"unknown option 'facter' \(did you mean 'factor'\?\); allowed: factor"),
-        ("scaled", {"factor": "two"}, "option factor must be a number, got 'two'"),
-        ("half_failed", {"device": "cpu"}, "unknown option 'device'; allowed: none"),
+        ("scaled", {"facter": 2}, "unknown key 'facter': did you mean 'factor'?"),
+        ("scaled", {"factor": "two"}, "factor must be a finite number, got 'two'"),
+        ("half_failed", {"device": "cpu"}, "unknown key 'device': the keys here are none"),
     ],
 )
 def test_user_files_are_checked_before_anything_runs(
@@ -190,5 +194,5 @@ def test_user_files_that_cannot_be_imported(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             validate_reward_specs([{"file": str(tmp_path / "broken.py"), "function": "f"}])
     (tmp_path / "rewards.txt").write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match="is no Python file"):
+    with pytest.raises(ValueError, match="is not a Python file"):
         validate_reward_specs([{"file": str(tmp_path / "rewards.txt"), "function": "f"}])

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, check_reward
-from flowrl.rewards.frames import check_frames, frame_places, framewise, luminance_clip
+from flowrl.config.rewards import Frames
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, reward_options
+from flowrl.rewards.frames import frame_places, framewise
 from flowrl.rewards.motion import frame_change, smoothness
 from flowrl.rewards.outputs import check_output
 from flowrl.rewards.physics import soft_min, window_starts
+from flowrl.rewards.specs import parse_reward_specs
 
 
 def inputs_of(videos: Tensor) -> RewardInputs:
@@ -102,7 +104,7 @@ def test_which_frames_are_looked_at() -> None:
 def test_framewise_values_and_parts(options: dict[str, Any], value: float, square: float, frames_per_call: int) -> None:
     """Red levels 0.2, 0.8, 0.1, 0.3; parts come from the same frames, and metadata stays with its video."""
     inputs = inputs_of(red_videos([[0.5, 0.5, 0.5, 0.5], [0.2, 0.8, 0.1, 0.3], [0.7, 0.7, 0.7, 0.7]]))
-    reward = framewise(RED, frames_per_call=frames_per_call, **options)
+    reward = framewise(RED, Frames(frames_per_call=frames_per_call, **options))
     output = check_output(reward(inputs), 3, "red")
     assert output.values.tolist() == pytest.approx([0.5, value, 0.7])
     assert output.parts["square"].tolist() == pytest.approx([0.25, square, 0.49])
@@ -111,28 +113,30 @@ def test_framewise_values_and_parts(options: dict[str, Any], value: float, squar
 
 def test_positive_mean_leaves_frames_of_0_out() -> None:
     inputs = inputs_of(red_videos([[0.0, 0.4, 0.0, 0.2], [0.0, 0.0, 0.0, 0.0]]))
-    output = framewise(RED, reducer="positive_mean")(inputs)
+    output = framewise(RED, Frames(reducer="positive_mean"))(inputs)
     assert output.values.tolist() == pytest.approx([0.3, 0.0])
     assert output.parts["number"].tolist() == pytest.approx([0.0, 1.0])
 
 
 def test_a_failed_frame_fails_its_video_only_where_it_is_looked_at() -> None:
     inputs = inputs_of(red_videos([[0.2, 1.0, 1.0], [0.2, 0.4, 0.6]]))
-    output = check_output(framewise(RED, reducer="top_frac", fraction=0.5)(inputs), 2, "red")
+    output = check_output(framewise(RED, Frames(reducer="top_frac", fraction=0.5))(inputs), 2, "red")
     assert output.valid.tolist() == [False, True]
     assert output.errors == {"too_red": 1}
     assert output.values[1].item() == pytest.approx(0.6)
-    assert framewise(RED, policy="first")(inputs).values.tolist() == pytest.approx([0.2, 0.2])
+    assert framewise(RED, Frames(policy="first"))(inputs).values.tolist() == pytest.approx([0.2, 0.2])
 
 
 def test_the_top_fraction_is_counted_exactly() -> None:
     """0.29 of 100 frames are 29, though 0.29 * 100 is below 29 in binary."""
     inputs = inputs_of(red_videos([[0.0] * 72 + [0.5] * 28]))
-    assert framewise(RED, reducer="top_frac", fraction=0.29)(inputs).values.item() == pytest.approx(0.5 * 28 / 29)
+    assert framewise(RED, Frames(reducer="top_frac", fraction=0.29))(inputs).values.item() == pytest.approx(
+        0.5 * 28 / 29
+    )
 
 
 def test_framewise_describes_itself_and_passes_gradients() -> None:
-    reward = framewise(replace(RED, waits=True), policy="uniform", count=2, reducer="min")
+    reward = framewise(replace(RED, waits=True), Frames(policy="uniform", count=2, reducer="min"))
     assert (reward.name, reward.version, reward.kind) == ("red", "red-1:frames-uniform-2-min", "pointwise")
     assert reward.needs == {"videos", "metadata"}
     assert (reward.differentiable, reward.waits) == (True, True)
@@ -145,7 +149,7 @@ def test_framewise_describes_itself_and_passes_gradients() -> None:
 def test_framewise_is_pointwise_on_a_real_reward() -> None:
     noise = torch.rand(3, 5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     videos = noise * torch.tensor([0.2, 0.6, 1.0])[:, None, None, None, None]
-    reward = framewise(build_reward("jpeg_compressibility"), policy="every", count=2)
+    reward = framewise(build_reward("jpeg_compressibility"), Frames(policy="every", count=2))
     assert_pointwise(reward, inputs_of(videos))
     images = build_reward("jpeg_compressibility")
     each = [images(replace(inputs_of(videos), images=videos[:, i], videos=None)).values for i in (0, 2, 4)]
@@ -154,10 +158,10 @@ def test_framewise_is_pointwise_on_a_real_reward() -> None:
 
 def test_frames_that_cannot_work_are_refused() -> None:
     cases: list[tuple[Any, str]] = [
-        ("first", r"reward 'red': frames must be a mapping such as \{policy: uniform"),
-        ({"policy": "last"}, "option policy must be 'first' or 'uniform' or 'every' or 'all', got 'last'"),
-        ({"reducer": "max"}, "option reducer must be"),
-        ({"polcy": "all"}, "did you mean 'policy'"),
+        ("first", "reward 'red': frames must be a mapping of keys to values or null, got 'first'"),
+        ({"policy": "last"}, "frames.policy must be one of first, uniform, every, all, got 'last'"),
+        ({"reducer": "max"}, "frames.reducer must be one of"),
+        ({"polcy": "all"}, "did you mean 'frames.policy'"),
         ({"policy": "uniform"}, "count must be given with policy 'uniform', got None"),
         ({"policy": "first", "count": 2}, "count means nothing with policy 'first', got 2"),
         ({"policy": "every", "count": 0}, "count must be at least 1, got 0"),
@@ -168,24 +172,15 @@ def test_frames_that_cannot_work_are_refused() -> None:
     ]
     for frames, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_frames(frames, owner="reward 'red'")
-    check_frames({"policy": "uniform", "count": 4, "reducer": "mean"}, owner="reward 'red'")
+            parse_reward_specs([{"name": "red", "frames": frames}])
+    (entry,) = parse_reward_specs([{"name": "red", "frames": {"policy": "uniform", "count": 4, "reducer": "mean"}}])
+    assert entry.frames == Frames(policy="uniform", count=4)
     with pytest.raises(ValueError, match="frames of reward 'red': it is groupwise"):
-        framewise(replace(RED, kind="groupwise"))
+        framewise(replace(RED, kind="groupwise"), Frames())
     with pytest.raises(ValueError, match="it looks at whole videos itself"):
-        framewise(build_reward("temporal_smoothness"))
+        framewise(build_reward("temporal_smoothness"), Frames())
     with pytest.raises(ValueError, match="images are made, not videos"):
-        framewise(RED)(replace(inputs_of(red_videos([[0.0]])), videos=None))
-
-
-def test_luminance_of_8_bit_levels_is_cut_off() -> None:
-    """Pure red 76.245, green 149.685, blue 29.07; every grey keeps its level, where float products would lose one."""
-    colors = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]]).view(1, 3, 3, 1, 1)
-    greys = torch.arange(256).view(1, 256, 1, 1, 1).expand(1, 256, 3, 1, 1) / 255
-    clip = luminance_clip(colors)
-    assert clip.shape == colors.shape
-    assert (clip * 255).round()[0, :, :, 0, 0].tolist() == [[76.0] * 3, [149.0] * 3, [29.0] * 3]
-    torch.testing.assert_close(luminance_clip(greys), greys, rtol=0, atol=1e-7)
+        framewise(RED, Frames())(replace(inputs_of(red_videos([[0.0]])), videos=None))
 
 
 # Smoothness.
@@ -268,7 +263,7 @@ def test_smoothness_options_and_inputs_that_cannot_work_are_refused() -> None:
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("temporal_smoothness", options)
+            reward_options("temporal_smoothness", options)
     reward = build_reward("temporal_smoothness")
     videos = torch.zeros(1, 2, 3, 8, 8)
     with pytest.raises(ValueError, match="at least 3 frames, got 2"):
@@ -391,13 +386,13 @@ def test_physics_options_and_videos_that_cannot_work_are_refused(tiny_vjepa: Pat
         ({"stride": 0}, "stride must be at least 1"),
         ({"temperature": 0}, "temperature must be positive"),
         ({"min_change": 2}, "min_change is a mean change of pixels"),
-        ({"pooling": "max"}, "must be 'token' or 'mean', got 'max'"),
+        ({"pooling": "max"}, "must be one of token, mean, got 'max'"),
         ({"model": "./no-such-folder"}, "there is no folder './no-such-folder'"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("physics", {"model": folder, **options})
-    with pytest.raises(ValueError, match=r"reads 2 frames a token, so window \(8\) and context \(3\)"):
+            reward_options("physics", {"model": folder, **options})
+    with pytest.raises(ValueError, match=r"reads 2 frames per token, so window \(8\) and context \(3\)"):
         physics(tiny_vjepa, context=3)
     with pytest.raises(ValueError, match="could not load the V-JEPA 2 model"):
         physics(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_vlm import PROMPTS, WIDTH, backbone_state, inputs_of, older_name, tiny_processor, write_tiny_vlm
 
-from flowrl.rewards import build_reward, check_reward, to_uint8, video_align
+from flowrl.rewards import build_reward, reward_options, to_uint8, video_align
 from flowrl.rewards.networks import video_align_checkpoint
 
 DIMENSIONS = ("VQ", "MQ", "TA")
@@ -191,7 +190,7 @@ def test_video_align_errors(align: dict[str, Any], tmp_path: Path) -> None:
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("video_align", options)
+            reward_options("video_align", options)
     with pytest.raises(ValueError, match="has no checkpoint-3; n: 2, 10"):
         build_reward("video_align", options={**align, "checkpoint": 3})
     with pytest.raises(ValueError, match=r"holds neither model\.pth nor adapter_model\.safetensors"):
@@ -210,12 +209,6 @@ def test_video_align_errors(align: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "model_config.json").unlink()
     with pytest.raises(ValueError, match="cannot read"):
         video_align_checkpoint.read_settings(tmp_path, normalise=True)
-
-
-def test_check_has_the_options_of_the_factory() -> None:
-    options = dict(inspect.signature(video_align.video_align).parameters)
-    del options["device"]
-    assert options == dict(inspect.signature(video_align.check).parameters)
 
 
 def test_what_the_reward_says_of_itself(align: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_vlm import PROMPTS, WIDTH, backbone_state, inputs_of, older_name, tiny_processor, write_tiny_vlm
 from torch import Tensor, nn
 
-from flowrl.rewards import build_reward, check_reward, hpsv3, to_uint8
+from flowrl.rewards import build_reward, hpsv3, reward_options, to_uint8
 from flowrl.rewards.networks import qwen_vl
 
 
@@ -69,16 +68,16 @@ def test_smart_resize(size: tuple[int, int], low: int, high: int, expected: tupl
     [(53, 24, [0, 17, 35, 52]), (16, 8, [0, 5, 10, 15]), (3, 8, [0, 2]), (81, 16, 10), (49, 8, 12), (33, 16, 4)],
 )
 def test_frame_places(frames: int, fps: float, places: list[int] | int) -> None:
-    found = qwen_vl.frame_places(frames, fps)
+    found = qwen_vl.clip_places(frames, fps)
     assert (found if isinstance(places, list) else len(found)) == places
     assert (found[0], found[-1]) == (0, frames - 1)
-    assert len(qwen_vl.frame_places(frames, fps, count=2)) == 2
+    assert len(qwen_vl.clip_places(frames, fps, count=2)) == 2
 
 
 def test_frames_and_sizes_that_cannot_be_are_errors() -> None:
     for frames, fps, count in ((1, 8.0, None), (16, 0.0, None), (4, 8.0, 6)):
         with pytest.raises(ValueError, match="frames"):
-            qwen_vl.frame_places(frames, fps, count=count)
+            qwen_vl.clip_places(frames, fps, count=count)
     with pytest.raises(ValueError, match="200 times"):
         qwen_vl.smart_resize(1, 201, min_pixels=0, max_pixels=10**6)
 
@@ -242,19 +241,19 @@ def test_hpsv3_errors(hps: dict[str, Any], base: Path, tmp_path: Path) -> None:
     ):
         template.write_text(text)
         with pytest.raises(ValueError, match=message):
-            check_reward("hpsv3", {"template": str(template)})
+            reward_options("hpsv3", {"template": str(template)})
     cases: list[tuple[dict[str, Any], str]] = [
         ({"template": "./none.txt"}, "cannot read template"),
-        ({"scale": "tenth"}, "option scale must be 'raw' or 'verl_omni'"),
-        ({"position_mode": "flat"}, "option position_mode must be"),
-        ({"dtype": "float16"}, "option dtype must be"),
+        ({"scale": "tenth"}, "scale must be one of raw, verl_omni"),
+        ({"position_mode": "flat"}, "position_mode must be"),
+        ({"dtype": "float16"}, "dtype must be"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"model": "./none.safetensors"}, "there is no file or folder"),
         ({"base": "./none"}, "there is no folder"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("hpsv3", options)
+            reward_options("hpsv3", options)
     with pytest.raises(ValueError, match=r"the prompt 'a <\|im_end\|> b' holds the special token <\|im_end\|>"):
         build_reward("hpsv3", options=hps)(inputs_of(prompts=["a <|im_end|> b"]))
 
@@ -275,12 +274,6 @@ def test_checkpoints_that_do_not_fit_are_errors(hps: dict[str, Any], base: Path,
         save_file(changed, tmp_path / "HPSv3.safetensors")
         with pytest.raises(ValueError, match=message):
             build_reward("hpsv3", options={**hps, "model": str(tmp_path)})
-
-
-def test_check_has_the_options_of_the_factory() -> None:
-    options = dict(inspect.signature(hpsv3.hpsv3).parameters)
-    del options["device"]
-    assert options == dict(inspect.signature(hpsv3.check).parameters)
 
 
 def test_what_the_reward_says_of_itself(hps: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ from tiny_runs import TinyRuns, differences, lora_tensors, metrics, start, state
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
-from flowrl.recipes import backprop
 from flowrl.rewards import REWARDS
 
 SIZES = (
@@ -145,14 +144,12 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
-from flowrl.recipes import backprop
 from flowrl.rewards import REWARDS
 
-from flowrl.rewards import DIFFERENTIABLE, REWARDS
+from flowrl.rewards import REWARDS
 
 PIPELINES["sd3"] = "toy_pipeline"
-REWARDS["smooth_brightness"] = "toy_pipeline:smooth_brightness"
-DIFFERENTIABLE.add("smooth_brightness")
+REWARDS["smooth_brightness"] = "toy_pipeline:SmoothBrightness"
 for arguments in json.loads(open(sys.argv[2]).read()):
     assert main(arguments) == 0, arguments
 """
@@ -174,8 +171,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
             runs.append(["train", str(config), out, "num_iterations=3", "optim.lr=0.1", *overrides])
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PIPELINES, "sd3", "toy_pipeline")
-        patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:smooth_brightness")
-        patch.setattr(backprop, "DIFFERENTIABLE", {"smooth_brightness"})
+        patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:SmoothBrightness")
         for arguments in commands["one"]:
             assert main(arguments) == 0
         (folder / "train_all.py").write_text(TRAIN_ALL)

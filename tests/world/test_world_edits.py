@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from flowrl.config.train import resolve_path
 from flowrl.world.edits import (
     TASKS,
     draw_edit,
@@ -83,17 +81,10 @@ def test_scenes_of_a_record() -> None:
     assert edited_scene(record) == (changed(CIRCLE, color="blue"), SQUARE)
 
 
-def test_shipped_lists_and_images_are_what_the_records_draw() -> None:
+def test_training_and_held_out_share_no_scene() -> None:
     train, held_out = edit_records()
     assert (len(train), len(held_out)) == (384, 128)
     assert not {json.dumps(r["scene"]) for r in train} & {json.dumps(r["scene"]) for r in held_out}
-    for name, records in (("train", train), ("heldout", held_out)):
-        path = resolve_path(f"asset:prompts/edits_{name}.jsonl")
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        assert [{key: value for key, value in row.items() if key != "source"} for row in rows] == records
-        for row in rows[::8]:
-            with Image.open(path.parent / row["source"]) as image:
-                assert np.array_equal(np.asarray(image), draw_edit(row)[0])
 
 
 def test_edits_without_meaning_are_refused() -> None:

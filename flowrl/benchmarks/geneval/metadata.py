@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from flowrl.config.options import unknown_name
 
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 """The six tasks, in the order of the official prompt file."""
@@ -50,7 +51,7 @@ def parse_record(metadata: Mapping[str, Any]) -> Record:
     if missing:
         raise ValueError(
             f"{_where(metadata)} lacks {' and '.join(missing)}, it has {sorted(map(str, metadata))}: "
-            f"take prompts from a JSONL file with one GenEval record a line."
+            f"take prompts from a JSONL file with one GenEval record per line."
         )
     tag, include, exclude = metadata["tag"], metadata["include"], metadata.get("exclude", ())
     _must_be_one_of(tag, TASKS, "tag", metadata)
@@ -72,11 +73,8 @@ def _where(metadata: Mapping[str, Any]) -> str:
 
 
 def _must_be_one_of(value: Any, allowed: Sequence[str], what: str, metadata: Mapping[str, Any]) -> None:
-    if isinstance(value, str) and value in allowed:
-        return
-    near = difflib.get_close_matches(str(value), allowed, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"{_where(metadata)}: {what} must be one of {', '.join(allowed)}, got {value!r}{hint}.")
+    if value not in allowed:
+        raise ValueError(f"{_where(metadata)}: {unknown_name(what, value, allowed)}")
 
 
 def _parse_clause(clause: Any, where: str, earlier: int | None, metadata: Mapping[str, Any]) -> Clause:
@@ -96,17 +94,20 @@ def _parse_clause(clause: Any, where: str, earlier: int | None, metadata: Mappin
         raise ValueError(f"{at}: count must be a whole number of at least 1, got {count!r}.")
     if color is not None:
         _must_be_one_of(color, COLORS, f"{where}.color", metadata)
-    return Clause(label=label, count=count, color=color, position=_parse_position(clause.get("position"), at, earlier))
+    place = _parse_position(clause.get("position"), where, earlier, metadata)
+    return Clause(label=label, count=count, color=color, position=place)
 
 
-def _parse_position(position: Any, at: str, earlier: int | None) -> tuple[str, int] | None:
+def _parse_position(
+    position: Any, where: str, earlier: int | None, metadata: Mapping[str, Any]
+) -> tuple[str, int] | None:
+    at = f"{_where(metadata)}: {where}"
     if position is None:
         return None
     if not isinstance(position, Sequence) or isinstance(position, str) or len(position) != 2:
         raise ValueError(f"{at}: position must be [relation, index of an earlier include clause], got {position!r}.")
     relation, target = position
-    if relation not in RELATIONS:
-        raise ValueError(f"{at}: the relation must be one of {', '.join(RELATIONS)}, got {relation!r}.")
+    _must_be_one_of(relation, RELATIONS, f"{where} relation", metadata)
     if not isinstance(target, int) or isinstance(target, bool) or not 0 <= target < (earlier or 0):
         raise ValueError(
             f"{at}: position refers to include[{target}], but only earlier clauses (indexes below {earlier}) can be "

@@ -1,4 +1,4 @@
-"""GenEval's 553 prompts, drawn anew: `published_records()` gives those of the official metadata file in its order.
+"""GenEval's 553 prompts, drawn again: `published_records()` gives those of the official metadata file in its order.
 
 The file was drawn at random by Ghosh et al. 2023 (arXiv 2310.11513); the same draws from the same generator give the
 same bytes, so nothing has to be copied or downloaded.
@@ -7,7 +7,7 @@ same bytes, so nothing has to be copied or downloaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,6 @@ from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS, TASKS
 GenEvalRecord = dict[str, Any]
 
 PUBLISHED_SEED, PUBLISHED_DRAWS = 43, 100
-PUBLISHED_SHA256 = "5c48e0813e812e3c373fa5c8ed07a8f0a483be30272b4427b0559c8048e67c13"
-"""Of the official metadata file, which `metadata_text(published_records())` repeats."""
 
 CLASSES = tuple(
     "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"
@@ -55,11 +53,6 @@ def draw_records(*, seed: int, num_draws: int) -> list[GenEvalRecord]:
     for draw in (_two_object, _counting, _colors, _position, _color_attr):
         records += [draw(rng) for _ in range(num_draws)]
     return list({json.dumps(record): record for record in records}.values())
-
-
-def metadata_text(records: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a metadata file: one record a line."""
-    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 def _single_object(index: int) -> GenEvalRecord:

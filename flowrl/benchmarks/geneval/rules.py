@@ -20,35 +20,9 @@ from flowrl.benchmarks.geneval.detections import (
     Detection,
     Thresholds,
     first_violation,
-    iou,
     keep_detections,
-    offset_direction,
-    relations,
 )
-from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS, TASKS, Clause, Record, parse_record
-from flowrl.benchmarks.geneval.task_scores import Scores, TaskScore, aggregate
-
-__all__ = [
-    "COLORS",
-    "GENEVAL_THRESHOLDS",
-    "RELATIONS",
-    "TASKS",
-    "Detection",
-    "Record",
-    "Scores",
-    "TaskScore",
-    "Thresholds",
-    "Verdict",
-    "aggregate",
-    "graded",
-    "iou",
-    "keep_detections",
-    "offset_direction",
-    "parse_record",
-    "relations",
-    "strict",
-    "verdict",
-]
+from flowrl.benchmarks.geneval.metadata import COLORS, Clause, Record, parse_record
 
 ColorFn = Callable[[Detection], str]
 

@@ -15,52 +15,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.benchmarks.unigenbench.items import EnVariant, Item, PromptFile, read_prompt_file
-from flowrl.benchmarks.unigenbench.point_scores import (
-    OVERALL,
-    Scores,
-    Tally,
-    aggregate,
-    paired_intervals,
-    score_intervals,
-)
-from flowrl.benchmarks.unigenbench.points import (
-    ENGLISH,
-    LABELS,
-    MEANINGS,
-    NUM_IMAGES,
-    NUM_PROMPTS,
-    PRIMARIES,
-    Language,
-    primary_of,
-    published_counts,
-)
-
-__all__ = [
-    "ENGLISH",
-    "LABELS",
-    "MEANINGS",
-    "NUM_IMAGES",
-    "NUM_PROMPTS",
-    "OVERALL",
-    "PRIMARIES",
-    "EnVariant",
-    "Item",
-    "Language",
-    "PromptFile",
-    "Reply",
-    "Scores",
-    "Tally",
-    "aggregate",
-    "paired_intervals",
-    "parse_reply",
-    "primary_of",
-    "published_counts",
-    "read_prompt_file",
-    "read_reply",
-    "score_intervals",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Reply:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flowrl.benchmarks.unigenbench.point_scores import Scores, Tally
@@ -43,40 +41,6 @@ def results_text(rows: Iterable[Judged]) -> str:
         text = json.dumps(result, ensure_ascii=False, indent=4, default=str)
         writer.writerow([row.index, row.prompt, str(list(row.points)), row.output, text, row.image])
     return stream.getvalue()
-
-
-def read_results(path: Path) -> list[tuple[int, list[str], list[Any] | None]]:
-    """Index, test points and scores of each row of a result file, of ours or of the published scripts.
-
-    Scores are None where the result is null or cannot be read: `aggregate` skips such rows.
-
-    Raises:
-        ValueError: no such file, or no columns index, testpoint and result_json.
-    """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            csv.field_size_limit(2**27)  # a long reply passes the default of 128 KiB
-            rows = list(csv.DictReader(stream))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path}: cannot be read as a CSV file in UTF-8 ({error}).") from error
-    found = []
-    for number, row in enumerate(rows, start=2):
-        try:
-            index, points = int(float(row["index"])), ast.literal_eval(row["testpoint"])
-            text = row["result_json"]
-        except (KeyError, ValueError, SyntaxError, TypeError) as error:
-            raise ValueError(f"{path}, row {number}: needs index, testpoint and result_json ({error!r}).") from error
-        found.append((index, [str(point) for point in points], _scores(text)))
-    return found
-
-
-def _scores(text: str) -> list[Any] | None:
-    try:
-        record = json.loads(text)
-    except ValueError:
-        return None
-    scores = record.get("score") if isinstance(record, Mapping) else None
-    return scores if isinstance(scores, list) else None
 
 
 def summary_text(scores: Scores) -> str:

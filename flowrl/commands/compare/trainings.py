@@ -94,7 +94,7 @@ class Comparison:
                 display.update(self._runs(), self.working)
                 if self.working:
                     time.sleep(_LOOK_EVERY)
-        return self._verdict()
+        return self._conclude()
 
     def _runs(self) -> dict[str, Any]:
         runs: dict[str, Any] = self.journal["runs"]
@@ -143,7 +143,7 @@ class Comparison:
         display.ended(name, entry)
         self._write()
 
-    def _verdict(self) -> int:
+    def _conclude(self) -> int:
         states = {name: entry["state"] for name, entry in self._runs().items()}
         failed = [name for name, state in states.items() if state == "failed"]
         done = sum(state == "finished" for state in states.values())

@@ -23,7 +23,7 @@ from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
 from flowrl.commands.eval.benchmark import Result, Table
-from flowrl.commands.eval.named_judges import judge_identity, read_judge
+from flowrl.commands.eval.named_judges import check_alive, judge_identity, read_judge
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.generation.folders import ImageFile
@@ -35,6 +35,7 @@ from flowrl.media.images import save_png
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.rewards.judges.answers import parse_word
+from flowrl.rewards.judges.asking import ask_all
 from flowrl.rewards.judges.chat import Chat, Question, build_chat
 from flowrl.statistics.bootstrap import Interval, bootstrap_mean
 
@@ -147,10 +148,9 @@ def ask_items(
         batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
         with progress(f"judging {subject.label}", len(batches), enabled=show) as advance:
             for batch in batches:
-                answers = chat.ask([_question(work[place][2], work[place][3]) for place in batch])
-                if len(journal.rows) == 0 and all(answer.error is not None for answer in answers):
-                    raise ValueError(f"the judge answered none of {len(batch)} questions ({answers[0].error}): see "
-                                     f"that it runs, and its address, model and key.")  # fmt: skip
+                answers = ask_all(chat, [_question(work[place][2], work[place][3]) for place in batch])
+                if not journal.rows:
+                    check_alive(answers)
                 for place, answer in zip(batch, answers, strict=True):
                     word = None if answer.error is not None else parse_word(answer.text, (YES, "no"))
                     if word is not None:

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowrl.benchmarks.geneval.rules import TASKS
+from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.commands.eval.benchmark import Result, Table
-from flowrl.commands.report.shown_samples import embed
 from flowrl.generation.folders import ImageFile, read_drawn
 from flowrl.generation.subject import Settings, Subject
+from flowrl.html.embedded_images import image_element
 from flowrl.html.markup import bounds, esc, number, plural, section, signed
 from flowrl.prompts.loading import read_prompts
 from flowrl.statistics.bootstrap import Interval, ScoreRow, paired_rows
@@ -246,13 +246,11 @@ def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
 
 
 def _figure(row: Row, image: ImageFile) -> str:
-    embedded = embed(image.path)
-    if embedded is None:
+    element = image_element(image.path, row["prompt"])
+    if not element:
         return ""
-    source, small = embedded
-    style = ' class="pixels"' if small else ""
     reason = "<br>".join(esc(line) for line in row["reason"].splitlines())
     return (
-        f'<figure><img{style} src="{source}" alt="{esc(row["prompt"])}"><figcaption><b>{esc(row["prompt"])}</b><br>'
+        f"<figure>{element}<figcaption><b>{esc(row['prompt'])}</b><br>"
         f"{reason}<br><small>{esc(image.file)}</small></figcaption></figure>"
     )

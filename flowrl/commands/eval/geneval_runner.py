@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from flowrl.benchmarks.geneval.detections import Detection, keep_detections
+from flowrl.benchmarks.geneval.metadata import parse_record
 from flowrl.benchmarks.geneval.published import CLASSES, published_records
-from flowrl.benchmarks.geneval.rules import Detection, graded, keep_detections, parse_record, strict, verdict
+from flowrl.benchmarks.geneval.rules import graded, strict, verdict
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.geneval_result import result_of
 from flowrl.config.options import unknown_name
@@ -32,7 +34,7 @@ from flowrl.generation.models import WORLD_MODELS
 from flowrl.generation.subject import Settings, Subject
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, read_prompts
-from flowrl.rewards.networks.detectors import Judge, build_judge, check_judge
+from flowrl.rewards.networks.detectors import Detector, detector_options
 from flowrl.world.scenes import SHAPES
 
 WORLD, PUBLISHED = "world", "published"
@@ -51,7 +53,7 @@ def check(settings: Settings) -> None:
         if name not in OPTIONS:
             raise ValueError(f"--option {name}: {unknown_name('option of geneval', name, OPTIONS)}")
     records = [prompt.metadata for prompt in benchmark_prompts(settings)]
-    check_judge(judge_name(settings.judge, records), settings.options)
+    detector_options(judge_name(settings.judge, records), settings.options)
 
 
 def run(settings: Settings) -> Result:
@@ -66,7 +68,7 @@ def run(settings: Settings) -> Result:
         images.append(images_of(settings, subject, prompts))
         seconds[subject.label] = {"drawing": round(time.monotonic() - start, 2)}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    judge = build_judge(judge_key, device=device, options=settings.options)
+    judge = detector_options(judge_key, settings.options).build(device)
     rows = []
     for subject, of_subject in zip(subjects, images, strict=True):
         start = time.monotonic()
@@ -126,7 +128,7 @@ def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
     return given
 
 
-def judge_images(images: Sequence[ImageFile], judge: Judge, subject: Subject, *, show: bool = True) -> list[Row]:
+def judge_images(images: Sequence[ImageFile], judge: Detector, subject: Subject, *, show: bool = True) -> list[Row]:
     """One row an image, in their order; answers of an earlier sitting are taken from the journal.
 
     Raises:
@@ -151,7 +153,7 @@ def _key(image: ImageFile) -> str:
     return f"{image.stamp}:{hashlib.sha256(record.encode()).hexdigest()[:8]}"
 
 
-def _judged(batch: Sequence[tuple[str, ImageFile]], judge: Judge) -> list[tuple[str, Row]]:
+def _judged(batch: Sequence[tuple[str, ImageFile]], judge: Detector) -> list[tuple[str, Row]]:
     """Rows of a batch; images of one size are shown to the judge together."""
     pixels = [image.pixels() for _, image in batch]
     rows = []

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from flowrl.benchmarks.unigenbench.replies import Item, PromptFile
+from flowrl.benchmarks.unigenbench.items import Item, PromptFile
 from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.eval.unigenbench_judge import Asking, Wording
 from flowrl.generation.journal import Journal, Row

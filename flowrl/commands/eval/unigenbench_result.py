@@ -8,17 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.unigenbench.replies import (
-    ENGLISH,
-    NUM_IMAGES,
-    OVERALL,
-    PRIMARIES,
-    PromptFile,
-    Scores,
-    aggregate,
-    paired_intervals,
-    score_intervals,
-)
+from flowrl.benchmarks.unigenbench.items import PromptFile
+from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Scores, aggregate, paired_intervals, score_intervals
+from flowrl.benchmarks.unigenbench.points import ENGLISH, NUM_IMAGES, PRIMARIES
 from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
 from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.generation.folders import ImageFile

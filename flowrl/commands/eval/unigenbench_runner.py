@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from flowrl.benchmarks.unigenbench.replies import EnVariant, Item, PromptFile, aggregate, read_prompt_file
+from flowrl.benchmarks.unigenbench.items import EnVariant, Item, PromptFile, read_prompt_file
+from flowrl.benchmarks.unigenbench.point_scores import aggregate
 from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, score_rows, summary_text
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.named_judges import judge_identity, read_judge

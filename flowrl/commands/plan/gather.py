@@ -21,6 +21,7 @@ from flowrl.pipelines import ModelFamily, cards, published
 from flowrl.pipelines.common import first_expert
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
+from flowrl.rewards import models_of, reward_options
 from flowrl.training.parts import DTYPES, family_options, model_location, read_prompts
 
 Size = tuple[int, int, int | None]
@@ -200,12 +201,23 @@ def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, 
     found: dict[str, tuple[str, int, int]] = {}
     unknown: dict[str, None] = {}
     for reward in rewards:
-        models = checkpoints.reward_models(reward.name, reward.options)
+        models = _models_of(reward)
         if models is None:
-            unknown[str(reward.name or reward.function)] = None
+            unknown[reward.label] = None
         for entry in models or ():
             found[entry[0]] = entry
     return tuple(found.values()), tuple(unknown)
+
+
+def _models_of(reward: RewardConfig) -> tuple[tuple[str, int, int], ...] | None:
+    """What a reward says that it loads; None where it does not, or has to be put in place first."""
+    if reward.name is None:
+        return None
+    try:
+        models = models_of(reward_options(reward.name, reward.options))
+    except ValueError:
+        return None
+    return None if models is None else checkpoints.reward_models(models)
 
 
 def _memory(

@@ -6,18 +6,19 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flowrl.pipelines import published
+from flowrl.rewards import Model
 
 _DENOISERS = ("transformer", "transformer_2", "unet")
 
 MODELS = {
     "openai/clip-vit-large-patch14": 427_616_513,
     "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": 986_109_441,
+    "xswu/HPSv2": 986_109_441,
     "yuvalkirstain/PickScore_v1": 986_109_441,
     "THUDM/ImageReward": 446_900_000,
     "MizzenAI/HPSv3": 8_291_375_616,
@@ -29,16 +30,6 @@ MODELS = {
     "Falconsai/nsfw_image_detection": 85_800_194,
 }
 """Hub id -> parameters of models that rewards use."""
-
-_CLIP = "openai/clip-vit-large-patch14"
-_BY_MODEL = {  # reward -> its default model, and whether it runs in two bytes per weight unless told otherwise
-    "aesthetic": (_CLIP, False), "clip_score": (_CLIP, False), "pick_score": ("yuvalkirstain/PickScore_v1", False),
-    "hps": ("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", False), "hpsv3": ("MizzenAI/HPSv3", True),
-    "image_reward": ("THUDM/ImageReward", False), "level_tokens": ("Qwen/Qwen2.5-VL-7B-Instruct", True),
-    "physics": ("facebook/vjepa2-vitl-fpc64-256", False), "safety": ("Falconsai/nsfw_image_detection", False),
-    "similarity": ("facebook/dinov2-base", False), "video_align": ("KwaiVGI/VideoReward", True),
-}  # fmt: skip
-_WITHOUT = ("attributes", "jpeg_compressibility", "jpeg_incompressibility", "ocr", "remote", "temporal_smoothness")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +73,7 @@ def _parameters(file: Path) -> int:
     """Elements of the tensors in a safetensors file, from its header.
 
     Raises:
-        ValueError: the file is none.
+        ValueError: the file is another one.
     """
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -93,36 +84,11 @@ def _parameters(file: Path) -> int:
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
-def reward_models(name: str | None, options: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...] | None:
-    """(model, parameters, bytes per weight) of what a reward holds on the device; None where that is not known.
-
-    Args:
-        name: of a built-in reward; None for a user's own.
-        options: its options.
-    """
-    if name in _WITHOUT or (name == "geneval" and options.get("judge", "shapes") == "shapes"):
-        return ()
-    if name == "geneval":
-        detector = options.get("detector", "facebook/mask2former-swin-small-coco-instance")
-        return _known((detector, 4), (options.get("clip_model") or _CLIP, 4))
-    if name == "adversarial" and options.get("backbone", "dinov2") == "attributes":
-        return ()
-    if name == "adversarial" and options.get("model") is None:
-        backbones = {"dinov2": "facebook/dinov2-base", "clip": "yuvalkirstain/PickScore_v1"}
-        return _known((backbones[options.get("backbone", "dinov2")], 4))
-    if name == "similarity" and options.get("features") == "clip":
-        return _known((options.get("model") or _CLIP, 4))
-    if name not in _BY_MODEL:
+def reward_models(models: Sequence[Model]) -> tuple[tuple[str, int, int], ...] | None:
+    """(model, parameters, bytes per weight) of a reward's models; None where one is not known."""
+    if any(model.name not in MODELS for model in models):
         return None
-    default, low = _BY_MODEL[name]
-    size = {"float32": 4, "bfloat16": 2, "float16": 2}.get(str(options.get("dtype")), 2 if low else 4)
-    return _known((options.get("model") or default, size))
-
-
-def _known(*models: tuple[str, int]) -> tuple[tuple[str, int, int], ...] | None:
-    if any(model not in MODELS for model, _ in models):
-        return None
-    return tuple((model, MODELS[model], size) for model, size in models)
+    return tuple((model.name, MODELS[model.name], model.bytes_per_weight) for model in models)
 
 
 def in_cache(model: str) -> bool:

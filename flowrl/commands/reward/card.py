@@ -1,6 +1,6 @@
 """`flowrl reward card`: how far a reward can be trusted to train on, measured on a folder of images.
 
-1. Every image is scored twice (the second time as another iteration, so what is drawn at random is drawn anew), then
+1. Every image is scored twice (the second time as another iteration, so what is drawn at random is drawn again), then
    once after each change of `flowrl.media.perturbations`.
 2. The differences are set against the spread within prompts, which is all that a group-relative method sees.
 3. A pairwise reward's judge is shown neighbouring images of each prompt in both orders.
@@ -23,7 +23,7 @@ from flowrl.commands.reward.card_measure import Card, measure
 from flowrl.commands.reward.card_page import render
 from flowrl.commands.reward.card_text import summary, verdicts
 from flowrl.commands.reward.score import check_batch_size, has_prompts, load_rewards
-from flowrl.config.options import option_parameters, unknown_name
+from flowrl.config.options import unknown_name
 from flowrl.files import write_atomically
 from flowrl.generation.image_folder import check_needs, read_items, reward_specs
 from flowrl.media.images import save_png
@@ -31,7 +31,7 @@ from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, read_prompts
 from flowrl.randomness import sample_normals
-from flowrl.rewards import REWARDS, load_target
+from flowrl.rewards import REWARDS, option_names
 
 DRAWN_AT_ONCE = 16
 
@@ -92,7 +92,7 @@ def _checked(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
 def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
     """A reward that keeps answers would repeat itself in the second pass because it looks them up: none are kept."""
     name, options = spec.get("name"), dict(spec.get("options") or {})
-    if name in REWARDS and "cache" in option_parameters(load_target(REWARDS[name])):
+    if name in REWARDS and "cache" in option_names(name):
         options["cache"] = 0
     return {**spec, "options": options}
 
@@ -139,7 +139,7 @@ def draw_images(model: str, prompts: Path, folder: Path, *, num_prompts: int, sa
 
 
 def as_json(measured: Card) -> dict[str, Any]:
-    """The card as plain numbers, null where unknown, with a line an image."""
+    """The card as plain numbers, null where unknown, with one line per image."""
     plain = {
         key: _plain(getattr(measured, key))
         for key in ("name", "version", "kind", "images", "prompts", "failed", "errors", "mean", "spread", "retest",

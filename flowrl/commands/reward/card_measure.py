@@ -15,9 +15,8 @@ from flowrl.progress import progress
 from flowrl.randomness import counter_choice
 from flowrl.rewards import Reward
 from flowrl.rewards.comparing.tournaments import ring_pairs
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import UNKNOWN, Interval, bootstrap_mean
 from flowrl.statistics.reliability import (
-    UNKNOWN,
     Agreement,
     OrderBias,
     Retest,
@@ -158,10 +157,10 @@ def judge_order(comparator: Mapping[str, Any], items: Sequence[Item], *, device:
         items: the images.
         device: where a model in this process runs.
     """
-    from flowrl.rewards.comparing.comparators import build_comparator
+    from flowrl.rewards.comparing.comparators import comparator_options
 
     on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    compares = build_comparator(comparator, device=on, owner="reward card")
+    compares = comparator_options(comparator).build(on)
     first, other, labels = [], [], []
     groups: dict[int, list[int]] = {}
     for place, item in enumerate(items):

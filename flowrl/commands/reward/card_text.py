@@ -13,7 +13,7 @@ from flowrl.commands.reward.score import COLUMNS, aligned
 from flowrl.generation.image_folder import POINTWISE
 from flowrl.html.markup import duration, plural
 from flowrl.media.perturbations import PERTURBATIONS
-from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.reliability import repeats_for
 
 Grade = Literal["good", "fair", "poor", "open"]
@@ -224,11 +224,6 @@ def lines(card: Card) -> list[Line]:
         ("cost", "calls an image", point(card.cost.calls)),
     ]
     return [Line(section=section, name=name, value=value) for section, name, value in rows]
-
-
-def point(value: float) -> Interval:
-    """A number without an interval."""
-    return Interval(mean=value, low=math.nan, high=math.nan)
 
 
 def short(value: float) -> str:

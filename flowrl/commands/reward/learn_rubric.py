@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from flowrl.rewards.judges.autorubric import train_rubric
+from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric
 
 
 def rubric(parsed: argparse.Namespace) -> int:
@@ -19,10 +19,10 @@ def rubric(parsed: argparse.Namespace) -> int:
     judge |= {} if parsed.key_env is None else {"api_key_env": parsed.key_env}
     if parsed.key_env is not None and parsed.server is None:
         raise ValueError("--key-env is a server's key, but there is no --server: give it, or leave the key out.")
-    done = train_rubric(
-        parsed.pairs, parsed.out, judge=judge, device=parsed.device, rounds=parsed.rounds, penalty=parsed.penalty,
-        top=parsed.top, seed=parsed.seed,
-    )  # fmt: skip
+    options = RubricTraining(
+        judge=judge, rounds=parsed.rounds, penalty=parsed.penalty, top=parsed.top, seed=parsed.seed
+    )
+    done = train_rubric(parsed.pairs, parsed.out, options, device=parsed.device)
     for rule in done.rules:
         print(f"{rule.weight:6.2f}  {rule.text}")
     held_out = "" if math.isnan(done.held_out_accuracy) else f", of pairs held out {done.held_out_accuracy:.2f}"

@@ -35,9 +35,7 @@ def realism(parsed: argparse.Namespace) -> int:
         records = [item.prompt.metadata for item in items]
         labels = [item.prompt.text for item in items]
         real = world_features(scene_images(records))
-        change: Interval = kernel_change(
-            world_features(before), world_features(after), real, kernel="gaussian", labels=labels, real_labels=labels
-        )
+        change: Interval = kernel_change(world_features(before), world_features(after), real, labels)
         levels = [world_realism(images, records, num_resamples=2).mean for images in (before, after)]
         print(
             f"{run.name[-30:]:30} {levels[0]:7.4f} {levels[1]:7.4f} "

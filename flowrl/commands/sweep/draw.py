@@ -25,10 +25,10 @@ from flowrl.prompts.loading import Prompt, spread
 from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward, to_uint8
 from flowrl.rewards.outputs import check_output
-from flowrl.samplers import KERNELS, Velocity
-from flowrl.training.drift import KL_PROMPTS, KL_SIGMAS
+from flowrl.samplers import Velocity
+from flowrl.training.drift import KL_PROMPTS, distance_of
 from flowrl.training.prompting import device_of, reward_inputs
-from flowrl.trajectory import Schedule, start_state
+from flowrl.trajectory import Schedule
 
 Embed = Callable[[Float[Tensor, " n 3 h w"]], Float[Tensor, " n d"]]
 Row = dict[str, Any]
@@ -162,16 +162,7 @@ def drift(model: Model, prompts: Sequence[Prompt], seed: int, run: str = "") -> 
     """
     chosen = [prompts[place] for place in spread(len(prompts), KL_PROMPTS)]
     base, tuned = model.make(0.0, run)(chosen), model.make(1.0, run)(chosen)
-    noise = sample_normals(model.pipeline.latent_shape, [(seed, "eval", prompt.key, 0) for prompt in chosen])
-    x = start_state(noise.to(device_of(model.pipeline)), model.schedule)
-    steps, distances = model.schedule.num_steps, []
-    for step in range(steps):
-        sigma, timestep = model.schedule.sigma[step], model.schedule.timestep[step]
-        velocity = base(x, sigma, timestep)
-        if step in {quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}:
-            distances.append(float((tuned(x, sigma, timestep) - velocity).double().square().mean()))
-        x = KERNELS["ode"](x, velocity, sigma, model.schedule.sigma[step + 1]).mean
-    return sum(distances) / len(distances)
+    return distance_of(model.pipeline, chosen, base, tuned, model.schedule, seed=seed)
 
 
 # ---- features --------------------------------------------------------------------------------------------------------
@@ -195,21 +186,14 @@ def load_features(kind: str, device: torch.device) -> Embed | None:
         network = attributes_discriminator(seed=0, device=device)
         return lambda images: network.tokens(network.pixels(list(to_uint8(images)), True))[:, 0]
     if kind == "clip":
-        from PIL import Image
-
         from flowrl.rewards.clip import DEFAULT_MODEL
-        from flowrl.rewards.networks.pretrained import clip_image, load_clip
+        from flowrl.rewards.networks.pretrained import clip_of_pixels, load_clip
 
         clip, processor = load_clip(DEFAULT_MODEL, device=device, owner="--features clip", option="--features")
-
-        def embed(images: Tensor) -> Tensor:
-            pil_images = [Image.fromarray(image) for image in to_uint8(images)]
-            pixels = processor.image_processor(pil_images, return_tensors="pt")["pixel_values"].to(device)
-            return clip_image(clip, pixels)
-
-        return embed
+        return lambda images: clip_of_pixels(clip, processor, list(to_uint8(images)))
     if kind == "dinov2":
-        from flowrl.rewards.networks.discriminators import DINOV2_MODEL, dinov2_discriminator
+        from flowrl.rewards.networks.dinov2 import DINOV2_MODEL
+        from flowrl.rewards.networks.discriminators import dinov2_discriminator
 
         dino = dinov2_discriminator(
             model=DINOV2_MODEL, revision=None, image_size=224, seed=0, device=device, published=False

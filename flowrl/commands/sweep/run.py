@@ -297,7 +297,7 @@ def summary(results: Results) -> str:
     """The sentence, and a line a setting; 80 columns."""
     names = [results.target.name, *([results.judge.name] if results.held_out else []), results.diversity]
     rows = []
-    for one in results.outcomes:
+    for one in results.settings:
         means = [f"{one.means[name].mean:.{results.digits(name)}f}" for name in names]
         rows.append([one.setting.label, str(one.evaluations), *means])
     heads = [name if len(name) <= 16 else f"{name[:15]}\u2026" for name in names]

@@ -151,13 +151,15 @@ def check_before_loading(config: TrainConfig) -> None:
     check_device(config.pipeline.device)
 
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.parts import check_pipeline, model_family, model_location, reward_specs
+    from flowrl.training.parts import check_pipeline, model_family, model_location
+    from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
-    validate_reward_specs(reward_specs(config.rewards))
+    validate_reward_specs(config.rewards)
     if config.eval.rewards:
-        validate_reward_specs(reward_specs(config.eval.rewards))
+        validate_reward_specs(config.eval.rewards)
     check_rewards(config)
+    check_sampler(config.sampler)
     recipe_of(config).check(config)
     known = model_family(config.pipeline)
     check_pipeline(config.pipeline)
@@ -180,7 +182,7 @@ def _check_prompts(config: TrainConfig, text: str, rewards: Sequence[RewardConfi
     Raises:
         ValueError: names the file, and the line or prompt.
     """
-    from flowrl.benchmarks.geneval.rules import parse_record
+    from flowrl.benchmarks.geneval.metadata import parse_record
     from flowrl.training.parts import read_prompts
 
     rows = read_prompts(config.prompts, text)

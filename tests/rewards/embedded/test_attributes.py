@@ -16,7 +16,7 @@ from flowrl.cli import main
 from flowrl.pretrain import make_scorer as scorer
 from flowrl.pretrain.make_scorer import ScorerConfig, accuracy, roc_auc, train
 from flowrl.pretrain.scorer_data import corrupt, labels_of, signed_distance, training_scene
-from flowrl.rewards import Reward, RewardInputs, build_reward, check_reward
+from flowrl.rewards import Reward, RewardInputs, build_reward, reward_options
 from flowrl.rewards.compose import weighted_sum
 from flowrl.rewards.embedded.attributes import (
     PAIRS,
@@ -246,10 +246,10 @@ def test_refuses_records_it_cannot_judge(reward: Reward, record: dict[str, Any],
 def test_refuses_wrong_numbers_of_records_options_and_files(net: AttributeNet, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got 1 records for 2 images"):
         attribute_scores(net(torch.zeros(2, 3, 64, 64)), [prompts.single_object("circle")])
-    with pytest.raises(ValueError, match="'mean' or 'product', got 'sum'"):
-        check_reward("attributes", {"combine": "sum"})
+    with pytest.raises(ValueError, match="mean, product, got 'sum'"):
+        reward_options("attributes", {"combine": "sum"})
     with pytest.raises(ValueError, match="there is no file"):
-        check_reward("attributes", {"weights": str(tmp_path / "none.safetensors")})
+        reward_options("attributes", {"weights": str(tmp_path / "none.safetensors")})
     (tmp_path / "text.safetensors").write_text("no weights")
     with pytest.raises(ValueError, match="holds no weights of the attribute scorer"):
         build_reward("attributes", options={"weights": str(tmp_path / "text.safetensors")})

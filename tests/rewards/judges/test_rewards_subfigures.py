@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -12,28 +11,28 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from drawn_grids import draw_grid
 from pairwise_fakes import register_brightness
 from PIL import Image
 from scripted_judges import grey
 from tiny_clip import assert_pointwise, inputs_of, random_images, write_tiny_clip
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
-from flowrl.rewards.embedded import grid_verdict
-from flowrl.rewards.judges import subfigures
-from flowrl.rewards.judges.subfigures import check_subfigure_similarity, check_subfigures, mean_over_cells
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, reward_options
+from flowrl.rewards.embedded.world_verdicts import GridVerdict
+from flowrl.rewards.judges.subfigures import mean_over_cells
 from flowrl.rewards.outputs import check_output
-from flowrl.world.scene_grids import draw_grid, grid_record
+from flowrl.world.scene_grids import grid_record
 from flowrl.world.scenes import Shape
 
 CPU = torch.device("cpu")
 
 
 def cells_of(**options: Any) -> Reward:
-    return subfigures.subfigures(device=CPU, **options)
+    return build_reward("subfigures", options=options)
 
 
 def alike(**options: Any) -> Reward:
-    return subfigures.subfigure_similarity(device=CPU, **options)
+    return build_reward("subfigure_similarity", options=options)
 
 
 def recorder(*, fails: tuple[str, ...] = ()) -> tuple[FunctionReward, list[RewardInputs]]:
@@ -213,13 +212,13 @@ def test_the_embedded_worlds_grids() -> None:
     grids = [draw_grid([red] * 4), draw_grid([blue] * 4), draw_grid([red, red, red, blue])]
     images = torch.from_numpy(np.stack([*grids, grids[0]])).permute(0, 3, 1, 2).float() / 255
     inputs = replace(inputs_of(images, [record["prompt"]] * 4), metadata=[record, record, record, {}])
-    wanted: dict[grid_verdict.Credit, list[float]] = {
+    wanted: dict[Any, list[float]] = {
         "share": [1, 0, 0.75],
         "strict": [1, 0, 0],
         "consistency": [1, 1, 0.5],
     }
     for credit, values in wanted.items():
-        output = check_output(grid_verdict.grid_verdict(device=CPU, credit=credit)(inputs), 4, "grid_verdict")
+        output = check_output(GridVerdict(credit=credit).build(CPU)(inputs), 4, "grid_verdict")
         assert output.values[:3].tolist() == values
         assert output.errors == {"missing_field": 1}
         assert {name: part[:3].tolist() for name, part in output.parts.items()} == wanted
@@ -240,9 +239,7 @@ def test_the_embedded_worlds_grids() -> None:
 )
 def test_options_of_subfigures_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_subfigures(**options)
-    with pytest.raises(ValueError, match=message):
-        cells_of(**options)
+        reward_options("subfigures", options)
 
 
 @pytest.mark.parametrize(
@@ -257,23 +254,9 @@ def test_options_of_subfigures_refused(options: dict[str, Any], message: str) ->
 )
 def test_options_of_similarity_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_subfigure_similarity(**options)
-    with pytest.raises(ValueError, match=message):
-        alike(**options)
+        reward_options("subfigure_similarity", options)
 
 
 def test_a_reward_of_videos_is_refused() -> None:
     with pytest.raises(ValueError, match="reward 'temporal_smoothness' looks at videos"):
         cells_of(reward="temporal_smoothness")
-
-
-def test_checks_take_the_options_of_their_factories() -> None:
-    for module, name in (
-        (subfigures, "subfigures"),
-        (subfigures, "subfigure_similarity"),
-        (grid_verdict, "grid_verdict"),
-    ):
-        options = dict(inspect.signature(vars(module)[name]).parameters)
-        del options["device"]
-        check = vars(module)[f"check_{name}" if module is subfigures else "check"]
-        assert dict(inspect.signature(check).parameters) == options

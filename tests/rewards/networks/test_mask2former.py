@@ -14,12 +14,13 @@ from PIL import Image
 from tiny_clip import write_tiny_clip
 from torch.nn.functional import interpolate
 
+from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.benchmarks.geneval.metadata import COLORS
 from flowrl.benchmarks.geneval.published import CLASSES
-from flowrl.benchmarks.geneval.rules import COLORS, Detection
-from flowrl.rewards import RewardInputs, build_reward, check_reward
+from flowrl.rewards import RewardInputs, build_reward, reward_options
 from flowrl.rewards.networks import mask2former
-from flowrl.rewards.networks.detectors import build_judge, check_judge
-from flowrl.rewards.networks.mask2former import Mask2FormerJudge, fitted_size, post_process, preprocess
+from flowrl.rewards.networks.detectors import detector_options
+from flowrl.rewards.networks.mask2former import Mask2FormerDetector, detector_size, post_process, preprocess
 
 CPU = torch.device("cpu")
 DOG = CLASSES.index("dog")
@@ -52,9 +53,9 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judge(detector: Path, clip: Path) -> Mask2FormerJudge:
-    made = build_judge("mask2former", device=CPU, options={"detector": str(detector), "clip_model": str(clip)})
-    assert isinstance(made, Mask2FormerJudge)
+def judge(detector: Path, clip: Path) -> Mask2FormerDetector:
+    made = detector_options("mask2former", {"detector": str(detector), "clip_model": str(clip)}).build(CPU)
+    assert isinstance(made, Mask2FormerDetector)
     return made
 
 
@@ -96,7 +97,7 @@ def test_classes_are_cocos_by_index_under_genevals_names() -> None:
 )
 def test_preprocessing_fits_and_pads(size: tuple[int, int], fitted: tuple[int, int], padded: tuple[int, int]) -> None:
     """An image of one colour stays that colour inside, and is grey 128 outside, before both are normalised."""
-    assert fitted_size(*size) == fitted
+    assert detector_size(*size) == fitted
     color = (10, 200, 77)
     pixels, got = preprocess(torch.tensor(color, dtype=torch.uint8).expand(1, *size, 3))
     assert got == fitted
@@ -189,7 +190,7 @@ def test_post_processing_is_the_plain_one(queries: int) -> None:
 
 
 @pytest.mark.usefixtures("small_input")
-def test_a_judge_detects_what_its_network_says(judge: Mask2FormerJudge) -> None:
+def test_a_judge_detects_what_its_network_says(judge: Mask2FormerDetector) -> None:
     """Three images, more than a batch: as one at a time; masks above 0.05 only, boxes are those of the masks."""
     shown = images(3, 40, 56)
     found = judge.detect(shown)
@@ -242,7 +243,7 @@ def plain_color(model: Any, tokenizer: Any, image: np.ndarray, detection: Detect
     return winner
 
 
-def test_colors_are_the_plain_ones(judge: Mask2FormerJudge, clip: Path) -> None:
+def test_colors_are_the_plain_ones(judge: Mask2FormerDetector, clip: Path) -> None:
     """Boxes of many shapes on images of many colours, with and without a mask."""
     model = transformers.CLIPModel.from_pretrained(clip).eval()
     tokenizer = transformers.CLIPTokenizer.from_pretrained(clip)
@@ -265,7 +266,7 @@ def test_colors_are_the_plain_ones(judge: Mask2FormerJudge, clip: Path) -> None:
     assert set(judge.colors) >= {"dog", "wine glass", "tv remote"}
 
 
-def test_what_lies_outside_the_mask_does_not_color(judge: Mask2FormerJudge) -> None:
+def test_what_lies_outside_the_mask_does_not_color(judge: Mask2FormerDetector) -> None:
     """Same object, other surroundings: same answers, for objects that differ in colour among themselves."""
     mask = np.zeros((40, 40), dtype=bool)
     mask[10:30, 8:28] = True
@@ -295,7 +296,7 @@ def inputs() -> RewardInputs:
 
 
 @pytest.mark.usefixtures("small_input")
-def test_geneval_runs_on_this_judge(judge: Mask2FormerJudge, detector: Path, clip: Path) -> None:
+def test_geneval_runs_on_this_judge(judge: Mask2FormerDetector, detector: Path, clip: Path) -> None:
     """The verdict on the first image is what its detections say: dogs, more than one."""
     options = {"judge": "mask2former", "detector": str(detector), "clip_model": str(clip)}
     reward = build_reward("geneval", options=options)
@@ -315,20 +316,20 @@ def test_geneval_runs_on_this_judge(judge: Mask2FormerJudge, detector: Path, cli
 
 def test_options_are_checked_before_weights_load(clip: Path, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"judge": "mask2former", "detektor": "x"}, r"unknown option 'detektor' \(did you mean 'detector'\?\)"),
-        ({"judge": "shapes", "detector": "x"}, r"judge 'shapes': unknown option 'detector'; allowed: none"),
-        ({"judge": "mask2former", "detector": 3}, "option detector must be text or null, got 3"),
-        ({"judge": "mask2former", "detector": "./nowhere"}, r"option detector: there is no folder '\./nowhere'"),
-        ({"judge": "mask2former", "clip_model": "./nowhere"}, "option clip_model: there is no folder"),
+        ({"judge": "mask2former", "detektor": "x"}, r"unknown key 'detektor': did you mean 'detector'"),
+        ({"judge": "shapes", "detector": "x"}, r"judge 'shapes': unknown key 'detector': the keys here are none"),
+        ({"judge": "mask2former", "detector": 3}, "detector must be text or null, got 3"),
+        ({"judge": "mask2former", "detector": "./nowhere"}, r"there is no folder '\./nowhere': give detector"),
+        ({"judge": "mask2former", "clip_model": "./nowhere"}, "there is no folder './nowhere': give clip_model"),
         ({"judge": "mask2forme"}, r"did you mean 'mask2former'\?"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("geneval", options)
-    check_reward("geneval", {"judge": "mask2former"})
-    check_judge("mask2former", {"detector": "someone/detector"})
+            reward_options("geneval", options)
+    reward_options("geneval", {"judge": "mask2former"})
+    detector_options("mask2former", {"detector": "someone/detector"})
     with pytest.raises(ValueError, match=r"could not load the Mask2Former model .*Give detector: a folder") as caught:
-        build_judge("mask2former", device=CPU, options={"detector": str(tmp_path), "clip_model": str(clip)})
+        detector_options("mask2former", {"detector": str(tmp_path), "clip_model": str(clip)}).build(CPU)
     assert "\n" not in str(caught.value)
 
 
@@ -340,6 +341,6 @@ def test_checkpoints_that_do_not_fit_are_refused(detector: Path, clip: Path, tmp
     model.config.num_labels = 7
     transformers.Mask2FormerForUniversalSegmentation(model.config).save_pretrained(tmp_path / "seven")
     with pytest.raises(ValueError, match=r"lacks 2 weights .*class_predictor\.bias"):
-        build_judge("mask2former", device=CPU, options={"detector": str(tmp_path / "part"), "clip_model": str(clip)})
+        detector_options("mask2former", {"detector": str(tmp_path / "part"), "clip_model": str(clip)}).build(CPU)
     with pytest.raises(ValueError, match="knows 7 classes"):
-        build_judge("mask2former", device=CPU, options={"detector": str(tmp_path / "seven"), "clip_model": str(clip)})
+        detector_options("mask2former", {"detector": str(tmp_path / "seven"), "clip_model": str(clip)}).build(CPU)
