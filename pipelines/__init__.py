@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import unknown_name
-from flowrl.pipelines.published import checkpoints, tables
+from flowrl.pipelines.known_checkpoints import checkpoints, tables
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 

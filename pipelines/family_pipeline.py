@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import build_options
-from flowrl.pipelines import common, published
+from flowrl.pipelines import common, known_checkpoints
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_json
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources
@@ -141,7 +141,7 @@ class Family:
     @property
     def stock(self) -> tuple[str, ...]:
         """Names of the stock classes that are loaded."""
-        return tuple(published.tables()["families"][self.name]["stock"])
+        return tuple(known_checkpoints.tables()["families"][self.name]["stock"])
 
     @property
     def videos(self) -> bool:
@@ -153,7 +153,7 @@ class Family:
     def card(self, model: str) -> Card | None:
         """What a folder or a published checkpoint says of itself; None for any other hub id."""
         if not Path(model).is_dir():
-            known = published.checkpoints().get(model)
+            known = known_checkpoints.checkpoints().get(model)
             return None if known is None else self._card(model, known.index, known.network, known.vae)
         index, vae = read_json(model, "model_index.json"), read_json(model, "vae/config.json")
         return self._card(model, index or {}, read_json(model, f"{self.denoisers[0]}/config.json"), vae or {})
@@ -169,7 +169,7 @@ class Family:
 
     def meta_denoiser(self, model: str) -> nn.Module | None:
         """The denoiser without weights, or experts by name: of a folder or a published checkpoint, else None."""
-        known, found = None if Path(model).is_dir() else published.checkpoints().get(model), {}
+        known, found = None if Path(model).is_dir() else known_checkpoints.checkpoints().get(model), {}
         for place, name in enumerate(self.denoisers):
             if known is None:
                 config = read_json(model, f"{name}/config.json")

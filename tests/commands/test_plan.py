@@ -19,7 +19,7 @@ from flowrl.commands.plan.network import Network, measure
 from flowrl.commands.plan.published_models import in_cache
 from flowrl.commands.plan.run import plan
 from flowrl.config.train import load_config
-from flowrl.pipelines.published import checkpoints
+from flowrl.pipelines.known_checkpoints import checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY, CLIP, GENEVAL = "tiny_grpo_geneval", "sd35m_grpo_clip_24gb", "sd35m_grpo_geneval"

@@ -26,7 +26,7 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.cards import Size
-from flowrl.pipelines.published import tables
+from flowrl.pipelines.known_checkpoints import tables
 from flowrl.pipelines.sd3 import FAMILY
 from flowrl.training.loop import Loop
 

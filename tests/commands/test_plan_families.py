@@ -19,7 +19,7 @@ from flowrl.commands.plan.network import measure
 from flowrl.pipelines import PIPELINES, cogvideox, common, family, wan, z_image
 from flowrl.pipelines.cards import Size
 from flowrl.pipelines.common import first_expert
-from flowrl.pipelines.published import checkpoints
+from flowrl.pipelines.known_checkpoints import checkpoints
 
 FLUX, QWEN = "black-forest-labs/FLUX.1-dev", "Qwen/Qwen-Image"
 WAN_1_3B, WAN_14B = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "Wan-AI/Wan2.1-T2V-14B-Diffusers"

@@ -13,8 +13,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.pipelines.lora import Policy
-from flowrl.pipelines.published import checkpoints
 from flowrl.randomness import counter_normal
 from flowrl.samplers import KERNELS, gaussian_log_prob, rollout
 from flowrl.trajectory import Conditioning, Schedule

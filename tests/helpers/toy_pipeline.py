@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.pipelines import ModelFamily
 from flowrl.pipelines.common import two_pass_guidance, two_passes
+from flowrl.pipelines.known_checkpoints import Published
 from flowrl.pipelines.lora import lora_ready_for_diffusers
-from flowrl.pipelines.published import Published
 from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
@@ -181,7 +181,7 @@ class ToyFamily:
 
 FAMILY: ModelFamily = ToyFamily()
 PUBLISHED = Published(family="sd3", index={}, network={}, vae={}, licence="none", gated=False, parts={})
-"""An entry of `published.checkpoints()` that makes a hub id one of the toy's."""
+"""An entry of `known_checkpoints.checkpoints()` that makes a hub id one of the toy's."""
 
 
 # ---- configurations and runs -----------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from torch import Tensor
 from flowrl.media.images import to_pixels
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.flux2 import FAMILY, empirical_mu, pack, token_ids
+from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.pipelines.lora import Policy
-from flowrl.pipelines.published import checkpoints
 
 Images = list[list[Tensor]]
 

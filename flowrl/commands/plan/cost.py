@@ -12,7 +12,7 @@ import torch
 from flowrl.commands.plan.counts import Counts, RunCounts
 from flowrl.commands.plan.network import Flops, Network
 from flowrl.commands.plan.published_models import Part
-from flowrl.pipelines import published
+from flowrl.pipelines import known_checkpoints
 
 FLOOR = 788.0
 """TFLOP/s of bfloat16 matrix products that an H200 was measured to reach; nothing can be faster."""
@@ -91,7 +91,7 @@ def decode_flops(model: str, parts: tuple[Part, ...] | None, size: tuple[int, in
         if config.get("_class_name") == "AutoencoderKL":
             return _measured(config, height, width)
     counts = {part.name: part.parameters for part in parts or ()}
-    kinds = {count: kind for kind, count in published.tables()["part_parameters"].items()}
+    kinds = {count: kind for kind, count in known_checkpoints.tables()["part_parameters"].items()}
     kind = kinds.get(counts.get("vae", 0))
     if kind not in _DECODE:
         return None

@@ -17,7 +17,7 @@ from flowrl.commands.plan.published_models import Part
 from flowrl.commands.plan.refusals import is_here
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import Geometry, TrainConfig
-from flowrl.pipelines import ModelFamily, cards, published
+from flowrl.pipelines import ModelFamily, cards, known_checkpoints
 from flowrl.pipelines.common import first_expert
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
@@ -123,7 +123,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     geometry = _geometry(config, processes)
     if network is not None:
         memory = _memory(config, network, geometry, parts, rewards, unknown_rewards, slots, graph_rows(config, passes))
-    known = published.checkpoints().get(model)
+    known = known_checkpoints.checkpoints().get(model)
     return Plan(
         name=name, config=config, model=model, family=family.name, processes=processes, tflops=tflops,
         geometry=geometry, size=size, text_tokens=tokens, network=network, unknown=unknown, run=run, slots=slots,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrl.pipelines import published
+from flowrl.pipelines import known_checkpoints
 from flowrl.rewards import Model
 
 _DENOISERS = ("transformer", "transformer_2", "unet")
@@ -51,7 +51,7 @@ def other_parts(model: str) -> tuple[Part, ...] | None:
     """The parts of a folder or a published checkpoint besides the denoiser; None where nothing is known."""
     if Path(model).is_dir():
         return tuple(part for part in folder_parts(Path(model)) if part.name not in _DENOISERS)
-    known = published.checkpoints().get(model)
+    known = known_checkpoints.checkpoints().get(model)
     if known is None:
         return None
     return tuple(Part(name=name, parameters=count) for name, count in known.parts.items())
