@@ -12,29 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from flowrl.config.options import unknown_name
+from flowrl.pipelines.known_checkpoints import checkpoints, tables
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
-PIPELINES = {
-    "cogvideox": "flowrl.pipelines.cogvideox",
-    "flux": "flowrl.pipelines.flux",
-    "flux2": "flowrl.pipelines.flux2",
-    "hunyuan_video": "flowrl.pipelines.hunyuan_video",
-    "kontext": "flowrl.pipelines.kontext",
-    "ltx_video": "flowrl.pipelines.ltx_video",
-    "qwen_image": "flowrl.pipelines.qwen_image",
-    "qwen_image_edit": "flowrl.pipelines.qwen_image_edit",
-    "sana": "flowrl.pipelines.sana",
-    "sd": "flowrl.pipelines.sd",
-    "sd3": "flowrl.pipelines.sd3",
-    "sdxl": "flowrl.pipelines.sdxl",
-    "wan": "flowrl.pipelines.wan",
-    "z_image": "flowrl.pipelines.z_image",
-}
-"""Family name -> module with `load(model, ...) -> Pipeline`, `check(model, targets)`, `meta_denoiser(model)`,
-`LORA_TARGETS`, `KNOWN` (hub id -> dimensions) and `LICENCES`."""
+PIPELINES = {name: f"flowrl.pipelines.{name}" for name in tables()["families"]}
+"""Family name -> module with `FAMILY`, a `ModelFamily`; the table of families is `published.json`."""
 
 
 class Pipeline(Protocol):
@@ -58,7 +45,7 @@ class Pipeline(Protocol):
 
     @property
     def fps(self) -> float | None:
-        """Frames a second of videos; None for images."""
+        """Frames per second of videos; None for images."""
         ...
 
     def encode(self, prompts: Sequence[str], sources: Sequence[Sequence[Tensor]] | None = None) -> Conditioning:
@@ -74,7 +61,7 @@ class Pipeline(Protocol):
         ...
 
     def passes(self, scale: float) -> int:
-        """Network rows that guidance at a scale needs a sample and step: 2 where a negative prompt is read, else 1."""
+        """Network rows that guidance needs per sample and step: 2 where a negative prompt is read, else 1."""
         ...
 
     def guided(self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float) -> Velocity:
@@ -85,8 +72,8 @@ class Pipeline(Protocol):
         """The model's own noise levels for a number of steps; `shift` replaces the model's own shift."""
         ...
 
-    def resized(self, height: int, width: int) -> Pipeline:
-        """The same networks drawing another size."""
+    def resized(self, height: int | None, width: int | None) -> Pipeline:
+        """The same networks drawing another size; None is the checkpoint's own."""
         ...
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
@@ -105,33 +92,73 @@ class Pipeline(Protocol):
         ...
 
 
-STOCK = {
-    "CogVideoXPipeline": "cogvideox",
-    "Flux2KleinPipeline": "flux2",
-    "Flux2Pipeline": "flux2",
-    "FluxKontextPipeline": "kontext",
-    "FluxPipeline": "flux",
-    "HunyuanVideoPipeline": "hunyuan_video",
-    "LTXPipeline": "ltx_video",
-    "QwenImageEditPipeline": "qwen_image_edit",
-    "QwenImageEditPlusPipeline": "qwen_image_edit",
-    "QwenImagePipeline": "qwen_image",
-    "SanaPipeline": "sana",
-    "StableDiffusion3Pipeline": "sd3",
-    "StableDiffusionPipeline": "sd",
-    "StableDiffusionXLPipeline": "sdxl",
-    "WanImageToVideoPipeline": "wan",
-    "WanPipeline": "wan",
-    "ZImagePipeline": "z_image",
-}
+class ModelFamily(Protocol):
+    """What commands ask of a family: before weights load, to load them, and what `flowrl plan` counts."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def lora_targets(self) -> tuple[str, ...]:
+        """The family's published LoRA targets."""
+        ...
+
+    @property
+    def num_sources(self) -> tuple[int, int] | None:
+        """Least and most source images of a prompt; None where checkpoint and options say."""
+        ...
+
+    @property
+    def videos(self) -> bool:
+        """Whether it makes videos."""
+        ...
+
+    def check(self, model: str, targets: Sequence[str] | None) -> None:
+        """Refuses a model of another family and LoRA targets that bind to nothing, before weights load."""
+        ...
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Refuses `pipeline.options` that the family does not have."""
+        ...
+
+    def load(
+        self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., **options: Any
+    ) -> Pipeline:
+        """Loads a folder or a hub id; `options` are fields of the family's options class."""
+        ...
+
+    def meta_denoiser(self, model: str) -> nn.Module | None:
+        """The denoiser without weights, or experts by name; None where nothing is known of the model."""
+        ...
+
+    def planned_size(self, model: str, options: Mapping[str, Any]) -> Any:
+        """Height, width and frames (`cards.Size`) that a model draws with options; None where nothing is known."""
+        ...
+
+    def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
+        """Tokens of text that the denoiser reads with options."""
+        ...
+
+    def rows(self, model: str, scale: float) -> int:
+        """Network rows that guidance at a scale needs per sample and step."""
+        ...
+
+    def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
+        """Keyword arguments of one evaluation of one sample, on the meta device."""
+        ...
+
+
+STOCK = {stock: name for name, entry in tables()["families"].items() for stock in entry["stock"]}
 """Stock pipeline class, as folders name it -> family."""
 
 
 def family_of(model: str) -> str:
-    """The family of a model: of a folder by its model_index.json, of a hub id by the families' lists.
+    """The family of a model: of a folder by its model_index.json, of a hub id by the published checkpoints.
 
     Raises:
-        ValueError: a folder of a class that no family loads, or a hub id that none lists.
+        ValueError: a folder of a class that no family loads, or a hub id that is not among them.
     """
     index = Path(model) / "model_index.json"
     if index.is_file():
@@ -140,22 +167,39 @@ def family_of(model: str) -> str:
             raise ValueError(f"{model} is a {found}, and no family loads that: there are {', '.join(STOCK)}")
         return STOCK[found]
     if Path(model).exists():
-        raise ValueError(f"{model} is no diffusers pipeline: it has no model_index.json")
-    for name in PIPELINES:
-        if model in family(name).KNOWN:
-            return name
+        raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
+    if model in checkpoints():
+        return checkpoints()[model].family
     raise ValueError(
-        f"{model} is no folder here, and no hub id that a family lists, so its family is not known: for training set "
-        "pipeline.name; `flowrl sample` and `flowrl eval` take a run, or a folder that it was downloaded to"
+        f"{model} is not a folder here, and not a hub id whose family is known: set pipeline.name to its family, one "
+        f"of {', '.join(PIPELINES)} (`flowrl sample` and `flowrl eval` take a run, or a folder that it was downloaded "
+        "to)"
     )
 
 
-def family(name: str) -> Any:
-    """The module of a model family.
+def family_name(name: str | None, model: str) -> str:
+    """The family that a configuration means: the one it names, or that of its model.
+
+    Raises:
+        ValueError: no family has the name, the model is of another one, or it has no known family.
+    """
+    if name is None:
+        return family_of(model)
+    if name not in PIPELINES:
+        raise ValueError(unknown_name("pipeline.name", name, PIPELINES))
+    if model in checkpoints() and checkpoints()[model].family != name:
+        own = checkpoints()[model].family
+        raise ValueError(f"{model} is of the family {own}, got pipeline.name={name}: leave pipeline.name out")
+    return name
+
+
+def family(name: str) -> ModelFamily:
+    """A model family.
 
     Raises:
         ValueError: no family has this name.
     """
     if name not in PIPELINES:
-        raise ValueError(f"unknown pipeline {name!r}: choose one of {', '.join(PIPELINES)}")
-    return importlib.import_module(PIPELINES[name])
+        raise ValueError(unknown_name("pipeline.name", name, PIPELINES))
+    found: ModelFamily = importlib.import_module(PIPELINES[name]).FAMILY
+    return found

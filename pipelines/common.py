@@ -1,31 +1,25 @@
-"""What families share, as functions: loading and checking folders, embedding prompts once, decoding, saving a LoRA."""
+"""What families share, as functions: loading stock pipelines, sizes, guidance, tokens, autoencoders, saving a LoRA."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import diffusers
 import torch
 import transformers
 from torch import Tensor, nn
 
-from flowrl.pipelines.lora import check_targets, lora_ready_for_diffusers
+from flowrl.pipelines.lora import lora_ready_for_diffusers
 from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
-from flowrl.samplers.guidance_rules import Rule, linear_cfg
+from flowrl.samplers.guidance_rules import Rule, embedded_guidance, linear_cfg
 from flowrl.trajectory import Conditioning
 
-Sources = Sequence[Sequence[Tensor]]
-"""The source images of each prompt, float32 [3, h, w] in [0, 1]."""
-
-EMBEDDING_CACHE = 2048
-"""Prompts whose embeddings are kept on the host while the text encoders are at hand."""
-
 LORA_FILE = "pytorch_lora_weights.safetensors"
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
 
 
 def quiet_libraries() -> None:
@@ -36,87 +30,52 @@ def quiet_libraries() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def check_folder(model: str, name: str, classes: Sequence[str]) -> None:
-    """Refuses a folder that is no pipeline of one of these stock classes; a hub id passes.
-
-    Raises:
-        ValueError: says what the folder is and what the family loads.
-    """
-    if not Path(model).is_dir():
-        return
-    index = Path(model) / "model_index.json"
-    if not index.is_file():
-        raise ValueError(f"{model} is no diffusers pipeline: it has no model_index.json")
-    found = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
-    if found not in classes:
-        raise ValueError(
-            f"{model} is a {found}, and pipeline.name={name} loads {' or '.join(classes)} folders: set pipeline.name "
-            "to the family of the model"
-        )
-
-
-def part_config(model: str, part: str, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """A part's configuration before weights load: of a folder, else what is known of a hub id; None for neither."""
-    path = Path(model) / part / "config.json"
-    if path.is_file():
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    return dict(known[model]) if model in known else None
-
-
-def on_meta(cls: Any, config: Mapping[str, Any] | None) -> nn.Module | None:
-    """A network without weights; None without a configuration."""
-    if config is None:
-        return None
+def on_meta(cls: Any, config: Mapping[str, Any]) -> nn.Module:
+    """A network without weights."""
     with torch.device("meta"):
-        return cls.from_config(dict(config))  # type: ignore[no-any-return]
+        return cls.from_config(dict(config))
 
 
-def check_bound(network: nn.Module | None, targets: Sequence[str] | None) -> None:
-    """Refuses LoRA targets that bind to nothing, where the network's shape is known."""
-    if network is not None and targets is not None:
-        check_targets(network, targets)
+def load_stock(name: str, model: str, *, title: str, dtype: torch.dtype, exact: Sequence[str], **options: Any) -> Any:
+    """A stock pipeline from a folder or the hub, on the CPU.
 
-
-def load_stock(
-    cls: Any, model: str, *, family: str, dtype: torch.dtype | Mapping[str, torch.dtype], **options: Any
-) -> Any:
-    """A stock pipeline from a folder or the hub, on the CPU; its autoencoder in float32, never rounded on the way.
+    Args:
+        name: of the stock class.
+        model: folder or hub id.
+        title: of the family, for the message.
+        dtype: of its parts.
+        exact: parts that stay in float32, never rounded on the way: the autoencoder.
+        options: further arguments of `from_pretrained`.
 
     Raises:
         ValueError: nothing loadable there.
     """
     quiet_libraries()
-    parts = {"default": dtype, "vae": torch.float32} if isinstance(dtype, torch.dtype) else dict(dtype)
+    parts = {"default": dtype, **dict.fromkeys(exact, torch.float32)}
     try:
-        pipe = cls.from_pretrained(model, dtype=parts, **options)
+        pipe = getattr(diffusers, name).from_pretrained(model, dtype=parts, **options)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"could not load {model!r} as a {family} pipeline ({str(error).splitlines()[0]}): give a folder written by "
+            f"could not load {model!r} as a {title} pipeline ({str(error).splitlines()[0]}): give a folder written by "
             "save_pretrained, or a hub id that this machine can reach and is allowed to read"
         ) from error
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def freeze(pipe: Any, device: torch.device | str, *, denoisers: Sequence[str], gradient_checkpointing: bool) -> None:
+def freeze(pipe: Any, device: torch.device | str) -> None:
     """Freezes every network of a stock pipeline on a device, with the autoencoder in float32.
 
     Images' autoencoders also get channels-last weights, a quarter faster to decode on CPU and GPU.
     """
-    vae = getattr(pipe, "vae", None)
-    if vae is not None:
-        images = not any(isinstance(module, nn.Conv3d) for module in vae.modules())
-        vae.to(torch.float32, memory_format=torch.channels_last if images else torch.preserve_format)
+    images = not any(isinstance(module, nn.Conv3d) for module in pipe.vae.modules())
+    pipe.vae.to(torch.float32, memory_format=torch.channels_last if images else torch.preserve_format)
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
             part.requires_grad_(False).eval().to(device)
-    for name in denoisers if gradient_checkpointing else ():
-        getattr(pipe, name).enable_gradient_checkpointing()
 
 
-def meta_arguments(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Keyword arguments of a stock network that gives a tuple: tensors of these shapes on the meta device."""
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()} | {"return_dict": False}
+# ---- sizes -----------------------------------------------------------------------------------------------------------
 
 
 def check_size(model: str, size: tuple[int, int], multiple: int, largest: int | None = None) -> None:
@@ -131,6 +90,41 @@ def check_size(model: str, size: tuple[int, int], multiple: int, largest: int | 
             raise ValueError(f"pipeline.{name} ({pixels}) must be a multiple of {multiple}{limit} for {model}")
 
 
+def check_frames(model: str, num_frames: int, factor: int, multiple: int = 1) -> int:
+    """Latent frames of a clip: the first frame and then `factor` to one, `multiple` of them to a patch.
+
+    Raises:
+        ValueError: no whole number of latent frames or patches; names the nearest numbers of frames.
+    """
+    latent, rest = divmod(num_frames - 1, factor)
+    if num_frames >= 1 and rest == 0 and (latent + 1) % multiple == 0:
+        return latent + 1
+    step, first = factor * multiple, factor * (multiple - 1) + 1
+    below = max(first, first + (num_frames - first) // step * step)
+    raise ValueError(
+        f"pipeline.num_frames ({num_frames}) must be {first} plus a multiple of {step} for {model}: the nearest are "
+        f"{below} and {below + step}"
+    )
+
+
+def covering(image: Tensor, height: int, width: int) -> Tensor:
+    """An image `[3, h, w]` at a size: scaled (antialiased) until it covers it, cut off evenly where it sticks out.
+
+    Nothing is stretched, and an image of that size already stays what it is: prompts' images are read so.
+    """
+    h, w = image.shape[1:]
+    if (h, w) == (height, width):
+        return image
+    ratio = max(height / h, width / w)
+    size = (max(height, round(h * ratio)), max(width, round(w * ratio)))
+    scaled = nn.functional.interpolate(image[None], size=size, mode="bicubic", antialias=True)[0].clamp(0, 1)
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    return scaled[:, top : top + height, left : left + width]
+
+
+# ---- the network and its guidance ------------------------------------------------------------------------------------
+
+
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
     """The network's arithmetic in a low dtype, while LoRA weights stay float32.
 
@@ -140,83 +134,6 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     if dtype == torch.float32:
         return nullcontext()
     return torch.autocast(device.type, dtype, cache_enabled=False)
-
-
-def check_sources(sources: Sources | None, prompts: Sequence[str], allowed: tuple[int, int], family: str) -> Sources:
-    """The source images of each prompt, or none for each.
-
-    Raises:
-        ValueError: a prompt has more or fewer images than the family takes.
-    """
-    given = [()] * len(prompts) if sources is None else sources
-    least, most = allowed
-    for prompt, images in zip(prompts, given, strict=True):
-        if not least <= len(images) <= most:
-            wanted = "no source image" if not most else f"{least}" if least == most else f"{least} to {most}"
-            raise ValueError(
-                f"prompt {prompt!r} has {len(images)} source images, and {family} takes {wanted}: give them with "
-                "--source FILE, in a prompt file under 'source' or 'sources', or choose another pipeline.name"
-            )
-    return given
-
-
-class Embedded:
-    """Embeddings of prompts, each computed once and by itself, so that it does not depend on its batch.
-
-    `encode_one(prompt, sources)` gives a Conditioning of one row; rows are kept on the host, the newest `limit` of them
-    while they can be computed again.
-    """
-
-    limit: ClassVar[int | None] = EMBEDDING_CACHE
-
-    def __init__(self, encode_one: Callable[[str, Sequence[Tensor]], Conditioning]) -> None:
-        self.encode_one = encode_one
-        self.rows: dict[tuple[str, ...], Conditioning] = {}
-        self.freed = False
-
-    @torch.no_grad()
-    def __call__(self, prompts: Sequence[str], sources: Sources, device: torch.device) -> Conditioning:
-        """Conditioning of prompts, one row each.
-
-        Raises:
-            ValueError: a prompt is new and the text encoders are gone.
-        """
-        keys = [(prompt, *map(_digest, images)) for prompt, images in zip(prompts, sources, strict=True)]
-        for key, images in zip(keys, sources, strict=True):
-            if key not in self.rows:
-                if self.freed:
-                    raise ValueError(
-                        f"prompt {key[0]!r} was not encoded before the text encoders were freed: set "
-                        "pipeline.free_text_encoders=false"
-                    )
-                self.rows[key] = self.encode_one(key[0], images).to("cpu")
-        cond = Conditioning.cat([self.rows[key] for key in keys]).to(device)
-        while not self.freed and Embedded.limit is not None and len(self.rows) > Embedded.limit:
-            del self.rows[next(iter(self.rows))]  # the oldest; it can be computed again
-        return cond
-
-    def free(self, pipe: Any, parts: Sequence[str]) -> None:
-        """Drops encoders from a stock pipeline; only what was encoded before can be asked for afterwards."""
-        self.freed = True
-        pipe.register_modules(**dict.fromkeys(parts))
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-@contextmanager
-def keeping_all() -> Iterator[None]:
-    """Inside, embeddings have no limit: for what is encoded before the text encoders go."""
-    Embedded.limit, usual = None, Embedded.limit
-    try:
-        yield
-    finally:
-        Embedded.limit = usual
-
-
-def _digest(image: Tensor) -> str:
-    """An image's fingerprint."""
-    data = image.detach().cpu().contiguous()
-    return f"{tuple(data.shape)} {hashlib.sha256(data.numpy().tobytes()).hexdigest()}"
 
 
 def two_passes(scale: float) -> int:
@@ -239,6 +156,22 @@ def two_pass_guidance(
     return classifier_free_guidance(network, cond, negative, scale, rule=rule)
 
 
+def distilled_guidance(network: Network, cond: Conditioning, scale: float, *, embeds: bool, model: str) -> Velocity:
+    """Guidance of a distilled model: the scale is an input of its network, or has to be 1.
+
+    Raises:
+        ValueError: the network has no input for the scale, and would ignore it.
+    """
+    if embeds:
+        return conditioned(network, embedded_guidance(cond, scale))
+    if scale != 1:
+        raise ValueError(
+            f"{model} is distilled and has no guidance, got scale {scale:g}: set sampler.guidance_scale=1 and "
+            "eval.guidance_scale=1"
+        )
+    return conditioned(network, cond)
+
+
 def pack(x: Tensor) -> Tensor:
     """Latents `[b, c, h, w]` as tokens of 2 x 2 pixels, row by row, `[b, h/2 * w/2, 4c]`."""
     b, channels, height, width = x.shape
@@ -251,6 +184,20 @@ def unpack(tokens: Tensor, shape: Sequence[int]) -> Tensor:
     channels, height, width = shape
     patches = tokens.reshape(len(tokens), height // 2, width // 2, channels, 2, 2)
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens), channels, height, width)
+
+
+def trimmed(mask: Tensor) -> int:
+    """Columns up to the last that any row of a mask `[b, n]` uses, at least 1: the rest is padding for all."""
+    used = torch.nonzero(mask.any(0)).flatten()
+    return int(used[-1]) + 1 if len(used) else 1
+
+
+def meta(*shape: int) -> Tensor:
+    """A tensor without numbers in it."""
+    return torch.empty(shape, device="meta")
+
+
+# ---- autoencoders ----------------------------------------------------------------------------------------------------
 
 
 def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor], *, gradient: bool) -> Tensor:
@@ -295,22 +242,23 @@ def _shift(vae: Any) -> float:
     return vae.config.get("shift_factor") or 0.0
 
 
+def pixels_per_latent(vae: Mapping[str, Any], key: str = "block_out_channels", usual: int = 4) -> int:
+    """Pixels of a latent's side: each level of an autoencoder but the first halves an image."""
+    levels = vae.get(key)
+    return int(2 ** ((usual if levels is None else len(levels)) - 1))
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+
 def write_lora(
     cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, part: str = "transformer"
 ) -> Path:
     """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve."""
-    layers, metadata = (
-        {f"{part}_lora_layers": lora_ready_for_diffusers(tensors)},
-        {f"{part}_lora_adapter_metadata": dict(config)},
-    )
+    layers = {f"{part}_lora_layers": lora_ready_for_diffusers(tensors)}
+    metadata = {f"{part}_lora_adapter_metadata": dict(config)}
     cls.save_lora_weights(folder, **layers, **metadata)
     return folder / LORA_FILE
-
-
-def trimmed(mask: Tensor) -> int:
-    """Columns up to the last that any row of a mask `[b, n]` uses, at least 1: the rest is padding for all."""
-    used = torch.nonzero(mask.any(0)).flatten()
-    return int(used[-1]) + 1 if len(used) else 1
 
 
 def first_expert(denoiser: nn.Module) -> nn.Module:
@@ -319,6 +267,6 @@ def first_expert(denoiser: nn.Module) -> nn.Module:
 
 
 def split_experts(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """LoRA tensors of a ModuleDict of networks, one mapping a network, without its name."""
+    """LoRA tensors of a ModuleDict of networks, one mapping for each network, without its name."""
     for name in names:
         yield name, {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from flowrl.samplers.schedules import build_schedule, dynamic_mu
@@ -29,11 +27,10 @@ def own_mu(config: Mapping[str, Any], num_tokens: int) -> float:
     )
 
 
-def flux_schedule(
-    config: Mapping[str, Any], shape: Sequence[int], num_steps: int, grid: str, shift: float | None
-) -> Schedule:
-    """`stock_schedule` of latents `[c, h, w]` that are read as tokens of 2 x 2 pixels."""
-    return stock_schedule(config, num_steps, grid, own_mu(config, (shape[-2] // 2) * (shape[-1] // 2)), shift)
+def by_image_size(p: Any, num_steps: int, grid: str, shift: float | None) -> Schedule:
+    """`stock_schedule` of a pipeline whose latents `[c, h, w]` are read as tokens of 2 x 2 pixels."""
+    config, (height, width) = p.pipe.scheduler.config, p.latent_shape[-2:]
+    return stock_schedule(config, num_steps, grid, own_mu(config, (height // 2) * (width // 2)), shift)
 
 
 def stock_schedule(
@@ -75,13 +72,6 @@ def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
             f"the scheduler of {model} is {name} without use_flow_sigmas, and this family is a flow model: take the "
             "scheduler folder of the published checkpoint"
         )
-
-
-def check_scheduler_folder(model: str) -> None:
-    """`check_flow_scheduler` for a folder, before weights load; a hub id passes."""
-    path = Path(model) / "scheduler" / "scheduler_config.json"
-    if path.is_file():
-        check_flow_scheduler(model, json.loads(path.read_text(encoding="utf-8")))
 
 
 def flow_schedule(

@@ -9,7 +9,7 @@ import torch
 
 from flowrl.config.train import ConfigError, TrainConfig, load_config, resolve_path
 from flowrl.pipelines.lora import Policy, check_targets
-from flowrl.pipelines.sd3 import LORA_TARGETS, check, meta_denoiser
+from flowrl.pipelines.sd3 import FAMILY
 from flowrl.prompts.loading import read_prompts
 from flowrl.rewards.specs import validate_reward_specs
 
@@ -27,7 +27,7 @@ def test_rewards_and_network_are_checked_without_weights(name: str) -> None:
     config = config_of(name)
     assert config.pipeline.model == SD35M
     validate_reward_specs(config.rewards)
-    check(config.pipeline.model, config.policy.target_modules or LORA_TARGETS)
+    FAMILY.check(config.pipeline.model, config.policy.target_modules or FAMILY.lora_targets)
     assert config.micro_batch_size == config.rollout_batch_size, "else every transition is scored once more"
 
 
@@ -60,23 +60,25 @@ def test_trained_steps_are_the_published_ones() -> None:
 def test_lora_on_the_real_network_without_weights() -> None:
     """2.243 billion frozen numbers; r (in + out) numbers a layer: 8 layers in 24 blocks, of which the last has 7."""
     config = config_of(GENEVAL)
-    network = meta_denoiser(SD35M)
+    network = FAMILY.meta_denoiser(SD35M)
     assert network is not None
     assert sum(parameter.numel() for parameter in network.parameters()) == 2_243_171_520
-    check_targets(network, LORA_TARGETS)
+    check_targets(network, FAMILY.lora_targets)
     settings = config.policy
-    policy = Policy(network, rank=settings.lora_rank, alpha=settings.alpha, targets=LORA_TARGETS, seed=config.seed)
+    policy = Policy(
+        network, rank=settings.lora_rank, alpha=settings.alpha, targets=FAMILY.lora_targets, seed=config.seed
+    )
     assert sum(p.numel() for p in policy.parameters.values()) == (8 * 24 - 1) * 32 * (1536 + 1536) == 18_776_064
     assert {p.device.type for p in policy.parameters.values()} == {"meta"}
     assert {p.dtype for p in policy.parameters.values()} == {torch.float32}
     bound = {name.split(".", 2)[2].split(".lora_")[0] for name in policy.parameters}
-    assert bound == set(LORA_TARGETS), "every target, and not the second attention of the first 13 blocks"
+    assert bound == set(FAMILY.lora_targets), "every target, and not the second attention of the first 13 blocks"
     assert sum(p.numel() for p in network.parameters() if p.requires_grad) == 18_776_064
 
 
 def test_a_target_that_binds_nowhere_is_refused_before_anything_is_fetched() -> None:
     with pytest.raises(ValueError, match=r"LoRA target 'attn\.to_w' matches no linear layer"):
-        check(SD35M, ["attn.to_w"])
+        FAMILY.check(SD35M, ["attn.to_w"])
 
 
 def test_everyday_prompts_are_distinct_and_held_out() -> None:

@@ -12,12 +12,6 @@ from typing import Any, Literal
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.strict_yaml import ConfigError
 
-Family = Literal[
-    "cogvideox", "flux", "flux2", "hunyuan_video", "kontext", "ltx_video", "qwen_image", "qwen_image_edit", "sana",
-    "sd", "sd3", "sdxl", "wan", "z_image",
-]  # fmt: skip
-"""The keys of `flowrl.pipelines.PIPELINES`."""
-
 
 def at_least(key: str, value: float | None, minimum: int) -> None:
     """Refuse a number below ``minimum``; None passes."""
@@ -48,8 +42,9 @@ def within(key: str, value: float, low: float, high: float, *, open_end: bool = 
 class PipelineConfig:
     """The generator that is trained."""
 
-    name: Family = "sd3"
-    """Model family: the name of its file in `pipelines/`."""
+    name: str | None = None
+    """Model family: the name of its file in `pipelines/`. Null takes that of the model, which a folder, an asset or a
+    published checkpoint says."""
     model: str
     """A diffusers folder, a hub id, or ``asset:NAME`` for one that ships with flowrl (``asset:tiny-sd3``)."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
@@ -61,7 +56,7 @@ class PipelineConfig:
     num_frames: int | None = None
     """Frames of a video; null takes the family's own."""
     fps: float | None = None
-    """Frames a second of a video; null takes the family's own."""
+    """Frames per second of a video; null takes the family's own."""
     max_sequence_length: int | None = None
     """Tokens of the (longest) text encoder; null takes the family's own, 128 for sd3."""
     gradient_checkpointing: bool = False
@@ -73,7 +68,7 @@ class PipelineConfig:
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Further options of the family's `load`, such as `vae_tiling` of video families."""
+    """Further options of the family, such as `vae_tiling` of video families."""
 
     def __post_init__(self) -> None:
         at_least("pipeline.height", self.height, 1)

@@ -198,7 +198,6 @@ FOREIGN_VALUES: dict[str, dict[str, str]] = {
         "delayed_linear_to_0_999": "delayed",
     },
     "times.kind": {"logit-normal": "logit_normal"},
-    "pipeline.name": {"sd3.5": "sd3", "sd35": "sd3", "stable-diffusion-3": "sd3"},
 }
 
 FOREIGN_KERNELS = {

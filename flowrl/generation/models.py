@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.config.options import option_parameters
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.prompts.loading import Prompt
 
@@ -51,7 +50,7 @@ class Source:
     dtype: str
     family: str = "sd3"
     options: dict[str, Any] = field(default_factory=dict)
-    """Further settings of the family's `load`: size, frames."""
+    """Further options of the family: size, frames."""
     negative: str = ""
     """Of the prompts that have no negative prompt of their own."""
     shift: float | None = None
@@ -112,6 +111,8 @@ def find_source(
 
 
 def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
+    from flowrl.training.parts import model_family
+
     config = load_config(config_file)
     scale = config.eval.guidance_scale
     return Source(
@@ -119,7 +120,7 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
         num_steps=config.eval.num_steps or config.sampler.num_steps, grid=config.eval.grid or config.sampler.grid,
         guidance_scale=config.sampler.guidance_scale if scale is None else scale,
         max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
-        family=config.pipeline.name, options=_drawn_options(config), train_prompts=config.prompts.train,
+        family=model_family(config.pipeline).name, options=_drawn_options(config), train_prompts=config.prompts.train,
         shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
         negative=config.prompts.negative, training_size=_training_size(config),
     )  # fmt: skip
@@ -132,7 +133,7 @@ def _training_size(config: TrainConfig) -> tuple[int | None, int | None] | None:
 
 
 def _drawn_options(config: TrainConfig) -> dict[str, Any]:
-    """Settings of the family's `load` with which a run's evaluations draw."""
+    """Options of the family with which a run's evaluations draw."""
     settings, evaluated = config.pipeline, config.eval
     given = {"height": evaluated.height or settings.height, "width": evaluated.width or settings.width,
              "num_frames": settings.num_frames, "fps": settings.fps, "vae_slice": settings.vae_slice}  # fmt: skip
@@ -188,7 +189,7 @@ def check_images(source: Source, command: str) -> None:
     """
     from flowrl.pipelines import family
 
-    if "num_frames" in option_parameters(family(source.family).load):
+    if family(source.family).videos:
         raise ValueError(
             f"{source.model} makes videos (family {source.family}) and {command} judges images: give a model that "
             "makes images. Videos are drawn by 'flowrl sample' and scored by a run's own evaluations (eval.rewards)."
@@ -210,7 +211,7 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     tokens = {} if source.max_sequence_length is None else {"max_sequence_length": source.max_sequence_length}
-    pipeline: Pipeline = family(source.family).load(
+    pipeline = family(source.family).load(
         model_location(source.model), dtype=DTYPES[source.dtype], device=device, **tokens, **source.options
     )
     if source.lora is not None:
@@ -221,20 +222,8 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
 def schedule_of(source: Source, pipeline: Pipeline) -> Schedule:
     """The noise levels that a source's owner visits, for its loaded pipeline."""
     if source.training_size is not None:
-        pipeline = pipeline.resized(*_known_size(source.family, source.training_size, pipeline))
+        pipeline = pipeline.resized(*source.training_size)
     return pipeline.schedule(source.num_steps, source.grid, source.shift)
-
-
-def _known_size(name: str, size: tuple[int | None, int | None], pipeline: Pipeline) -> tuple[int, int]:
-    """A size with the model's own in the place of None."""
-    from flowrl.pipelines import family
-    from flowrl.pipelines.common import first_expert
-
-    height, width = size
-    if height is None or width is None:
-        own = family(name).default_size(first_expert(pipeline.denoiser))
-        height, width = height or own[0], width or own[1]
-    return height, width
 
 
 def label_of(model: str, lora: Path | None = None) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 from flowrl.config.train import resolve_path
 from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.flux import token_ids
-from flowrl.pipelines.kontext import load
+from flowrl.pipelines.kontext import FAMILY
 from flowrl.pretrain.making import describe, encode_once, prepare, scaled_latents, write_asset
 from flowrl.pretrain.network_training import Course, Noised, train_denoiser, velocity_error
 from flowrl.pretrain.tiny_families import build_tiny_kontext
@@ -140,7 +140,7 @@ def main(config: KontextConfig) -> Path:
     folder = write_asset(pipe, out / "tiny-kontext")
     return describe(
         folder, _README, config, seconds,
-        pipeline=load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64),
+        pipeline=FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64),
         prompts="asset:prompts/edits_heldout.jsonl", count=HELD_OUT_IMAGES,
         reward=build_reward("edit_verdict", options={"credit": "strict"}), num_steps=NUM_STEPS,
         guidance_scale=GUIDANCE_SCALE,

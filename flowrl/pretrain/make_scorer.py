@@ -211,11 +211,11 @@ def agreement(net: AttributeNet, count: int, seed: int) -> dict[str, float]:
     ROC curve of the two forms of the score over all images; `within tasks` is the mean of the six tasks' own areas of
     `mean`; `correct` is the number of correct images.
     """
-    from flowrl.pipelines.sd3 import load
+    from flowrl.pipelines.sd3 import FAMILY
     from flowrl.pretrain.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS
 
     folder = Path(str(resources.files("flowrl") / "assets" / "tiny-sd3"))
-    pipeline = load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, vae_slice=24)
+    pipeline = FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, vae_slice=24)
     turns = [itertools.cycle(split()[1][task]) for task in TASKS]
     records = [next(turns[i % len(TASKS)]) for i in range(count)]
     correct: list[bool] = []

@@ -15,7 +15,7 @@ from diffusers import AutoencoderKL, StableDiffusionPipeline
 from torch import Tensor, nn
 
 from flowrl.config.train import resolve_path
-from flowrl.pipelines.sd import load
+from flowrl.pipelines.sd import FAMILY
 from flowrl.pretrain.make_sd3 import encode_scenes
 from flowrl.pretrain.making import describe, prepare, write_asset
 from flowrl.pretrain.network_training import Course, some_empty, train_denoiser
@@ -108,7 +108,7 @@ def main(config: Sd15Config) -> Path:
     folder = write_asset(pipe, out / "tiny-sd15")
     return describe(
         folder, _README, config, seconds,
-        pipeline=load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT),
+        pipeline=FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT),
         prompts="asset:prompts/world_heldout.jsonl", count=HELD_OUT_IMAGES,
         reward=build_reward("geneval", options={"credit": "official"}), num_steps=NUM_STEPS,
         guidance_scale=GUIDANCE_SCALE,

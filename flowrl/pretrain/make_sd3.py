@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flowrl.benchmarks.geneval.metadata import TASKS
-from flowrl.pipelines.sd3 import load
+from flowrl.pipelines.sd3 import FAMILY
 from flowrl.pretrain.making import encode_once, held_out_values, prepare, scaled_latents, write_asset, write_readme
 from flowrl.pretrain.network_training import (
     Course,
@@ -145,7 +145,7 @@ def held_out_rows(folder: Path) -> list[ScoreRow]:
     """GenEval verdicts of a pipeline folder on the held-out list at the default sampling settings."""
     items = eval_items([Prompt(text=record["prompt"], metadata=record) for record in eval_records()])
     values = held_out_values(
-        load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, vae_slice=24),
+        FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, vae_slice=24),
         [item.prompt for item in items], [item.sample for item in items],
         build_reward("geneval", options={"credit": "official"}), num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE,
     )  # fmt: skip

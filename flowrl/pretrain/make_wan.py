@@ -22,7 +22,7 @@ import torch
 from diffusers import WanPipeline
 from torch import Tensor, nn
 
-from flowrl.pipelines.wan import load
+from flowrl.pipelines.wan import FAMILY
 from flowrl.pretrain.making import describe, encode_once, prepare, write_asset
 from flowrl.pretrain.network_training import (
     Course,
@@ -210,7 +210,7 @@ def main(config: WanConfig) -> Path:
     )
     seconds = train_denoiser(pipe, ("transformer", "text_encoder"), loss, len(prompts), course, config, out)
     folder = write_asset(pipe, out / "tiny-wan")
-    pipeline = load(
+    pipeline = FAMILY.load(
         str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64, num_frames=FRAMES, fps=FPS
     )
     return describe(

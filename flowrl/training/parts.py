@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from flowrl.config.options import check_options, option_parameters
 from flowrl.config.train import PipelineConfig, PromptsConfig, SamplerConfig, TrainConfig, resolve_path
-from flowrl.pipelines import Pipeline, family
+from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.lora import Policy
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
@@ -19,12 +18,6 @@ from flowrl.training.prompting import encode_all
 from flowrl.training.run import Run
 from flowrl.training.sampler_checks import kernel_of
 from flowrl.trajectory import Schedule
-
-_OF_LOAD = (
-    "model", "dtype", "device", "height", "width", "max_sequence_length", "num_frames", "fps", "vae_slice",
-    "gradient_checkpointing",
-)  # fmt: skip
-"""Arguments of a family's `load` that have keys of their own."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -45,16 +38,23 @@ def load_parts(config: TrainConfig, run: Run) -> tuple[Pipeline, Policy, Weighte
 
 def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipeline:
     """The generator, frozen; settings that are null are the family's own."""
-    loaded: Pipeline = family(settings.name).load(
-        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device,
-        gradient_checkpointing=settings.gradient_checkpointing, **_family_options(settings),
-    )  # fmt: skip
-    return loaded
+    return model_family(settings).load(
+        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, **family_options(settings)
+    )
 
 
-def _family_options(settings: PipelineConfig) -> dict[str, Any]:
-    """Options of a family's `load` that a configuration gives."""
-    names = ("height", "width", "max_sequence_length", "num_frames", "fps", "vae_slice")
+def model_family(settings: PipelineConfig) -> ModelFamily:
+    """The family that a configuration names, or that of its model.
+
+    Raises:
+        ValueError: no family has the name, it is not the model's, or the model's is not known.
+    """
+    return family(family_name(settings.name, model_location(settings.model)))
+
+
+def family_options(settings: PipelineConfig) -> dict[str, Any]:
+    """Options of a family that a configuration gives."""
+    names = ("height", "width", "max_sequence_length", "num_frames", "fps", "vae_slice", "gradient_checkpointing")
     given = {name: getattr(settings, name) for name in names}
     return {name: value for name, value in given.items() if value is not None} | settings.options
 
@@ -65,12 +65,11 @@ def check_pipeline(settings: PipelineConfig) -> None:
     Raises:
         ValueError: names the key.
     """
-    module = family(settings.name)
-    allowed = option_parameters(module.load)
+    known = model_family(settings)
     for name in ("num_frames", "fps"):
-        if getattr(settings, name) is not None and name not in allowed:
-            raise ValueError(f"pipeline.{name} is set, but family {settings.name} makes no videos: remove it")
-    check_options(module.load, settings.options, owner=f"pipeline {settings.name!r}", reserved=_OF_LOAD)
+        if getattr(settings, name) is not None and not known.videos:
+            raise ValueError(f"pipeline.{name} is set, but family {known.name} makes no videos: remove it")
+    known.check_options(settings.options)
 
 
 def at_eval_size(config: TrainConfig, pipeline: Pipeline) -> Pipeline:

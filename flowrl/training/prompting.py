@@ -36,7 +36,7 @@ def encode_prompts(pipeline: Pipeline, prompts: Sequence[Prompt | str]) -> Condi
 
 def encode_all(pipeline: Pipeline, prompts: Iterable[Prompt]) -> None:
     """Embeds prompts one by one and keeps all of them, so that the text encoders can go."""
-    from flowrl.pipelines.common import keeping_all  # diffusers takes seconds to import
+    from flowrl.pipelines.prompt_embeddings import keeping_all  # diffusers takes seconds to import
 
     with keeping_all():
         for prompt in prompts:

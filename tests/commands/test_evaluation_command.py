@@ -20,6 +20,7 @@ from flowrl.files import plain
 from flowrl.generation import generate
 from flowrl.generation.models import Source
 from flowrl.pipelines import PIPELINES
+from flowrl.pipelines.known_checkpoints import checkpoints
 
 MODELS = ("toy", "other/toy", "a/toy", "b/toy", "a/b", "a/c", "d")
 
@@ -28,7 +29,8 @@ MODELS = ("toy", "other/toy", "a/toy", "b/toy", "a/b", "a/c", "d")
 def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy stands for every model of SD3's family, and these hub ids are of it."""
     monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")
-    monkeypatch.setattr(toy_pipeline, "KNOWN", MODELS, raising=False)
+    for model in MODELS:
+        monkeypatch.setitem(checkpoints(), model, toy_pipeline.PUBLISHED)
 
 
 @pytest.fixture

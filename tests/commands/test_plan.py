@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from flowrl.commands.plan.network import Network, measure
 from flowrl.commands.plan.published_models import in_cache
 from flowrl.commands.plan.run import run as plan
 from flowrl.config.train import load_config
-from flowrl.pipelines import PIPELINES, sd3
+from flowrl.pipelines.known_checkpoints import checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY, CLIP, GENEVAL = "tiny_grpo_geneval", "sd35m_grpo_clip_24gb", "sd35m_grpo_geneval"
@@ -127,7 +126,8 @@ def test_shipped_configurations_have_a_plan(name: str, capsys: pytest.CaptureFix
 def test_an_asset_comes_before_what_is_known_of_published_models(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sd3.KNOWN, "asset:tiny-sd3", sd3.SD35_MEDIUM)
+    medium = checkpoints()["stabilityai/stable-diffusion-3.5-medium"]
+    monkeypatch.setitem(checkpoints(), "asset:tiny-sd3", medium)
     text = printed(capsys, TINY)
     assert "64 x 64; latent [8, 8, 8], 32 text tokens, 96 attend at once" in text  # 16 of CLIP, 16 of T5
     assert "download nothing" in text
@@ -148,18 +148,6 @@ def test_a_model_that_nobody_knows_is_planned_as_far_as_it_goes(capsys: pytest.C
     assert "Cost not known: no configuration of nobody/unheard-of is known without its download" in text
     assert "rollout 10 1,280 384,000" in text
     assert "licence not known: see huggingface.co/nobody/unheard-of" in text
-
-
-def test_a_family_without_the_functions_that_plans_ask_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    silent = ModuleType("silent_family")
-    vars(silent).update(check=sd3.check, LORA_TARGETS=sd3.LORA_TARGETS, load=lambda model: None)
-    monkeypatch.setitem(sys.modules, "silent_family", silent)
-    monkeypatch.setitem(PIPELINES, "sd3", "silent_family")
-    text = printed(capsys, TINY)
-    assert "Cost not known: silent_family has no meta_denoiser and no meta_call" in text
-    assert "family sd3 does not say what guidance takes: two passes were counted" in text
 
 
 def test_what_is_smaller_than_it_seems_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,11 +20,14 @@ from flowrl.commands.plan.cost import decode_flops
 from flowrl.commands.plan.counts import Counts, graph_rows, of_iteration, of_run
 from flowrl.commands.plan.gather import _reward_models
 from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, Memory, allowed_sizes, fitting, trained_bytes
-from flowrl.commands.plan.network import Flops, Network, measure, passes_of
+from flowrl.commands.plan.network import Flops, Network, measure
 from flowrl.commands.train.run import recipe_of
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
-from flowrl.pipelines import PIPELINES, sd3
+from flowrl.pipelines import PIPELINES
+from flowrl.pipelines.cards import Size
+from flowrl.pipelines.known_checkpoints import tables
+from flowrl.pipelines.sd3 import FAMILY
 from flowrl.training.loop import Loop
 
 KINDS = ("rollout", "completion", "update", "reference", "backward")
@@ -169,10 +170,10 @@ SD35M = "stabilityai/stable-diffusion-3.5-medium"
 
 
 def sd35m(text_tokens: int, dtype: torch.dtype = torch.bfloat16) -> Network:
-    denoiser = sd3.meta_denoiser(SD35M)
+    denoiser = FAMILY.meta_denoiser(SD35M)
     assert denoiser is not None
-    call = sd3.meta_call(denoiser, 512, 512, None, text_tokens)
-    return measure(denoiser, call, targets=sd3.LORA_TARGETS, rank=32, dtype=dtype)
+    call = FAMILY.meta_call(SD35M, Size(height=512, width=512), text_tokens)
+    return measure(denoiser, call, targets=FAMILY.lora_targets, rank=32, dtype=dtype)
 
 
 @pytest.mark.parametrize(("tokens", "forward", "both", "again"), [(205, 2.247, 4.77, 7.01), (333, 2.468, 5.26, 7.72)])
@@ -222,9 +223,10 @@ def test_a_network_that_can_be_counted_by_hand() -> None:
 
 
 def test_flops_are_those_of_torchs_own_counter() -> None:
-    denoiser = sd3.meta_denoiser(str(resolve_path("asset:tiny-sd3")))
+    model = str(resolve_path("asset:tiny-sd3"))
+    denoiser = FAMILY.meta_denoiser(model)
     assert denoiser is not None
-    call = sd3.meta_call(denoiser, 64, 64, None, 32)
+    call = FAMILY.meta_call(model, Size(height=64, width=64), 32)
     with Flops() as own:
         denoiser(**call)[0].sum().backward()
     with FlopCounterMode(display=False) as stock:
@@ -239,17 +241,6 @@ def test_low_precision_halves_what_is_saved_but_for_casts() -> None:
     # The LoRA is float32: what its weights are lowered to is kept, where gradient goes on to an input.
     weights = 2 * (2 * 24 + 2 * (8 + 8))
     assert found.saved == 2 * (5 * 8 + 2 * 5 * 2 + 5 * 24 + 5 * 8 + 5 * 8) + 4 * 2 * 5 + weights
-
-
-def test_a_family_says_what_guidance_takes() -> None:
-    said, known = passes_of(sd3, SD35M)
-    assert (said(1.0), said(4.5), known) == (1, 2, True)
-    embedded = ModuleType("embedded")
-    vars(embedded)["passes"] = lambda model, scale: 1
-    assert passes_of(embedded, "any")[0](3.5) == 1
-    silent = ModuleType("silent")
-    said, known = passes_of(silent, "any")
-    assert (said(1.0), said(3.5), known) == (1, 2, False)
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -277,14 +268,14 @@ def test_sizes_by_heart_are_those_of_the_stock_classes() -> None:
             "VAE_16": AutoencoderKL(block_out_channels=[128, 256, 512, 512], layers_per_block=2, **blocks, **plain),
         }
     counted = {name: sum(parameter.numel() for parameter in part.parameters()) for name, part in found.items()}
-    assert counted == {name: getattr(checkpoints, name) for name in found}
+    assert counted == {name: tables()["part_parameters"][name] for name in found}
 
 
 def test_a_folder_is_read_from_the_headers_of_its_files() -> None:
     folder = resolve_path("asset:tiny-sd3")
     parts = {part.name: part for part in checkpoints.folder_parts(folder)}
     assert set(parts) == {"text_encoder", "text_encoder_2", "text_encoder_3", "transformer", "vae"}
-    denoiser = sd3.meta_denoiser(str(folder))
+    denoiser = FAMILY.meta_denoiser(str(folder))
     assert denoiser is not None
     assert parts["transformer"].parameters == sum(t.numel() for t in denoiser.state_dict().values())
     file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
@@ -353,8 +344,3 @@ def test_micro_batches_that_fit() -> None:
     assert fitting(memory, CARDS[40], allowed_sizes(48, 1), checkpointed=False) == 12
     assert fitting(memory, CARDS[40], allowed_sizes(48, 1), checkpointed=True) == 48
     assert trained_bytes(100, slots=2) == 100 * (4 + 4 + 8 + 8 + 2 * 4)
-
-
-def test_every_published_model_that_a_family_knows_has_its_other_parts() -> None:
-    assert set(sd3.KNOWN) <= set(checkpoints.PARTS)
-    assert json.dumps(checkpoints.PARTS[SD35M])  # plain numbers

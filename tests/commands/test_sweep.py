@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 from tiny_clip import write_tiny_clip
-from toy_pipeline import PROMPTS, Toy, write_toy
+from toy_pipeline import PROMPTS, PUBLISHED, Toy, write_toy
 
 import flowrl.commands.sweep.run as sweep_run
 from flowrl import cli
@@ -29,6 +29,7 @@ from flowrl.commands.sweep.settings import Measure, Setting, trained_on
 from flowrl.generation.rlg import add_experts, numbers
 from flowrl.media.images import save_png
 from flowrl.pipelines import PIPELINES
+from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.prompts.loading import Prompt
 from flowrl.randomness import counter_normal
 from flowrl.rewards import REWARDS, FunctionReward
@@ -406,7 +407,7 @@ def test_a_bad_command_line_is_refused(
 
 
 def test_sources_that_are_none_are_refused(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toy_pipeline.KNOWN", {"toy": {}}, raising=False)
+    monkeypatch.setitem(checkpoints(), "toy", PUBLISHED)
     with pytest.raises(ValueError, match="there is no folder"):
         sweep(parse(str(tmp_path / "nothing"), *COMMON))
     with pytest.raises(ValueError, match="neither a run"):

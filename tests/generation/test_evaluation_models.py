@@ -60,7 +60,7 @@ def test_a_run_gives_its_negative_prompt_and_how_it_decodes(tmp_path: Path) -> N
     file.write_text("a red circle\na blue square\n")
     run = make_run(
         tmp_path / "run", prompts={"train": str(file), "negative": "blurred"},
-        pipeline={"model": "toy", "height": 32, "width": 48, "vae_slice": 2}, eval={"height": 64},
+        pipeline={"name": "sd3", "model": "toy", "height": 32, "width": 48, "vae_slice": 2}, eval={"height": 64},
     )  # fmt: skip
     source = find_source(str(run))
     assert (source.negative, source.height, source.width) == ("blurred", 64, 48)
@@ -73,13 +73,11 @@ def test_a_run_gives_its_negative_prompt_and_how_it_decodes(tmp_path: Path) -> N
 class Sized:
     """A pipeline whose noise levels are its size; of its own it draws 1024 x 1024."""
 
-    denoiser = torch.nn.Linear(1, 1)
-
     def __init__(self, height: int = 256, width: int = 512) -> None:
         self.size = (height, width)
 
-    def resized(self, height: int, width: int) -> Sized:
-        return Sized(height, width)
+    def resized(self, height: int | None, width: int | None) -> Sized:
+        return Sized(height or 1024, width or 1024)
 
     def schedule(self, num_steps: int, grid: str, shift: float | None) -> Any:
         return (*self.size, num_steps, grid, shift)
@@ -142,7 +140,7 @@ def test_a_bad_dtype_and_missing_parts_are_refused(tmp_path: Path) -> None:
     check_source(find_source(EMBEDDED))
     with pytest.raises(ValueError, match=f"there is no LoRA in {tmp_path}"):
         check_source(find_source(EMBEDDED, lora=tmp_path))
-    with pytest.raises(ValueError, match="is no diffusers pipeline"):
+    with pytest.raises(ValueError, match="is not a diffusers pipeline"):
         check_source(find_source(str(tmp_path)))
     with pytest.raises(ValueError, match="there is no"):
         check_source(find_source("asset:nothing"))

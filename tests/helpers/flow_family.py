@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
+from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.pipelines.lora import Policy
 from flowrl.randomness import counter_normal
 from flowrl.samplers import KERNELS, gaussian_log_prob, rollout
@@ -40,7 +45,7 @@ def check_schedule_is_stocks(pipeline: Any, mu: float) -> None:
     torch.testing.assert_close(schedule.timestep, scheduler.timesteps, atol=1e-3, rtol=0)
 
 
-def start_noise(pipeline: Any, b: int) -> Tensor:
+def start_noise(pipeline: Any, b: int = len(PROMPTS)) -> Tensor:
     """Start noise `[b, *latent]`, always the same."""
     return counter_normal((b, *pipeline.latent_shape), "start")
 
@@ -88,3 +93,18 @@ def check_replay(pipeline: Any, policy: Policy, cond: Conditioning, negative: Co
     found = torch.autograd.grad(loss, list(policy.parameters.values()), allow_unused=True)
     named = zip(policy.parameters, found, strict=True)
     return {name for name, gradient in named if gradient is None or not bool(gradient.abs().max() > 0)}
+
+
+def bare(folder: Path, to: Path) -> Path:
+    """A copy of a pipeline folder without weights: what passes or is refused there was known before anything loads."""
+    return Path(shutil.copytree(folder, to / "bare", ignore=shutil.ignore_patterns("*.safetensors")))
+
+
+def edited(path: Path, **changes: Any) -> None:
+    """Changes entries of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+def published(family: ModelFamily) -> list[str]:
+    """Hub ids of a family's published checkpoints."""
+    return [model for model, found in checkpoints().items() if found.family == family.name]

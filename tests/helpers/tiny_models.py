@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flowrl.pipelines import sd3
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
-from flowrl.pipelines.sd3 import SD3
+from flowrl.pipelines.sd3 import FAMILY
 from flowrl.pretrain.tiny_sd3 import CONTEXT, build_tiny_sd3
 from flowrl.randomness import counter_normal
 from flowrl.samplers import KERNELS, Kernel, Velocity, rollout
@@ -27,9 +27,11 @@ def save_tiny_sd3(folder: Path) -> Path:
     return folder
 
 
-def load_tiny(folder: Path, dtype: torch.dtype = torch.float32, *, gradient_checkpointing: bool = False) -> SD3:
+def load_tiny(
+    folder: Path, dtype: torch.dtype = torch.float32, *, gradient_checkpointing: bool = False
+) -> FamilyPipeline:
     """The folder as flowrl loads it."""
-    return sd3.load(
+    return FAMILY.load(
         str(folder), dtype=dtype, max_sequence_length=CONTEXT, gradient_checkpointing=gradient_checkpointing
     )
 
@@ -43,7 +45,7 @@ def fill_lora(policy: Policy, seed: int = 0, scale: float = 0.2) -> None:
 
 def adapted(
     folder: Path, dtype: torch.dtype = torch.float32, *, gradient_checkpointing: bool = False
-) -> tuple[SD3, Policy]:
+) -> tuple[FamilyPipeline, Policy]:
     """A pipeline with a LoRA on the published targets that does something."""
     pipeline = load_tiny(folder, dtype, gradient_checkpointing=gradient_checkpointing)
     policy = Policy(pipeline.denoiser, rank=RANK, alpha=ALPHA, targets=pipeline.lora_targets, seed=1)
@@ -51,18 +53,18 @@ def adapted(
     return pipeline, policy
 
 
-def start_noise(pipeline: SD3, b: int) -> Tensor:
+def start_noise(pipeline: FamilyPipeline, b: int) -> Tensor:
     """Start noise `[b, *latent]`, always the same."""
     return counter_normal((b, *pipeline.latent_shape), "start")
 
 
-def probe(pipeline: SD3) -> Tensor:
+def probe(pipeline: FamilyPipeline) -> Tensor:
     """One network evaluation of two prompts, without gradient: a fingerprint of the weights that are at work."""
     with torch.no_grad():
         return pipeline.network(start_noise(pipeline, 2), torch.tensor([700.0, 300.0]), pipeline.encode(PROMPTS[:2]))
 
 
-def guided(pipeline: SD3, prompts: list[str], scale: float) -> Velocity:
+def guided(pipeline: FamilyPipeline, prompts: list[str], scale: float) -> Velocity:
     """The velocity of some prompts, guided away from the empty one."""
     return classifier_free_guidance(pipeline.network, pipeline.encode(prompts), pipeline.encode([""]), scale)
 
@@ -73,7 +75,9 @@ def bound(kernel: str, schedule: Schedule) -> Kernel:
 
 
 @torch.no_grad()
-def sample_sde(pipeline: SD3, prompts: list[str], scale: float, schedule: Schedule, kernel: Kernel) -> Trajectory:
+def sample_sde(
+    pipeline: FamilyPipeline, prompts: list[str], scale: float, schedule: Schedule, kernel: Kernel
+) -> Trajectory:
     """A rollout whose steps are all stochastic except the last."""
     x = start_noise(pipeline, len(prompts))
     return rollout(
@@ -83,7 +87,9 @@ def sample_sde(pipeline: SD3, prompts: list[str], scale: float, schedule: Schedu
 
 
 @torch.no_grad()
-def sample_ode(pipeline: SD3, prompts: list[str], scale: float, num_steps: int, grid: str = "diffusers") -> Tensor:
+def sample_ode(
+    pipeline: FamilyPipeline, prompts: list[str], scale: float, num_steps: int, grid: str = "diffusers"
+) -> Tensor:
     """Finished latents without any noise on the way."""
     schedule, x = pipeline.schedule(num_steps, grid), start_noise(pipeline, len(prompts))
     velocity = guided(pipeline, prompts, scale)

@@ -19,7 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from flowrl.config.train import TrainConfig, load_config
+from flowrl.pipelines import ModelFamily
 from flowrl.pipelines.common import two_pass_guidance, two_passes
+from flowrl.pipelines.known_checkpoints import Published
 from flowrl.pipelines.lora import lora_ready_for_diffusers
 from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
@@ -123,7 +125,7 @@ class Toy:
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         return build_schedule({"shift": shift or 2.0}, num_steps, grid=grid)
 
-    def resized(self, height: int, width: int) -> Toy:
+    def resized(self, height: int | None, width: int | None) -> Toy:
         return self
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
@@ -139,13 +141,47 @@ class Toy:
         return folder / "pytorch_lora_weights.safetensors"
 
 
-def check(model: str, targets: Sequence[str] | None) -> None:
-    """Nothing to check."""
-
-
 def load(model: str, **options: Any) -> Toy:
     """The toy, whatever is asked for."""
     return Toy()
+
+
+class ToyFamily:
+    """A `ModelFamily` of the toy alone, of whose networks nothing is known before it loads."""
+
+    name: str = "sd3"
+    lora_targets: tuple[str, ...] = LORA_TARGETS
+    num_sources: tuple[int, int] | None = (0, 0)
+    videos: bool = False
+
+    def check(self, model: str, targets: Sequence[str] | None) -> None:
+        pass
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        pass
+
+    def load(self, model: str, **options: Any) -> Toy:
+        return load(model, **options)
+
+    def meta_denoiser(self, model: str) -> None:
+        return None
+
+    def planned_size(self, model: str, options: Mapping[str, Any]) -> None:
+        return None
+
+    def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
+        return 0
+
+    def rows(self, model: str, scale: float) -> int:
+        return two_passes(scale)
+
+    def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+FAMILY: ModelFamily = ToyFamily()
+PUBLISHED = Published(family="sd3", index={}, network={}, vae={}, licence="none", gated=False, parts={})
+"""An entry of `known_checkpoints.checkpoints()` that makes a hub id one of the toy's."""
 
 
 # ---- configurations and runs -----------------------------------------------------------------------------------------
@@ -158,7 +194,7 @@ def write_toy(folder: Path, **settings: Any) -> Path:
     config: dict[str, Any] = {
         "num_iterations": 1, "prompts_per_step": 2, "group_size": 4, "checkpoint_every": 1, "progress": False,
         "keep_checkpoints": 9, "max_invalid_ratio": 1.0,
-        "pipeline": {"model": "toy", "dtype": "float32", "device": "cpu"},
+        "pipeline": {"name": "sd3", "model": "toy", "dtype": "float32", "device": "cpu"},
         "policy": {"lora_rank": 2},
         "sampler": {"kernel": "flow_sde", "num_steps": 4},
         "optim": {"lr": 0.01},

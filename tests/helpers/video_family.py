@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from flow_family import start_noise
 from torch import Tensor
 
 from flowrl.pipelines.lora import Policy
@@ -18,26 +20,6 @@ from flowrl.trajectory import Schedule
 PROMPTS = ["a photo of a red circle", "two blue squares"]
 STEPS = 4
 Sources = Sequence[Sequence[Tensor]]
-
-
-class OnSchedule(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
-    """Stock Euler steps on the noise levels of a given schedule, whatever the pipeline asks for."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        super().__init__()
-        self.given = schedule
-
-    def set_timesteps(
-        self, num_inference_steps: int | None = None, device: Any = None, sigmas: Any = None, mu: Any = None
-    ) -> None:
-        self.sigmas, self.timesteps = self.given.sigma, self.given.timestep
-        self.num_inference_steps = self.given.num_steps
-        self._step_index = self._begin_index = None
-
-
-def start_noise(pipeline: Any, b: int = len(PROMPTS)) -> Tensor:
-    """Start noise `[b, *latent]`, always the same."""
-    return counter_normal((b, *pipeline.latent_shape), "start")
 
 
 def image(seed: int, height: int, width: int) -> Tensor:
@@ -97,3 +79,44 @@ def check_ratio_is_one(
         assert gradient.dtype == torch.float32
         assert bool(gradient.isfinite().all())
         assert float(gradient.abs().sum()) > 0, name
+
+
+def check_prompts_are_embedded_by_themselves(pipeline: Any, fresh: Any) -> dict[str, Tensor]:
+    """An embedding does not depend on its batch; once the encoders are freed, only known prompts can be asked for."""
+    together, alone = pipeline.encode([*PROMPTS, PROMPTS[0]]), fresh.encode([PROMPTS[1]])
+    for name, tensor in together.tensors.items():
+        assert torch.equal(tensor[1:2], alone.tensors[name])
+        assert torch.equal(tensor[0], tensor[2])
+    assert not torch.equal(together.tensors["embeds"][0], together.tensors["embeds"][1])
+    pipeline.free_text_encoders()
+    assert pipeline.pipe.text_encoder is None
+    with pytest.raises(ValueError, match="'three stars' was not encoded before"):
+        pipeline.encode(["three stars"])
+    tensors: dict[str, Tensor] = together.tensors
+    return tensors
+
+
+def check_autoencoder(pipeline: Any, sliced: Any, normalised: Callable[[Tensor], Tensor]) -> None:
+    """Clips decode and encode in slices of one as in one of three, and every latent frame gets gradient."""
+    latents = start_noise(pipeline, 3)
+    clips = pipeline.decode(latents)
+    assert (clips.shape, clips.dtype) == ((3, *pipeline.image_shape), torch.float32)
+    torch.testing.assert_close(sliced.decode(latents), clips, atol=1e-5, rtol=0)
+    raw = pipeline.pipe.vae.encode(2 * clips.transpose(1, 2) - 1).latent_dist.mode()
+    torch.testing.assert_close(sliced.encode_images(clips), normalised(raw), atol=1e-5, rtol=1e-5)
+    assert sliced.encode_images(clips).shape[1:] == sliced.latent_shape
+    leaf = latents.requires_grad_()
+    sliced.decode(leaf, gradient=True).square().sum().backward()
+    assert leaf.grad is not None
+    assert (leaf.grad.flatten(2).abs().amax(2) > 0).all()
+
+
+def check_stock_loads_the_saved_lora(
+    pipeline: Any, policy: Policy, folder: Path, pipe: Any, drawn: Callable[[], Tensor], expected: Tensor
+) -> None:
+    """`drawn` is what the stock pipeline draws: as ours with the saved LoRA, and something else without."""
+    assert pipeline.save_lora(folder, policy.tensors(), policy.config).is_file()
+    without = drawn()
+    pipe.load_lora_weights(folder)
+    torch.testing.assert_close(drawn(), expected, atol=2e-5, rtol=1e-5)
+    assert (without - expected).abs().max() > 1e-2

@@ -14,15 +14,16 @@ from safetensors.torch import load_file, save_file
 from tiny_models import ALPHA, PROMPTS, RANK, adapted, fill_lora, guided, load_tiny, probe, sample_ode, start_noise
 from torch import Tensor
 
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy, add_saved_lora, read_lora
-from flowrl.pipelines.sd3 import LORA_TARGETS, SD3
+from flowrl.pipelines.sd3 import LORA_TARGETS
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training import checkpoints as saving
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def new_policy(pipeline: SD3, *, rank: int = RANK, alpha: int = ALPHA, seed: int = 1) -> Policy:
+def new_policy(pipeline: FamilyPipeline, *, rank: int = RANK, alpha: int = ALPHA, seed: int = 1) -> Policy:
     return Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=LORA_TARGETS, seed=seed)
 
 

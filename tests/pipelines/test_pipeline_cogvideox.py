@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import CogVideoXDDIMScheduler, CogVideoXPipeline
+from flow_family import bare, edited, published, start_noise
 from tiny_cogvideox import OPTIONS, save_tiny_cogvideox
 from torch import Tensor
-from video_family import PROMPTS, STEPS, adapted, check_ratio_is_one, sample_ode, start_noise
+from video_family import (
+    PROMPTS,
+    STEPS,
+    adapted,
+    check_autoencoder,
+    check_prompts_are_embedded_by_themselves,
+    check_ratio_is_one,
+    check_stock_loads_the_saved_lora,
+    sample_ode,
+)
 
-from flowrl.pipelines import cogvideox
-from flowrl.pipelines.cogvideox import KNOWN, LORA_TARGETS, CogVideoX, plain_config
+from flowrl.pipelines.cards import Size
+from flowrl.pipelines.cogvideox import FAMILY, plain_config
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.samplers.flow_coordinates import alpha_bars, flow_sigma
@@ -27,18 +36,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_cogvideox(tmp_path_factory.mktemp("tiny") / "cogvideox")
 
 
-def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> CogVideoX:
-    return cogvideox.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
+def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> FamilyPipeline:
+    return FAMILY.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
 
 
 @cache
-def shared(folder: Path, dtype: torch.dtype) -> tuple[CogVideoX, Policy]:
-    """With a LoRA, loaded once a setting; the tests that take it leave it as it was."""
+def shared(folder: Path, dtype: torch.dtype) -> tuple[FamilyPipeline, Policy]:
+    """With a LoRA, loaded once per setting; the tests that take it leave it as it was."""
     pipeline = tiny(folder, dtype)
     return pipeline, adapted(pipeline)
 
 
-def stock_call(pipe: Any, pipeline: CogVideoX, scale: float, output: str) -> Tensor:
+def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str) -> Tensor:
     """Latents come back as ours are, [b, C, F, h, w]."""
     frames, _, height, width = pipeline.image_shape
     pipe.set_progress_bar_config(disable=True)
@@ -89,37 +98,19 @@ def test_replayed_log_probs_equal_the_rollouts(folder: Path, kernel: str, dtype:
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipeline, policy = shared(folder, torch.float32)
     final = sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), 6.0)
-    assert pipeline.save_lora(tmp_path, policy.tensors(), policy.config).is_file()
     pipe = CogVideoXPipeline.from_pretrained(folder)
-    without = stock_call(pipe, pipeline, 6.0, "latent")
-    pipe.load_lora_weights(tmp_path)
-    torch.testing.assert_close(stock_call(pipe, pipeline, 6.0, "latent"), final, atol=2e-5, rtol=1e-5)
-    assert (without - final).abs().max() > 1e-2
+    drawn = partial(stock_call, pipe, pipeline, 6.0, "latent")
+    check_stock_loads_the_saved_lora(pipeline, policy, tmp_path, pipe, drawn, final)
 
 
 def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
-    pipeline = tiny(folder)
-    together, alone = pipeline.encode([*PROMPTS, PROMPTS[0]]), tiny(folder).encode([PROMPTS[1]])
-    assert torch.equal(together.tensors["embeds"][1:2], alone.tensors["embeds"])
-    assert torch.equal(together.tensors["embeds"][0], together.tensors["embeds"][2])
-    pipeline.free_text_encoders()
-    with pytest.raises(ValueError, match="'three stars' was not encoded before"):
-        pipeline.encode(["three stars"])
+    check_prompts_are_embedded_by_themselves(tiny(folder), tiny(folder))
 
 
 def test_clips_go_through_the_autoencoder_in_slices_and_with_gradient(folder: Path) -> None:
     pipeline, sliced = tiny(folder, vae_slice=3), tiny(folder, vae_slice=1)
-    latents = start_noise(pipeline, 3)
-    clips = pipeline.decode(latents)
-    assert (clips.shape, clips.dtype) == ((3, 9, 3, 16, 32), torch.float32)
-    torch.testing.assert_close(sliced.decode(latents), clips, atol=1e-5, rtol=0)
-    raw = pipeline.pipe.vae.encode(2 * clips.transpose(1, 2) - 1).latent_dist.mode()
-    torch.testing.assert_close(sliced.encode_images(clips), 0.7 * raw, atol=1e-5, rtol=1e-5)
-    assert sliced.encode_images(clips).shape[1:] == sliced.latent_shape == (4, 3, 2, 4)
-    leaf = latents.requires_grad_()
-    sliced.decode(leaf, gradient=True).square().sum().backward()
-    assert leaf.grad is not None
-    assert (leaf.grad.flatten(2).abs().amax(2) > 0).all()
+    assert (pipeline.latent_shape, pipeline.image_shape) == ((4, 3, 2, 4), (9, 3, 16, 32))
+    check_autoencoder(pipeline, sliced, lambda raw: 0.7 * raw)
     assert tiny(folder, vae_tiling=True).pipe.vae.use_tiling
     other = pipeline.resized(32, 16)
     assert (other.latent_shape, other.image_shape) == ((4, 3, 4, 2), (9, 3, 32, 16))
@@ -133,33 +124,29 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
         tiny(folder, width=24)
     with pytest.raises(ValueError, match=r"fixed noise levels, which have no shift \(got 3\)"):
         tiny(folder).schedule(STEPS, "diffusers", 3.0)
-    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    cogvideox.check(str(bare), LORA_TARGETS)
+    copied = bare(folder, tmp_path)
+    FAMILY.check(str(copied), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=rf"max_sequence_length \({CONTEXT - 1}\) must be {CONTEXT} for .*bare: "):
-        tiny(bare, max_sequence_length=CONTEXT - 1)  # before weights load: there are none
+        tiny(copied, max_sequence_length=CONTEXT - 1)  # before weights load: there are none
     for name in ("THUDM/CogVideoX-2b", "zai-org/CogVideoX-5b"):
         with pytest.raises(ValueError, match=rf"max_sequence_length \(225\) must be 226 for {name}"):
-            cogvideox.load(name, max_sequence_length=225)
-        with pytest.raises(ValueError, match=r"max_sequence_length \(225\) must be 226 for this model"):
-            cogvideox.meta_call(cogvideox.meta_denoiser(name), 480, 720, 49, 225)
+            FAMILY.load(name, max_sequence_length=225)
+        with pytest.raises(ValueError, match=rf"max_sequence_length \(225\) must be 226 for {name}"):
+            FAMILY.meta_call(name, Size(height=480, width=720, num_frames=49), 225)
     with pytest.raises(ValueError, match=r"'attn1\.to_w' matches no linear layer"):
-        cogvideox.check(str(bare), ["attn1.to_w"])
-    path = bare / "transformer" / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**config, "patch_size_t": 2}), encoding="utf-8")
+        FAMILY.check(str(copied), ["attn1.to_w"])
+    edited(copied / "transformer" / "config.json", patch_size_t=2)
     with pytest.raises(ValueError, match=r"is a CogVideoX 1\.5 \(patch_size_t 2\)"):
-        cogvideox.check(str(bare), None)
-    index = bare / "model_index.json"
-    content = json.loads(index.read_text(encoding="utf-8"))
-    index.write_text(json.dumps({**content, "_class_name": "WanPipeline"}), encoding="utf-8")
+        FAMILY.check(str(copied), None)
+    edited(copied / "model_index.json", _class_name="WanPipeline")
     with pytest.raises(ValueError, match=r"is a WanPipeline, and pipeline\.name=cogvideox loads"):
-        cogvideox.check(str(bare), None)
+        FAMILY.check(str(copied), None)
 
 
-@pytest.mark.parametrize(("name", "billions"), list(zip(KNOWN, (1.69, 5.57) * 2, strict=True)))
+@pytest.mark.parametrize(("name", "billions"), list(zip(published(FAMILY), (1.69, 5.57) * 2, strict=True)))
 def test_published_sizes(name: str, billions: float) -> None:
     """Billions of parameters ("2b", "5b"), and LoRA targets that bind there."""
-    cogvideox.check(name, LORA_TARGETS)
-    network = cogvideox.meta_denoiser(name)
+    FAMILY.check(name, FAMILY.lora_targets)
+    network = FAMILY.meta_denoiser(name)
     assert network is not None
     assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(billions, abs=0.01)

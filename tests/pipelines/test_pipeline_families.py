@@ -6,22 +6,22 @@ A new family is found by its entry in `PIPELINES` alone; what it lacks fails her
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
-import typing
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 import yaml
+from flow_family import published
 from PIL import Image
+from torch import Tensor
 
 from flowrl.commands.train.run import train
-from flowrl.config.sections import Family
 from flowrl.config.train import load_config
-from flowrl.pipelines import PIPELINES, STOCK, Pipeline, family, family_of
-from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines import PIPELINES, Pipeline, family, family_name, family_of
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TINY = {
@@ -58,46 +58,95 @@ def save_tiny(name: str, folder: Path) -> Path:
     return saved
 
 
-def test_tables_name_the_same_families() -> None:
-    assert set(typing.get_args(Family)) == set(PIPELINES) == set(TINY)
-    assert set(STOCK.values()) == set(PIPELINES)
+def test_every_family_has_a_tiny_one_here() -> None:
+    assert set(PIPELINES) == set(TINY)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_module_is_whole(name: str) -> None:
-    module = family(name)
-    wanted = "load check meta_denoiser LORA_TARGETS KNOWN LICENCES meta_call default_size".split()
-    assert [part for part in wanted if not hasattr(module, part)] == []
-    assert module.KNOWN, "name at least one published checkpoint"
-    assert set(module.KNOWN) == set(module.LICENCES)
-    options = inspect.signature(module.load).parameters
-    assert all(options[key].kind is inspect.Parameter.KEYWORD_ONLY for key in options if key != "model")
-    assert {"dtype", "device", "height", "width", "vae_slice", "gradient_checkpointing"} <= set(options)
-    returned = inspect.signature(module.load).return_annotation
-    built = getattr(module, returned) if isinstance(returned, str) else returned
+def test_family_is_whole(name: str) -> None:
+    known = importlib.import_module(PIPELINES[name]).FAMILY
+    assert known.name == name
+    assert published(known), "name at least one published checkpoint"
+    assert {family_of(model) for model in published(known)} == {name}
+    assert [stock for stock in known.stock if not hasattr(diffusers, stock)] == []
     methods = [part for part in vars(Pipeline) if not part.startswith("_") and callable(getattr(Pipeline, part))]
-    assert [part for part in methods if not hasattr(built, part)] == []
-    for model in module.KNOWN:
-        assert family_of(model) == name
+    assert [part for part in methods if not hasattr(FamilyPipeline, part)] == []
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_published_checkpoints_take_the_default_targets(name: str) -> None:
-    module = family(name)
-    for model in module.KNOWN:
-        check_targets(module.meta_denoiser(model), module.LORA_TARGETS)
+def test_published_checkpoints_pass_the_checks_with_the_default_targets(name: str) -> None:
+    for model in published(family(name)):
+        family(name).check(model, family(name).lora_targets)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_configuration_at_published_settings_is_shipped(name: str) -> None:
-    found = [path for path in CONFIGS.glob("*.yaml") if not path.name.startswith("tiny_") and _family(path) == name]
-    assert found, f"write configs/<model>_....yaml with pipeline.name {name}"
-    models = {load_config(path).pipeline.model for path in found}
-    assert models & set(family(name).KNOWN), f"none of {models} is in KNOWN"
+    paths = [path for path in CONFIGS.glob("*.yaml") if not path.name.startswith("tiny_")]
+    settings = [load_config(path).pipeline for path in paths]
+    models = {found.model for found in settings if found.name == name or found.model in published(family(name))}
+    assert models & set(published(family(name))), f"write configs/<model>_....yaml for a published model of {name}"
 
 
-def _family(path: Path) -> str:
-    return load_config(path).pipeline.name
+# ---- which family a configuration means ------------------------------------------------------------------------------
+
+
+def test_the_family_is_that_of_the_model_unless_it_is_named(tmp_path: Path) -> None:
+    index = tmp_path / "model_index.json"
+    index.write_text(json.dumps({"_class_name": "FluxKontextPipeline"}), encoding="utf-8")
+    assert family_name(None, str(tmp_path)) == "kontext"
+    assert family_name(None, "Qwen/Qwen-Image") == "qwen_image"
+    assert family_name("sdxl", "someone/a-fine-tune") == "sdxl"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "message"),
+    [
+        ("sd3", "black-forest-labs/FLUX.1-dev", r"FLUX\.1-dev is of the family flux, got pipeline\.name=sd3: leave"),
+        (
+            "sd35",
+            "someone/a-fine-tune",
+            r"unknown pipeline\.name 'sd35' \(did you mean 'sd3'\?\); allowed: cogvideox, ",
+        ),
+        (None, "someone/a-fine-tune", r"set pipeline\.name to its family, one of cogvideox, flux, "),
+    ],
+)
+def test_a_family_that_is_not_the_models_is_refused(name: str | None, model: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        family_name(name, model)
+
+
+def test_options_that_have_a_key_of_their_own_or_none_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"pipeline\.options\.height is the key pipeline\.height"):
+        family("sd3").check_options({"height": 64})
+    with pytest.raises(ValueError, match=r"pipeline 'flux2': unknown key 'max_refrences'.*max_references"):
+        family("flux2").check_options({"max_refrences": 1})
+
+
+# ---- from end to end -------------------------------------------------------------------------------------------------
+
+
+def check_plan_calls_the_network_as_it_is_called(name: str, folder: Path, loaded: Any, prompts: Any) -> None:
+    """The arguments that `flowrl plan` measures have the names and shapes of a real call's."""
+    known, settings = family(name), SETTINGS.get(name, {})
+    size = known.planned_size(str(folder), settings)
+    frames = () if size.num_frames is None else (size.num_frames,)
+    assert (*frames, 3, size.height, size.width) == loaded.image_shape
+    assert known.rows(str(folder), 2.0) == loaded.passes(2.0)
+    planned = known.meta_call(str(folder), size, known.text_tokens(str(folder), settings))
+    seen: list[dict[str, Any]] = []
+    hook = loaded.denoiser.register_forward_pre_hook(lambda part, _, given: seen.append(given), with_kwargs=True)
+    cond, negative = (loaded.encode([text], prompts) for text in ("a red fox", ""))
+    x = torch.zeros(1, *loaded.latent_shape)
+    with torch.no_grad():
+        loaded.guided(loaded.network, cond, negative, 2.0)(x, torch.tensor([0.5]), torch.tensor([500.0]))
+    hook.remove()
+    called = {key for key, value in seen[0].items() if value is not None}
+    assert called - {"encoder_hidden_states_mask"} == {key for key, value in planned.items() if value is not None}
+    for key in {"hidden_states", "sample", "img_ids", "img_shapes"} & called:
+        shapes = [
+            value.shape[-2:] if isinstance(value, Tensor) else value[:1] for value in (seen[0][key], planned[key])
+        ]
+        assert shapes[0] == shapes[1], key
 
 
 @pytest.mark.slow
@@ -105,16 +154,18 @@ def _family(path: Path) -> str:
 def test_one_training_iteration(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Command to LoRA file: roll out, score, update, evaluate, save; the first ratio is exactly 1."""
     folder = save_tiny(name, tmp_path / "model")
-    module, sources = family(name), _sources(tmp_path)
-    loaded = module.load(str(folder), dtype=torch.float32, **SETTINGS.get(name, {}))
+    sources = _sources(tmp_path)
+    loaded = family(name).load(str(folder), dtype=torch.float32, **SETTINGS.get(name, {}))
     least = loaded.num_sources[0]
+    given = [[torch.rand(3, 32, 40)] * least] if least else None
+    check_plan_calls_the_network_as_it_is_called(name, folder, loaded, given)
     rows = [{"prompt": text, **({"sources": sources[:least]} if least else {})} for text in ("a red fox", "a blue cat")]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "rewards.py").write_text(REWARDS)
     config: dict[str, Any] = {
         "num_iterations": 1, "prompts_per_step": 2, "group_size": 2, "eval_every": 1, "progress": False,
         "out": str(tmp_path / "run"), "threads": 1,
-        "pipeline": {"name": name, "model": str(folder), "dtype": "float32", "device": "cpu",
+        "pipeline": {"model": str(folder), "dtype": "float32", "device": "cpu",
                      **SETTINGS.get(name, {})},
         "policy": {"lora_rank": 2},
         "sampler": {"kernel": "flow_sde", "noise_level": 0.3, "num_steps": 3, "guidance_scale": 2.0,

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxPipeline
+from flow_family import bare, edited
 from tiny_flux import ALPHA, PROMPTS, RANK, STEPS, adapted, check_replay, same, sample_ode, save_tiny_flux, start_noise
 from torch import Tensor
 
-from flowrl.pipelines import common, flux
-from flowrl.pipelines.flux import Flux
+from flowrl.pipelines import common
+from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.flux import FAMILY, token_ids
 from flowrl.pipelines.lora import Policy
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 
@@ -30,8 +32,8 @@ def distilled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_flux(tmp_path_factory.mktemp("flux") / "schnell", distilled=True)
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Flux:
-    return flux.load(
+def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> FamilyPipeline:
+    return FAMILY.load(
         str(folder), dtype=dtype, **{"height": 32, "width": 32, "max_sequence_length": CONTEXT} | options
     )  # fmt: skip
 
@@ -49,7 +51,7 @@ def stock_call(folder: Path, latents: Tensor, scale: float, output: str, size: t
     return images
 
 
-def ode(pipeline: Flux, scale: float, b: int = 2) -> Tensor:
+def ode(pipeline: FamilyPipeline, scale: float, b: int = 2) -> Tensor:
     return sample_ode(pipeline, pipeline.guided(pipeline.network, pipeline.encode(PROMPTS[:b]), None, scale), b)
 
 
@@ -86,7 +88,7 @@ def test_tokens_are_two_by_two_pixels_row_by_row() -> None:
     assert torch.equal(tokens, FluxPipeline._pack_latents(x, 1, 2, 4, 6))
     assert tokens[0, 1].tolist() == [2, 3, 8, 9, 26, 27, 32, 33]
     assert torch.equal(common.unpack(tokens, (2, 4, 6)), x)
-    assert flux.token_ids((2, 4, 6), 1).tolist() == [[1, r, c] for r in range(2) for c in range(3)]
+    assert token_ids((2, 4, 6), 1).tolist() == [[1, r, c] for r in range(2) for c in range(3)]
 
 
 def test_the_grid_is_the_published_one(folder: Path, distilled: Path) -> None:
@@ -177,54 +179,47 @@ def test_guidance_of_a_model_that_has_none_is_refused(distilled: Path) -> None:
 
 def test_a_prompt_has_as_many_tokens_as_the_model_was_released_for(folder: Path, distilled: Path) -> None:
     own: dict[str, Any] = {"dtype": torch.float32, "height": 32, "width": 32}
-    assert flux.load(str(folder), **own).max_sequence_length == 512
-    assert flux.load(str(folder), **own, max_sequence_length=300).max_sequence_length == 300
-    schnell = flux.load(str(distilled), **own)
+    assert FAMILY.load(str(folder), **own).max_sequence_length == 512
+    assert FAMILY.load(str(folder), **own, max_sequence_length=300).max_sequence_length == 300
+    schnell = FAMILY.load(str(distilled), **own)
     assert schnell.encode(PROMPTS[:1]).tensors["embeds"].shape[:2] == (1, 256)
-    assert flux.load(str(distilled), **own, max_sequence_length=256).max_sequence_length == 256
-    assert [flux.text_tokens(model, 0) for model in (DEV, SCHNELL, "someone/unknown")] == [512, 256, 512]
-    assert [flux.text_tokens(str(where), 0) for where in (folder, distilled)] == [512, 256]
-    assert [flux.text_tokens(model, 200) for model in (DEV, SCHNELL)] == [200, 200]
+    assert FAMILY.load(str(distilled), **own, max_sequence_length=256).max_sequence_length == 256
+    assert [FAMILY.text_tokens(model, {}) for model in (DEV, SCHNELL, "someone/unknown")] == [512, 256, 512]
+    assert [FAMILY.text_tokens(str(where), {}) for where in (folder, distilled)] == [512, 256]
+    assert [FAMILY.text_tokens(model, {"max_sequence_length": 200}) for model in (DEV, SCHNELL)] == [200, 200]
 
 
 def test_more_tokens_than_a_distilled_model_was_released_for_are_refused(distilled: Path) -> None:
     with pytest.raises(ValueError, match=r"pipeline\.max_sequence_length \(257\) must be at most 256 for "):
         load(distilled, max_sequence_length=257)
     with pytest.raises(ValueError, match=r"max_sequence_length \(512\) must be at most 256 for black-forest-labs"):
-        flux.text_tokens(SCHNELL, 512)
+        FAMILY.text_tokens(SCHNELL, {"max_sequence_length": 512})
 
 
-def test_folders_targets_and_sizes_that_do_not_fit_are_refused(folder: Path, tiny_sd3_folder: Path) -> None:
-    flux.check(str(folder), flux.LORA_TARGETS)
+def test_folders_targets_and_sizes_that_do_not_fit_are_refused(
+    folder: Path, tiny_sd3_folder: Path, tmp_path: Path
+) -> None:
+    FAMILY.check(str(folder), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"is a StableDiffusion3Pipeline, and pipeline\.name=flux loads FluxPipeline"):
-        flux.check(str(tiny_sd3_folder), None)
+        FAMILY.check(str(tiny_sd3_folder), None)
     with pytest.raises(ValueError, match=r"'attn\.to_w' matches no linear layer of FluxTransformer2DModel"):
-        flux.check(str(folder), ["attn.to_w"])
+        FAMILY.check(str(folder), ["attn.to_w"])
     with pytest.raises(ValueError, match=r"pipeline\.width \(36\) must be a multiple of 8"):
         load(folder, width=36)
-    pipeline = load(folder)
-    pipeline.pipe.transformer.register_to_config(in_channels=24)
-    with pytest.raises(ValueError, match=r"takes 24 channels a token, .* have 16: it is a fill or control model"):
-        pipeline.resized(32, 32)
+    copied = bare(folder, tmp_path)
+    edited(copied / "transformer" / "config.json", in_channels=24)
+    for refusal in (lambda: FAMILY.check(str(copied), None), lambda: load(copied)):
+        with pytest.raises(ValueError, match=r"takes 24 channels per token, .* have 16: it is a fill or control model"):
+            refusal()
 
 
 @pytest.mark.parametrize(("model", "count"), [(DEV, 11_901_408_320), (SCHNELL, 11_891_178_560)])
 def test_the_real_network_and_its_lora(model: str, count: int) -> None:
-    """11.90 billion numbers; r (in + out) numbers a layer, of width 3072 and 12288 inside the feed-forward layers."""
-    network = flux.meta_denoiser(model)
+    """11.90 billion numbers; r (in + out) numbers per layer, of width 3072 and 12288 inside the feed-forward layers."""
+    network = FAMILY.meta_denoiser(model)
     assert network is not None
     assert sum(parameter.numel() for parameter in network.parameters()) == count
-    flux.check(model, flux.LORA_TARGETS)
-    policy = Policy(network, rank=RANK, alpha=ALPHA, targets=flux.LORA_TARGETS, seed=0)
+    FAMILY.check(model, FAMILY.lora_targets)
+    policy = Policy(network, rank=RANK, alpha=ALPHA, targets=FAMILY.lora_targets, seed=0)
     trained = RANK * (19 * (8 * 2 * 3072 + 4 * (3072 + 12288)) + 38 * 3 * 2 * 3072)
     assert sum(p.numel() for p in policy.parameters.values()) == trained
-    assert set(flux.LICENCES) == set(flux.KNOWN)
-
-
-def test_planning_calls_the_network_without_numbers(folder: Path) -> None:
-    network = flux.meta_denoiser(str(folder))
-    assert network is not None
-    assert network(**flux.meta_call(network, 64, 32, None, 7))[0].shape == (1, 4 * 2, 16)
-    assert flux.default_size(network) == (1024, 1024, None)
-    with pytest.raises(ValueError, match=r"height \(72\) must be a multiple of 16"):
-        flux.meta_call(network, 72, 32, None, 7)

@@ -17,8 +17,9 @@ from tiny_flux2 import LENGTH, save_tiny_flux2, save_tiny_flux2_dev
 from torch import Tensor
 
 from flowrl.media.images import to_pixels
-from flowrl.pipelines import flux2
-from flowrl.pipelines.flux2 import Flux2
+from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.flux2 import FAMILY, empirical_mu, pack, token_ids
+from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.pipelines.lora import Policy
 
 Images = list[list[Tensor]]
@@ -34,20 +35,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, size: tuple[int, int] = (64, 64), **options: Any) -> Flux2:
-    return flux2.load(
+def load(
+    folder: Path, dtype: torch.dtype = torch.float32, size: tuple[int, int] = (64, 64), **options: Any
+) -> FamilyPipeline:
+    return FAMILY.load(
         str(folder), dtype=dtype, max_sequence_length=LENGTH, height=size[0], width=size[1], **options
     )  # fmt: skip
 
 
-def ode(pipeline: Flux2, scale: float, sources: Images | None = None, b: int = 2) -> Tensor:
+def ode(pipeline: FamilyPipeline, scale: float, sources: Images | None = None, b: int = 2) -> Tensor:
     """Finished latents of the first prompts, guided away from the empty one."""
     cond, negative = pipeline.encode(PROMPTS[:b], sources), pipeline.encode([""])
     return sample_ode(pipeline, pipeline.guided(pipeline.network, cond, negative, scale), b)
 
 
 @cache
-def shared(folder: Path, **options: Any) -> Flux2:
+def shared(folder: Path, **options: Any) -> FamilyPipeline:
     """Loaded once; the tests that take it leave it as it was."""
     return load(folder, **options)
 
@@ -79,10 +82,10 @@ def stock_call(
     return torch.cat(images)
 
 
-def as_stock(pipeline: Flux2, latents: Tensor) -> Tensor:
+def as_stock(pipeline: FamilyPipeline, latents: Tensor) -> Tensor:
     """Our latents as stock returns them: packed by dev; by klein, those that the VAE decodes."""
-    if pipeline.guidance == "embedded":
-        return flux2.pack(latents)
+    if pipeline.card.stock == "Flux2Pipeline":
+        return pack(latents)
     bn = pipeline.pipe.vae.bn
     std = (bn.running_var + 1e-4).sqrt().view(1, -1, 1, 1)
     return Flux2KleinPipeline._unpatchify_latents(latents * std + bn.running_mean.view(1, -1, 1, 1))
@@ -124,10 +127,9 @@ def test_sampling_with_references_equals_the_stock_pipeline(folders: dict[str, P
 
 def test_guidance_is_what_the_model_was_made_for(folders: dict[str, Path]) -> None:
     dev, base = shared(folders["dev"]), shared(folders["base"])
-    assert (dev.guidance, base.guidance) == ("embedded", "two_pass")
     assert (dev.passes(4.0), dev.passes(1.0), base.passes(4.0), base.passes(1.0)) == (1, 1, 2, 1)
     for pipeline in (dev, base):
-        assert flux2.passes(pipeline.model, 4.0) == pipeline.passes(4.0)
+        assert FAMILY.rows(pipeline.model, 4.0) == pipeline.passes(4.0)
         assert (ode(pipeline, 4.0) - ode(pipeline, 1.0)).abs().max() > 1e-3
     with pytest.raises(ValueError, match=r"scale 4\.0 reads a negative prompt"):
         base.guided(base.network, base.encode(PROMPTS[:1]), None, 4.0)
@@ -135,14 +137,12 @@ def test_guidance_is_what_the_model_was_made_for(folders: dict[str, Path]) -> No
 
 def test_latents_are_folded_and_packed_as_stock_does() -> None:
     x = torch.arange(2 * 3 * 4 * 6).float().view(2, 3, 4, 6)
-    folded = flux2.fold(x)
-    assert torch.equal(folded, Flux2Pipeline._patchify_latents(x))
-    assert torch.equal(flux2.unfold(folded), x)
-    assert torch.equal(flux2.pack(folded), Flux2Pipeline._pack_latents(folded))
+    folded = Flux2Pipeline._patchify_latents(x)
+    assert torch.equal(pack(folded), Flux2Pipeline._pack_latents(folded))
     for image in range(3):  # references stand at 10, 20, ... in time
         ids = Flux2Pipeline._prepare_image_ids([folded[:1]] * 3)[0].view(3, 6, 4)
         expected = ids[image - 1] if image else Flux2Pipeline._prepare_latent_ids(folded)[0]
-        assert torch.equal(flux2.token_ids(folded.shape[1:], image), expected.float())
+        assert torch.equal(token_ids(folded.shape[1:], image), expected.float())
 
 
 def test_images_are_encoded_as_stock_encodes_references(folders: dict[str, Path]) -> None:
@@ -154,13 +154,13 @@ def test_images_are_encoded_as_stock_encodes_references(folders: dict[str, Path]
 
 @pytest.mark.parametrize(("tokens", "steps"), [(16, 4), (1024, 28), (4096, 50), (4300, 200), (4301, 4), (8192, 50)])
 def test_the_shift_is_the_fitted_one(tokens: int, steps: int) -> None:
-    assert flux2.empirical_mu(tokens, steps) == pytest.approx(compute_empirical_mu(tokens, steps), rel=1e-12)
+    assert empirical_mu(tokens, steps) == pytest.approx(compute_empirical_mu(tokens, steps), rel=1e-12)
 
 
 def test_the_grid_is_shifted_once_by_size_and_number_of_steps(folders: dict[str, Path]) -> None:
     pipeline = shared(folders["base"])
-    assert flux2.empirical_mu(16, 10) == pytest.approx(8.73809524e-5 * 16 + 1.89833333)
-    shift = math.exp(flux2.empirical_mu(16, 4))
+    assert empirical_mu(16, 10) == pytest.approx(8.73809524e-5 * 16 + 1.89833333)
+    shift = math.exp(empirical_mu(16, 4))
     expected = [shift * u / (1 + (shift - 1) * u) for u in (1, 0.75, 0.5, 0.25, 0)]
     torch.testing.assert_close(pipeline.schedule(4, "diffusers").sigma, torch.tensor(expected))
     assert torch.equal(pipeline.schedule(4, "linspace").sigma, pipeline.schedule(4, "diffusers").sigma)
@@ -186,7 +186,7 @@ def test_embeddings_are_those_of_stock_and_independent_of_their_batch(folders: d
         pipeline.encode(["a pink star"])
 
 
-def test_references_have_one_shape_and_another_size_encodes_them_anew(folders: dict[str, Path]) -> None:
+def test_references_have_one_shape_and_another_size_encodes_them_again(folders: dict[str, Path]) -> None:
     pipeline, (first, second) = load(folders["base"], max_references=3), images(2, 96, 96)
     cond = pipeline.encode(PROMPTS[:2], [[first, second], []])
     assert cond.tensors["references"].shape == (2, 3, 16, 4, 4)
@@ -203,7 +203,7 @@ def test_references_have_one_shape_and_another_size_encodes_them_anew(folders: d
 
 def test_more_references_than_room_was_made_for_are_refused(folders: dict[str, Path]) -> None:
     image = images(1, 64, 64)[0]
-    with pytest.raises(ValueError, match=r"at most 0: set pipeline\.options\.max_references=1"):
+    with pytest.raises(ValueError, match=r"takes no source image: set pipeline\.options\.max_references=1"):
         shared(folders["base"]).encode(PROMPTS[:1], [[image]])
     with pytest.raises(ValueError, match=r"max_references must be at least 0, got -1"):
         load(folders["base"], max_references=-1)
@@ -248,16 +248,16 @@ def test_folders_targets_and_sizes_that_do_not_fit_are_refused(
     folders: dict[str, Path], tiny_sd3_folder: Path, tmp_path: Path
 ) -> None:
     for folder in folders.values():
-        flux2.check(str(folder), flux2.LORA_TARGETS)
-    for refusal in (lambda: flux2.check(str(tiny_sd3_folder), None), lambda: flux2.load(str(tiny_sd3_folder))):
+        FAMILY.check(str(folder), FAMILY.lora_targets)
+    for refusal in (lambda: FAMILY.check(str(tiny_sd3_folder), None), lambda: FAMILY.load(str(tiny_sd3_folder))):
         with pytest.raises(ValueError, match=r"is a StableDiffusion3Pipeline, .* Flux2Pipeline or Flux2KleinPipeline"):
             refusal()
     with pytest.raises(ValueError, match=r"'ff\.net\.2' matches no linear layer of Flux2Transformer2DModel"):
-        flux2.check(str(folders["dev"]), ["ff.net.2"])
+        FAMILY.check(str(folders["dev"]), ["ff.net.2"])
     with pytest.raises(ValueError, match=r"pipeline\.height \(72\) must be a multiple of 16"):
         load(folders["base"], size=(72, 64))
     with pytest.raises(ValueError, match=r"could not load .* as a FLUX\.2 pipeline"):
-        flux2.load(str(tmp_path))
+        FAMILY.load(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -268,21 +268,12 @@ def test_folders_targets_and_sizes_that_do_not_fit_are_refused(
 def test_the_real_network_and_its_lora(model: str, count: int, width: int, blocks: tuple[int, int]) -> None:
     """32, 9 and 4 billion numbers; feed-forward layers are 3 widths wide, behind a gated input of 6."""
     name = f"black-forest-labs/FLUX.2-{model}"
-    network = flux2.meta_denoiser(name)
+    network = FAMILY.meta_denoiser(name)
     assert network is not None
     assert sum(parameter.numel() for parameter in network.parameters()) == count
-    flux2.check(name, flux2.LORA_TARGETS)
-    policy = Policy(network, rank=RANK, alpha=ALPHA, targets=flux2.LORA_TARGETS, seed=0)
+    FAMILY.check(name, FAMILY.lora_targets)
+    policy = Policy(network, rank=RANK, alpha=ALPHA, targets=FAMILY.lora_targets, seed=0)
     trained = RANK * width * (blocks[0] * (8 * 2 + 2 * (7 + 4)) + blocks[1] * (1 + 3 + 6))
     assert sum(p.numel() for p in policy.parameters.values()) == trained
-    assert [flux2.passes(name, scale) for scale in (1.0, 4.0)] == [1, 2 if "base" in name else 1]
-    assert set(flux2.LICENCES) == set(flux2.KNOWN)
-    assert flux2.LICENCES[name] == (("Apache 2.0", False) if "4B" in name else ("FLUX Non-Commercial", True))
-
-
-@pytest.mark.parametrize("kind", ["dev", "base"])
-def test_planning_calls_the_network_without_numbers(folders: dict[str, Path], kind: str) -> None:
-    network = flux2.meta_denoiser(str(folders[kind]))
-    assert network is not None
-    assert network(**flux2.meta_call(network, 64, 32, None, 7))[0].shape == (1, 4 * 2, 16)
-    assert flux2.default_size(network) == (1024, 1024, None)
+    assert [FAMILY.rows(name, scale) for scale in (1.0, 4.0)] == [1, 2 if "base" in name else 1]
+    assert checkpoints()[name].gated == ("4B" not in name)

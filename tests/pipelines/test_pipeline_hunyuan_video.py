@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,22 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, HunyuanVideoPipeline
+from flow_family import OnSchedule, bare, edited, published, start_noise
 from tiny_hunyuan_video import OPTIONS, save_tiny_hunyuan_video
 from torch import Tensor
-from video_family import PROMPTS, STEPS, OnSchedule, adapted, check_ratio_is_one, sample_ode, start_noise
+from video_family import (
+    PROMPTS,
+    STEPS,
+    adapted,
+    check_autoencoder,
+    check_prompts_are_embedded_by_themselves,
+    check_ratio_is_one,
+    check_stock_loads_the_saved_lora,
+    sample_ode,
+)
 
-from flowrl.pipelines import hunyuan_video
-from flowrl.pipelines.hunyuan_video import KNOWN, LORA_TARGETS, HunyuanVideo
+from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.hunyuan_video import FAMILY
 from flowrl.pipelines.lora import Policy
 
 
@@ -26,18 +34,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_hunyuan_video(tmp_path_factory.mktemp("tiny") / "hunyuan_video")
 
 
-def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> HunyuanVideo:
-    return hunyuan_video.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
+def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> FamilyPipeline:
+    return FAMILY.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
 
 
 @cache
-def shared(folder: Path, dtype: torch.dtype) -> tuple[HunyuanVideo, Policy]:
-    """With a LoRA, loaded once a setting; the tests that take it leave it as it was."""
+def shared(folder: Path, dtype: torch.dtype) -> tuple[FamilyPipeline, Policy]:
+    """With a LoRA, loaded once per setting; the tests that take it leave it as it was."""
     pipeline = tiny(folder, dtype)
     return pipeline, adapted(pipeline)
 
 
-def stock_call(pipe: Any, pipeline: HunyuanVideo, scale: float, output: str) -> Tensor:
+def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str) -> Tensor:
     frames, _, height, width = pipeline.image_shape
     pipe.set_progress_bar_config(disable=True)
     return pipe(
@@ -91,42 +99,21 @@ def test_low_precision_rounds_the_scale_as_stock_does(folder: Path, monkeypatch:
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipeline, policy = shared(folder, torch.float32)
     final = sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), 6.0)
-    assert pipeline.save_lora(tmp_path, policy.tensors(), policy.config).is_file()
     pipe = HunyuanVideoPipeline.from_pretrained(folder)
-    without = stock_call(pipe, pipeline, 6.0, "latent")
-    pipe.load_lora_weights(tmp_path)
-    torch.testing.assert_close(stock_call(pipe, pipeline, 6.0, "latent"), final, atol=2e-5, rtol=1e-5)
-    assert (without - final).abs().max() > 1e-2
+    drawn = partial(stock_call, pipe, pipeline, 6.0, "latent")
+    check_stock_loads_the_saved_lora(pipeline, policy, tmp_path, pipe, drawn, final)
 
 
 def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
-    pipeline = tiny(folder)
-    together, alone = pipeline.encode([*PROMPTS, PROMPTS[0]]), tiny(folder).encode([PROMPTS[1]])
+    found = check_prompts_are_embedded_by_themselves(tiny(folder), tiny(folder))
     shapes = {"embeds": (3, 16, 24), "mask": (3, 16), "pooled": (3, 16)}
-    assert {name: tuple(t.shape) for name, t in together.tensors.items()} == shapes
-    for name, tensor in together.tensors.items():
-        assert torch.equal(tensor[1:2], alone.tensors[name])
-        assert torch.equal(tensor[0], tensor[2])
-    assert not torch.equal(together.tensors["embeds"][0], together.tensors["embeds"][1])
-    pipeline.free_text_encoders()
-    assert pipeline.pipe.text_encoder is None
-    with pytest.raises(ValueError, match="'three stars' was not encoded before"):
-        pipeline.encode(["three stars"])
+    assert {name: tuple(t.shape) for name, t in found.items()} == shapes
 
 
 def test_clips_go_through_the_autoencoder_in_slices_and_with_gradient(folder: Path) -> None:
     pipeline, sliced = tiny(folder, vae_slice=3), tiny(folder, vae_slice=1)
-    latents = start_noise(pipeline, 3)
-    clips = pipeline.decode(latents)
-    assert (clips.shape, clips.dtype) == ((3, 5, 3, 16, 32), torch.float32)
-    torch.testing.assert_close(sliced.decode(latents), clips, atol=1e-5, rtol=0)
-    raw = pipeline.pipe.vae.encode(2 * clips.transpose(1, 2) - 1).latent_dist.mode()
-    torch.testing.assert_close(sliced.encode_images(clips), raw * 0.476986, atol=1e-5, rtol=0)
-    assert sliced.encode_images(clips).shape[1:] == sliced.latent_shape == (4, 2, 2, 4)
-    leaf = latents.requires_grad_()
-    sliced.decode(leaf, gradient=True).square().sum().backward()
-    assert leaf.grad is not None
-    assert (leaf.grad.flatten(2).abs().amax(2) > 0).all()
+    assert (pipeline.latent_shape, pipeline.image_shape) == ((4, 2, 2, 4), (5, 3, 16, 32))
+    check_autoencoder(pipeline, sliced, lambda raw: 0.476986 * raw)
     assert tiny(folder, vae_tiling=True).pipe.vae.use_tiling
     other = pipeline.resized(32, 16)
     assert (other.latent_shape, other.image_shape) == ((4, 2, 4, 2), (5, 3, 32, 16))
@@ -137,27 +124,23 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
         tiny(folder, num_frames=6)
     with pytest.raises(ValueError, match=r"pipeline\.width \(24\) must be a multiple of 16"):
         tiny(folder, width=24)
-    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    hunyuan_video.check(str(bare), LORA_TARGETS)
+    copied = bare(folder, tmp_path)
+    FAMILY.check(str(copied), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'attn\.to_w' matches no linear layer"):
-        hunyuan_video.check(str(bare), ["attn.to_w"])
-    path = bare / "transformer" / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**config, "guidance_embeds": False}), encoding="utf-8")
+        FAMILY.check(str(copied), ["attn.to_w"])
+    edited(copied / "transformer" / "config.json", guidance_embeds=False)
     with pytest.raises(ValueError, match="guidance_embeds false"):
-        hunyuan_video.check(str(bare), None)
-    index = bare / "model_index.json"
-    content = json.loads(index.read_text(encoding="utf-8"))
-    index.write_text(json.dumps({**content, "_class_name": "WanPipeline"}), encoding="utf-8")
+        FAMILY.check(str(copied), None)
+    edited(copied / "model_index.json", _class_name="WanPipeline")
     with pytest.raises(ValueError, match=r"is a WanPipeline, and pipeline\.name=hunyuan_video loads"):
-        hunyuan_video.check(str(bare), None)
+        FAMILY.check(str(copied), None)
 
 
 def test_published_size() -> None:
     """12.8 billion parameters ("13B"), and LoRA targets that bind there."""
-    (name,) = KNOWN
-    hunyuan_video.check(name, LORA_TARGETS)
-    network = hunyuan_video.meta_denoiser(name)
+    (name,) = published(FAMILY)
+    FAMILY.check(name, FAMILY.lora_targets)
+    network = FAMILY.meta_denoiser(name)
     assert network is not None
     assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(12.8, abs=0.05)
 

@@ -23,8 +23,9 @@ from tiny_flux import (
 )
 from torch import Tensor
 
-from flowrl.pipelines import flux, kontext
-from flowrl.pipelines.kontext import Kontext
+from flowrl.pipelines import common, flux
+from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.kontext import FAMILY
 from flowrl.pipelines.lora import Policy
 from flowrl.pretrain.tiny_families import build_tiny_kontext
 from flowrl.pretrain.tiny_sd3 import CONTEXT
@@ -37,8 +38,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_kontext(tmp_path_factory.mktemp("flux") / "kontext")
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, size: tuple[int, int] = (32, 32), **options: Any) -> Kontext:
-    return kontext.load(
+def load(
+    folder: Path, dtype: torch.dtype = torch.float32, size: tuple[int, int] = (32, 32), **options: Any
+) -> FamilyPipeline:
+    return FAMILY.load(
         str(folder), dtype=dtype, max_sequence_length=CONTEXT, height=size[0], width=size[1], **options
     )  # fmt: skip
 
@@ -62,7 +65,7 @@ def stock_call(folder: Path, latents: Tensor, scale: float, output: str, size: t
     return drawn
 
 
-def ode(pipeline: Kontext, scale: float, given: list[list[Tensor]]) -> Tensor:
+def ode(pipeline: FamilyPipeline, scale: float, given: list[list[Tensor]]) -> Tensor:
     b = len(given)
     cond = pipeline.encode(PROMPTS[:b], given)
     return sample_ode(pipeline, pipeline.guided(pipeline.network, cond, None, scale), b)
@@ -123,16 +126,16 @@ def test_sources_are_brought_to_the_drawn_size_without_stretching(folder: Path) 
     pipeline = load(folder)
     wide = torch.zeros(3, 64, 128)
     wide[:, :, 32:96] = 0.75  # the middle is what covers a square
-    assert torch.equal(flux.covering(wide[:, :32, 16:48], 32, 32), wide[:, :32, 16:48])
-    fitted = flux.covering(wide, 32, 32)
+    assert torch.equal(common.covering(wide[:, :32, 16:48], 32, 32), wide[:, :32, 16:48])
+    fitted = common.covering(wide, 32, 32)
     assert fitted.shape == (3, 32, 32)
     torch.testing.assert_close(fitted[:, :, 3:-3], torch.full((3, 32, 26), 0.75), atol=1e-3, rtol=0)
     given = pipeline.encode(PROMPTS[:1], [[wide]]).tensors["image_latents"]
     assert torch.equal(given, pipeline.encode_images(fitted[None]))
-    assert flux.covering(torch.ones(3, 7, 5), 32, 24).shape == (3, 32, 24)
+    assert common.covering(torch.ones(3, 7, 5), 32, 24).shape == (3, 32, 24)
 
 
-def test_another_size_encodes_sources_anew_also_after_the_text_encoders_are_freed(folder: Path) -> None:
+def test_another_size_encodes_sources_again_also_after_the_text_encoders_are_freed(folder: Path) -> None:
     pipeline, given = load(folder), sources(2, (48, 48))
     pipeline.encode(PROMPTS[:2], given)
     pipeline.free_text_encoders()
@@ -195,36 +198,28 @@ def test_the_embedded_models_parts_load(tmp_path: Path) -> None:
         scaling_factor=1.0,
     )  # fmt: skip
     build_tiny_kontext(vae, ["make", "the"], width=32, blocks=(1, 1)).save_pretrained(tmp_path)
-    kontext.check(str(tmp_path), kontext.LORA_TARGETS)
+    FAMILY.check(str(tmp_path), FAMILY.lora_targets)
     pipeline = load(tmp_path, size=(64, 64))
     assert (pipeline.image_shape, pipeline.latent_shape) == ((3, 64, 64), (8, 8, 8))
     assert pipeline.decode(ode(pipeline, 2.5, sources(1, (64, 64)))).shape == (1, 3, 64, 64)
 
 
 def test_folders_and_targets_that_do_not_fit_are_refused(folder: Path) -> None:
-    kontext.check(str(folder), kontext.LORA_TARGETS)
+    FAMILY.check(str(folder), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"is a FluxKontextPipeline, and pipeline\.name=flux loads FluxPipeline"):
-        flux.check(str(folder), None)
+        flux.FAMILY.check(str(folder), None)
     with pytest.raises(ValueError, match=r"'proj_mpl' matches no linear layer"):
-        kontext.check(str(folder), ["proj_mpl"])
+        FAMILY.check(str(folder), ["proj_mpl"])
     with pytest.raises(ValueError, match=r"pipeline\.height \(33\) must be a multiple of 8"):
         load(folder, size=(33, 32))
 
 
 def test_the_real_network_and_its_lora() -> None:
     """11.90 billion numbers; `proj_mlp` of 38 single-stream blocks beside FLUX.1's targets."""
-    network = kontext.meta_denoiser(MODEL)
+    network = FAMILY.meta_denoiser(MODEL)
     assert network is not None
     assert sum(parameter.numel() for parameter in network.parameters()) == 11_901_408_320
-    kontext.check(MODEL, kontext.LORA_TARGETS)
-    policy = Policy(network, rank=RANK, alpha=ALPHA, targets=kontext.LORA_TARGETS, seed=0)
+    FAMILY.check(MODEL, FAMILY.lora_targets)
+    policy = Policy(network, rank=RANK, alpha=ALPHA, targets=FAMILY.lora_targets, seed=0)
     trained = RANK * (19 * (8 * 2 * 3072 + 4 * 15360) + 38 * (3 * 2 * 3072 + 15360))
     assert sum(p.numel() for p in policy.parameters.values()) == trained
-    assert set(kontext.LICENCES) == set(kontext.KNOWN) == {MODEL}
-
-
-def test_planning_counts_the_source_image_too(folder: Path) -> None:
-    network = kontext.meta_denoiser(str(folder))
-    assert network is not None
-    assert network(**kontext.meta_call(network, 64, 32, None, 7))[0].shape == (1, 2 * 4 * 2, 16)
-    assert kontext.default_size(network) == (1024, 1024, None)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import LTXPipeline
+from flow_family import bare, edited, published, start_noise
 from tiny_ltx_video import CHANNELS, OPTIONS, save_tiny_ltx_video
 from torch import Tensor
-from video_family import PROMPTS, STEPS, adapted, check_ratio_is_one, sample_ode, start_noise
+from video_family import (
+    PROMPTS,
+    STEPS,
+    adapted,
+    check_autoencoder,
+    check_prompts_are_embedded_by_themselves,
+    check_ratio_is_one,
+    check_stock_loads_the_saved_lora,
+    sample_ode,
+)
 
-from flowrl.pipelines import ltx_video
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
-from flowrl.pipelines.ltx_video import KNOWN, LORA_TARGETS, LTXVideo
+from flowrl.pipelines.ltx_video import FAMILY
 
 
 @pytest.fixture(scope="session")
@@ -25,13 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_ltx_video(tmp_path_factory.mktemp("tiny") / "ltx_video")
 
 
-def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> LTXVideo:
-    return ltx_video.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
+def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> FamilyPipeline:
+    return FAMILY.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
 
 
 @cache
-def shared(folder: Path, dtype: torch.dtype) -> tuple[LTXVideo, Policy]:
-    """With a LoRA, loaded once a setting; the tests that take it leave it as it was."""
+def shared(folder: Path, dtype: torch.dtype) -> tuple[FamilyPipeline, Policy]:
+    """With a LoRA, loaded once per setting; the tests that take it leave it as it was."""
     pipeline = tiny(folder, dtype)
     return pipeline, adapted(pipeline)
 
@@ -41,7 +49,7 @@ def packed(x: Tensor) -> Tensor:
     return x.flatten(2).transpose(1, 2)
 
 
-def stock_call(pipe: Any, pipeline: LTXVideo, scale: float, output: str, **more: Any) -> Tensor:
+def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str, **more: Any) -> Tensor:
     frames, _, height, width = pipeline.image_shape
     pipe.set_progress_bar_config(disable=True)
     return pipe(
@@ -99,40 +107,21 @@ def test_replayed_log_probs_equal_the_rollouts(folder: Path, scale: float, dtype
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipeline, policy = shared(folder, torch.float32)
     final = sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), 3.0)
-    assert pipeline.save_lora(tmp_path, policy.tensors(), policy.config).is_file()
     pipe = LTXPipeline.from_pretrained(folder)
-    without = stock_call(pipe, pipeline, 3.0, "latent")
-    pipe.load_lora_weights(tmp_path)
-    torch.testing.assert_close(stock_call(pipe, pipeline, 3.0, "latent"), packed(final), atol=2e-5, rtol=1e-5)
-    assert (without - packed(final)).abs().max() > 1e-2
+    drawn = partial(stock_call, pipe, pipeline, 3.0, "latent")
+    check_stock_loads_the_saved_lora(pipeline, policy, tmp_path, pipe, drawn, packed(final))
 
 
 def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
-    pipeline = tiny(folder)
-    together, alone = pipeline.encode([*PROMPTS, PROMPTS[0]]), tiny(folder).encode([PROMPTS[1]])
-    for name, tensor in together.tensors.items():
-        assert torch.equal(tensor[1:2], alone.tensors[name])
-        assert torch.equal(tensor[0], tensor[2])
-    assert together.tensors["mask"].sum(1).tolist() == [7, 4, 7]  # words, and the end
-    pipeline.free_text_encoders()
-    with pytest.raises(ValueError, match="'three stars' was not encoded before"):
-        pipeline.encode(["three stars"])
+    found = check_prompts_are_embedded_by_themselves(tiny(folder), tiny(folder))
+    assert found["mask"].sum(1).tolist() == [7, 4, 7]  # words, and the end
 
 
 def test_clips_go_through_the_autoencoder_in_slices_and_with_gradient(folder: Path) -> None:
     pipeline, sliced = tiny(folder, vae_slice=3), tiny(folder, vae_slice=1)
-    latents = start_noise(pipeline, 3)
-    clips = pipeline.decode(latents)
-    assert (clips.shape, clips.dtype) == ((3, 9, 3, 64, 32), torch.float32)
-    torch.testing.assert_close(sliced.decode(latents), clips, atol=1e-5, rtol=0)
-    raw = pipeline.pipe.vae.encode(2 * clips.transpose(1, 2) - 1).latent_dist.mode()
+    assert (pipeline.latent_shape, pipeline.image_shape) == ((CHANNELS, 2, 2, 1), (9, 3, 64, 32))
     mean, std = (torch.linspace(*ends, CHANNELS).view(1, -1, 1, 1, 1) for ends in ((-0.3, 0.3), (0.5, 1.5)))
-    torch.testing.assert_close(sliced.encode_images(clips), (raw - mean) / std, atol=1e-5, rtol=1e-5)
-    assert sliced.encode_images(clips).shape[1:] == sliced.latent_shape == (CHANNELS, 2, 2, 1)
-    leaf = latents.requires_grad_()
-    sliced.decode(leaf, gradient=True).square().sum().backward()
-    assert leaf.grad is not None
-    assert (leaf.grad.flatten(2).abs().amax(2) > 0).all()
+    check_autoencoder(pipeline, sliced, lambda raw: (raw - mean) / std)
     assert tiny(folder, vae_tiling=True).pipe.vae.use_tiling
     other = pipeline.resized(32, 96)
     assert (other.latent_shape, other.image_shape) == ((CHANNELS, 2, 1, 3), (9, 3, 32, 96))
@@ -145,21 +134,19 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
         tiny(folder, width=48)
     with pytest.raises(ValueError, match=r"decode_timestep \(0\.05\) has no effect"):
         tiny(folder, decode_timestep=0.05)
-    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    ltx_video.check(str(bare), LORA_TARGETS)
+    copied = bare(folder, tmp_path)
+    FAMILY.check(str(copied), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'attn1\.to_w' matches no linear layer"):
-        ltx_video.check(str(bare), ["attn1.to_w"])
-    index = bare / "model_index.json"
-    content = json.loads(index.read_text(encoding="utf-8"))
-    index.write_text(json.dumps({**content, "_class_name": "LTX2Pipeline"}), encoding="utf-8")
+        FAMILY.check(str(copied), ["attn1.to_w"])
+    edited(copied / "model_index.json", _class_name="LTX2Pipeline")
     with pytest.raises(ValueError, match=r"is a LTX2Pipeline, and pipeline\.name=ltx_video loads"):
-        ltx_video.check(str(bare), None)
+        FAMILY.check(str(copied), None)
 
 
 def test_published_size() -> None:
     """1.92 billion parameters ("2B"), and LoRA targets that bind there."""
-    (name,) = KNOWN
-    ltx_video.check(name, LORA_TARGETS)
-    network = ltx_video.meta_denoiser(name)
+    (name,) = published(FAMILY)
+    FAMILY.check(name, FAMILY.lora_targets)
+    network = FAMILY.meta_denoiser(name)
     assert network is not None
     assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(1.92, abs=0.01)

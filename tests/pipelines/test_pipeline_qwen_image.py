@@ -19,16 +19,17 @@ from flow_family import (
     adapted,
     check_replay,
     check_schedule_is_stocks,
+    published,
     sample_ode,
     start_noise,
 )
 from tiny_qwen_image import SIZE, save_tiny_qwen_image
 from torch import Tensor
 
-from flowrl.pipelines import qwen_image
 from flowrl.pipelines.common import pack, unpack
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import check_targets
-from flowrl.pipelines.qwen_image import QwenImage
+from flowrl.pipelines.qwen_image import FAMILY
 from flowrl.samplers.schedules import dynamic_sigmas
 
 LENGTH = 48
@@ -39,13 +40,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_qwen_image(tmp_path_factory.mktemp("tiny") / "qwen")
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> QwenImage:
+def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> FamilyPipeline:
     options = {"height": SIZE, "width": SIZE, "max_sequence_length": LENGTH, **options}
-    return qwen_image.load(str(folder), dtype=dtype, **options)
+    return FAMILY.load(str(folder), dtype=dtype, **options)
 
 
 @cache
-def shared(folder: Path) -> QwenImage:
+def shared(folder: Path) -> FamilyPipeline:
     """Loaded once; the tests that take it leave it as it was."""
     return load(folder)
 
@@ -57,7 +58,9 @@ def stock(folder: Path) -> QwenImagePipeline:
     return pipe
 
 
-def stock_call(pipe: QwenImagePipeline, pipeline: QwenImage, prompts: list[str], scale: float, output: str) -> Tensor:
+def stock_call(
+    pipe: QwenImagePipeline, pipeline: FamilyPipeline, prompts: list[str], scale: float, output: str
+) -> Tensor:
     """The stock pipeline on the same embeddings and start noise, one prompt after the other, each without padding."""
     start, found = start_noise(pipeline, len(prompts)), []
     pipe.scheduler = OnSchedule(pipeline.schedule(STEPS, "diffusers"))
@@ -241,25 +244,24 @@ def test_packing_is_undone() -> None:
 
 
 def test_known_checkpoints_have_the_published_size_and_the_targets_bind() -> None:
-    for model in qwen_image.KNOWN:
-        network = qwen_image.meta_denoiser(model)
+    for model in published(FAMILY):
+        network = FAMILY.meta_denoiser(model)
         assert network is not None
         assert sum(p.numel() for p in network.parameters()) == 20_430_401_088
-        check_targets(network, qwen_image.LORA_TARGETS)
-        qwen_image.check(model, qwen_image.LORA_TARGETS)
-    assert qwen_image.meta_denoiser("someone/unknown") is None
-    assert qwen_image.LICENCES.keys() == qwen_image.KNOWN.keys()
+        check_targets(network, FAMILY.lora_targets)
+        FAMILY.check(model, FAMILY.lora_targets)
+    assert FAMILY.meta_denoiser("someone/unknown") is None
 
 
 def test_wrong_folders_targets_and_options_are_refused(folder: Path, tmp_path: Path) -> None:
-    qwen_image.check(str(folder), qwen_image.LORA_TARGETS)
+    FAMILY.check(str(folder), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'attn\.to_qkv' matches no linear layer"):
-        qwen_image.check(str(folder), ["attn.to_qkv"])
+        FAMILY.check(str(folder), ["attn.to_qkv"])
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"is a FluxPipeline, and pipeline\.name=qwen_image loads QwenImagePipeline"):
-        qwen_image.check(str(tmp_path), None)
-    with pytest.raises(ValueError, match="could not load"):
-        qwen_image.load(str(tmp_path))
+        FAMILY.check(str(tmp_path), None)
+    with pytest.raises(ValueError, match="is a FluxPipeline, and"):
+        FAMILY.load(str(tmp_path))
     with pytest.raises(ValueError, match=r"pipeline\.width \(18\) must be a multiple of 4"):
         load(folder, width=18)
     with pytest.raises(ValueError, match=r"max_sequence_length \(1025\) must lie in 1 \.\. 1024"):

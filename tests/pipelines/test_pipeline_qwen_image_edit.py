@@ -20,6 +20,7 @@ from flow_family import (
     adapted,
     check_replay,
     check_schedule_is_stocks,
+    published,
     sample_ode,
     start_noise,
 )
@@ -28,10 +29,10 @@ from tiny_qwen_image import SIZE, save_tiny_qwen_image, save_tiny_qwen_image_edi
 from torch import Tensor
 
 from flowrl.media.images import to_pixels
-from flowrl.pipelines import qwen_image_edit
 from flowrl.pipelines.common import pack
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import check_targets
-from flowrl.pipelines.qwen_image_edit import QwenImageEdit
+from flowrl.pipelines.qwen_image_edit import FAMILY, source_size
 from flowrl.randomness import counter_normal
 
 LENGTH = {"one": 48, "several": 480, "newest": 480}
@@ -48,15 +49,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def load(root: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> QwenImageEdit:
+def load(root: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> FamilyPipeline:
     options = {"height": SIZE, "width": SIZE, "max_sequence_length": LENGTH[kind], **options}
     if kind != "one":
         options = {"num_sources": 2, **options}
-    return qwen_image_edit.load(str(root / kind), dtype=dtype, **options)
+    return FAMILY.load(str(root / kind), dtype=dtype, **options)
 
 
 @cache
-def shared(root: Path, kind: str) -> QwenImageEdit:
+def shared(root: Path, kind: str) -> FamilyPipeline:
     """Loaded once; the tests that take it leave it as it was."""
     return load(root, kind)
 
@@ -68,17 +69,17 @@ def image(name: int, height: int = 20, width: int = 28) -> Tensor:
     return (drawn.sigmoid() * 255).round() / 255
 
 
-def sources_of(pipeline: QwenImageEdit) -> list[list[Tensor]]:
+def sources_of(pipeline: FamilyPipeline) -> list[list[Tensor]]:
     """The sources of both prompts: their shapes differ, their number does not."""
     count = pipeline.num_sources[0]
     return [[image(i) for i in range(count)], [image(9 - i, 24, 16) for i in range(count)]]
 
 
 def stock_call(
-    monkeypatch: pytest.MonkeyPatch, pipe: Any, pipeline: QwenImageEdit, scale: float, output: str
+    monkeypatch: pytest.MonkeyPatch, pipe: Any, pipeline: FamilyPipeline, scale: float, output: str
 ) -> Tensor:
     """The stock pipeline, prompt by prompt, with its size of sources, about 1024 x 1024, replaced by ours."""
-    height, width = pipeline.source_size
+    height, width = source_size(pipeline.card, pipeline.options)
     plus = pipeline_qwenimage_edit_plus
     real, seen = plus.calculate_dimensions, plus.CONDITION_IMAGE_SIZE
     monkeypatch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", lambda area, ratio: (width, height, None))
@@ -101,7 +102,7 @@ def stock_call(
     return torch.cat(found)
 
 
-def sampled(pipeline: QwenImageEdit, scale: float) -> Tensor:
+def sampled(pipeline: FamilyPipeline, scale: float) -> Tensor:
     sources = sources_of(pipeline)
     negative = pipeline.encode([NEGATIVE] * 2, sources) if pipeline.passes(scale) == 2 else None
     return sample_ode(pipeline, pipeline.encode(PROMPTS, sources), negative, scale)
@@ -219,27 +220,26 @@ def test_the_schedule_counts_drawn_tokens_only(root: Path) -> None:
 
 
 def test_known_checkpoints_have_the_published_size_and_the_targets_bind() -> None:
-    for model in qwen_image_edit.KNOWN:
-        network: Any = qwen_image_edit.meta_denoiser(model)
+    for model in published(FAMILY):
+        network: Any = FAMILY.meta_denoiser(model)
         assert sum(p.numel() for p in network.parameters()) == 20_430_401_088
         assert network.config.zero_cond_t == model.endswith("2511")
-    check_targets(network, qwen_image_edit.LORA_TARGETS)
-    assert qwen_image_edit.LICENCES.keys() == qwen_image_edit.KNOWN.keys()
+    check_targets(network, FAMILY.lora_targets)
 
 
 def test_wrong_folders_and_targets_are_refused(root: Path, tmp_path: Path) -> None:
     for kind in KINDS:
-        qwen_image_edit.check(str(root / kind), qwen_image_edit.LORA_TARGETS)
+        FAMILY.check(str(root / kind), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'attn\.to_qkv' matches no linear layer"):
-        qwen_image_edit.check(str(root / "one"), ["attn.to_qkv"])
+        FAMILY.check(str(root / "one"), ["attn.to_qkv"])
     other = save_tiny_qwen_image(tmp_path / "text")
     with pytest.raises(ValueError, match=r"is a QwenImagePipeline, and pipeline\.name=qwen_image_edit loads"):
-        qwen_image_edit.check(str(other), None)
-    with pytest.raises(ValueError, match="is a QwenImagePipeline, no Qwen-Image-Edit"):
-        qwen_image_edit.load(str(other))
+        FAMILY.check(str(other), None)
+    with pytest.raises(ValueError, match="is a QwenImagePipeline, and"):
+        FAMILY.load(str(other))
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}), encoding="utf-8")
-    with pytest.raises(ValueError, match="could not load"):
-        qwen_image_edit.load(str(tmp_path))
+    with pytest.raises(ValueError, match="is a FluxPipeline, and"):
+        FAMILY.load(str(tmp_path))
 
 
 @pytest.mark.parametrize(("kind", "image_tokens"), [("one", 18 * 37), ("several", 2 * 14 * 14)])
@@ -251,9 +251,7 @@ def test_prompts_have_room_beside_their_images_by_default(root: Path, kind: str,
     shutil.copytree(root / kind, bare, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
     message = rf"max_sequence_length \({image_tokens}\) leaves no room .* take {image_tokens} tokens"
     with pytest.raises(ValueError, match=message):  # before weights load: there are none
-        qwen_image_edit.load(
-            str(bare), **size | {"max_sequence_length": image_tokens, "num_sources": 1 + (kind != "one")}
-        )
+        FAMILY.load(str(bare), **size | {"max_sequence_length": image_tokens, "num_sources": 1 + (kind != "one")})
     one_more = load(root, kind, **size | {"max_sequence_length": image_tokens + 1})
     assert one_more.max_sequence_length == image_tokens + 1
 
@@ -263,11 +261,11 @@ def test_published_models_are_checked_without_a_download() -> None:
     with pytest.raises(
         ValueError, match=r"max_sequence_length \(1024\) leaves no room .* 1369 tokens; .* for 1881, or"
     ):
-        qwen_image_edit.load(first, max_sequence_length=1024)
+        FAMILY.load(first, max_sequence_length=1024)
     with pytest.raises(ValueError, match=r"\(3, seen at 384 x 384\) take 588 tokens; leave it out for 1100$"):
-        qwen_image_edit.load(second, max_sequence_length=512, num_sources=3)
-    assert [qwen_image_edit.text_tokens(model, 0) for model in (first, second)] == [512 + 1369, 512 + 196]
-    assert qwen_image_edit.text_tokens(first, 77) == 77
+        FAMILY.load(second, max_sequence_length=512, num_sources=3)
+    assert [FAMILY.text_tokens(model, {}) for model in (first, second)] == [512 + 1369, 512 + 196]
+    assert FAMILY.text_tokens(second, {"max_sequence_length": 250}) == 250
 
 
 @pytest.mark.parametrize("kind", ["one", "several"])
@@ -286,7 +284,7 @@ def test_an_images_tokens_are_counted_as_the_text_encoder_sees_them(root: Path, 
 
 def test_wrong_sources_and_sizes_are_refused(root: Path) -> None:
     one, two = image(0), [image(0), image(1)]
-    with pytest.raises(ValueError, match=r"has 2 source images, and qwen_image_edit with .*num_sources=1 takes 1"):
+    with pytest.raises(ValueError, match=r"has 2 source images, and qwen_image_edit as loaded .*num_sources=1 takes 1"):
         shared(root, "one").encode(["a"], [two])
     with pytest.raises(ValueError, match=r"has 0 source images, .*num_sources=2 takes 2"):
         shared(root, "several").encode(["a"])

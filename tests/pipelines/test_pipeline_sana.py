@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, SanaPipeline
 from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
+from flow_family import bare, edited
 from tiny_sana import PUBLISHED, save_tiny_sana
 from tiny_sd import (
     PROMPTS,
@@ -22,10 +21,10 @@ from tiny_sd import (
 )
 from torch import Tensor
 
-from flowrl.pipelines import sana
 from flowrl.pipelines.attention import LinearAttention, linear_attention
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import read_lora
-from flowrl.pipelines.sana import Sana
+from flowrl.pipelines.sana import FAMILY, INSTRUCTION
 from flowrl.randomness import counter_normal
 
 STEPS, CONTEXT = 5, 40
@@ -38,12 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_sana(tmp_path_factory.mktemp("sana"))
 
 
-def loaded(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Sana:
-    return sana.load(str(folder), dtype=dtype, max_sequence_length=CONTEXT, **options)
+def loaded(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> FamilyPipeline:
+    return FAMILY.load(str(folder), dtype=dtype, max_sequence_length=CONTEXT, **options)
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path) -> Sana:
+def shared(folder: Path) -> FamilyPipeline:
     """For tests that leave it as it was."""
     return loaded(folder)
 
@@ -66,7 +65,7 @@ def drawn(pipe: Any, latents: Tensor, scale: float, output: str = "latent", **mo
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.5])
-def test_ode_sampling_equals_stocks_solver_of_order_one(folder: Path, shared: Sana, scale: float) -> None:
+def test_ode_sampling_equals_stocks_solver_of_order_one(folder: Path, shared: FamilyPipeline, scale: float) -> None:
     """DPM-Solver++ of order 1 is the Euler step; noise levels, timesteps and instruction are the published ones."""
     pipe, start = stock(folder, DPMSolverMultistepScheduler(**PUBLISHED | {"solver_order": 1})), start_noise(shared, 2)
     final = sample_ode(shared, scale, shared.schedule(STEPS, "diffusers"))
@@ -76,13 +75,13 @@ def test_ode_sampling_equals_stocks_solver_of_order_one(folder: Path, shared: Sa
     assert (wanted - start).abs().mean() > 0.1
 
 
-def test_solver_dpm2_equals_the_published_scheduler(folder: Path, shared: Sana) -> None:
+def test_solver_dpm2_equals_the_published_scheduler(folder: Path, shared: FamilyPipeline) -> None:
     final = sample_ode(shared, 4.5, shared.schedule(STEPS, "diffusers"), solver="dpm2")
     wanted = drawn(stock(folder, DPMSolverMultistepScheduler(**PUBLISHED)), start_noise(shared, 2), 4.5)
     torch.testing.assert_close(final, wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_grid_linspace_is_shifted_once(folder: Path, shared: Sana) -> None:
+def test_grid_linspace_is_shifted_once(folder: Path, shared: FamilyPipeline) -> None:
     """S_3(u) = 3u / (1 + 2u), as a flow-matching scheduler with explicit sigmas has it."""
     schedule = shared.schedule(STEPS, "linspace")
     torch.testing.assert_close(schedule.sigma, torch.tensor([1, 12 / 13, 9 / 11, 2 / 3, 3 / 7, 0]))
@@ -93,7 +92,7 @@ def test_grid_linspace_is_shifted_once(folder: Path, shared: Sana) -> None:
 
 
 @pytest.mark.parametrize("num_steps", [1, 5, 20, 28])
-def test_schedule_is_the_published_schedulers(shared: Sana, num_steps: int) -> None:
+def test_schedule_is_the_published_schedulers(shared: FamilyPipeline, num_steps: int) -> None:
     scheduler = DPMSolverMultistepScheduler(**PUBLISHED)
     scheduler.set_timesteps(num_steps)
     schedule = shared.schedule(num_steps, "diffusers")
@@ -106,7 +105,7 @@ def test_schedule_is_the_published_schedulers(shared: Sana, num_steps: int) -> N
     assert shared.schedule(2, "linspace", 1.0).sigma.tolist() == [1.0, 0.5, 0.0]
 
 
-def test_images_that_are_not_square(folder: Path, shared: Sana) -> None:
+def test_images_that_are_not_square(folder: Path, shared: FamilyPipeline) -> None:
     wide = shared.resized(64, 32)
     assert (wide.latent_shape, wide.image_shape, shared.latent_shape) == ((4, 8, 4), (3, 64, 32), (4, 8, 8))
     images = wide.decode(sample_ode(wide, 1.0, wide.schedule(STEPS, "diffusers")))
@@ -164,7 +163,7 @@ def test_large_activations_stay_finite_in_float16_where_stock_has_none() -> None
     torch.testing.assert_close(found.float(), module.float()(x.float()), atol=0.1, rtol=0.01)
 
 
-def test_every_linear_attention_of_a_loaded_pipeline_is_ours(shared: Sana) -> None:
+def test_every_linear_attention_of_a_loaded_pipeline_is_ours(shared: FamilyPipeline) -> None:
     found = [block.attn1.processor for block in shared.pipe.transformer.transformer_blocks]
     assert [type(processor) for processor in found] == [LinearAttention] * 2
     assert not isinstance(shared.pipe.transformer.transformer_blocks[0].attn2.processor, LinearAttention)
@@ -173,10 +172,12 @@ def test_every_linear_attention_of_a_loaded_pipeline_is_ours(shared: Sana) -> No
 # ---- prompts and images ----------------------------------------------------------------------------------------------
 
 
-def test_encode_reads_the_instruction_before_prompts_and_not_before_the_empty_one(folder: Path, shared: Sana) -> None:
+def test_encode_reads_the_instruction_before_prompts_and_not_before_the_empty_one(
+    folder: Path, shared: FamilyPipeline
+) -> None:
     pipe = stock(folder, DPMSolverMultistepScheduler(**PUBLISHED))
     embeds, mask, negative, negative_mask = pipe.encode_prompt(
-        PROMPTS, max_sequence_length=CONTEXT, complex_human_instruction=list(sana.INSTRUCTION)
+        PROMPTS, max_sequence_length=CONTEXT, complex_human_instruction=list(INSTRUCTION)
     )
     found, empty = shared.encode(PROMPTS).tensors, shared.encode(["", ""]).tensors
     torch.testing.assert_close(found["embeds"], embeds, atol=1e-5, rtol=0)
@@ -189,7 +190,7 @@ def test_encode_reads_the_instruction_before_prompts_and_not_before_the_empty_on
     without, _, _, _ = pipe.encode_prompt(PROMPTS, max_sequence_length=CONTEXT)
     torch.testing.assert_close(plain.encode(PROMPTS).tensors["embeds"], without, atol=1e-5, rtol=0)
     assert (without - embeds).abs().max() > 1e-2
-    assert len(sana.INSTRUCTION) > 1
+    assert len(INSTRUCTION) > 1
     plain.free_text_encoders()
     assert plain.pipe.text_encoder is None
     with pytest.raises(ValueError, match="was not encoded"):
@@ -202,7 +203,7 @@ def test_gemma_keeps_its_range_where_the_network_runs_in_float16(folder: Path) -
     assert pipeline.denoiser.dtype == pipeline.encode(PROMPTS).tensors["embeds"].dtype == torch.float16
 
 
-def test_images_are_encoded_as_decode_undoes_it(shared: Sana) -> None:
+def test_images_are_encoded_as_decode_undoes_it(shared: FamilyPipeline) -> None:
     images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
     latents, vae = shared.encode_images(images), shared.pipe.vae
     with torch.no_grad():
@@ -242,23 +243,19 @@ def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-def edited(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
-
-
 def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, tmp_path: Path) -> None:
-    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    sana.check(str(bare), sana.LORA_TARGETS)
+    copied = bare(folder, tmp_path)
+    FAMILY.check(str(copied), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'to_qq' matches no linear layer"):
-        sana.check(str(bare), ["to_qq"])
-    edited(bare / "transformer" / "config.json", guidance_embeds=True)
+        FAMILY.check(str(copied), ["to_qq"])
+    edited(copied / "transformer" / "config.json", guidance_embeds=True)
     with pytest.raises(ValueError, match=r"guidance_embeds\): it is distilled"):
-        sana.check(str(bare), None)
-    edited(bare / "model_index.json", _class_name="SanaSprintPipeline")
+        FAMILY.check(str(copied), None)
+    edited(copied / "model_index.json", _class_name="SanaSprintPipeline")
     with pytest.raises(ValueError, match=r"is a SanaSprintPipeline, and .*sana loads SanaPipeline"):
-        sana.check(str(bare), None)
+        FAMILY.check(str(copied), None)
     with pytest.raises(ValueError, match=r"pipeline\.width \(40\) must be a multiple of 32"):
-        sana.load(str(folder), width=40)
+        FAMILY.load(str(folder), width=40)
 
 
 @pytest.mark.parametrize(
@@ -269,10 +266,9 @@ def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, 
     ],
 )
 def test_lora_binds_to_the_real_network(model: str, parameters: int, blocks: int) -> None:
-    network = sana.meta_denoiser(model)
+    network = FAMILY.meta_denoiser(model)
     assert network is not None
     assert sum(p.numel() for p in network.parameters()) == parameters
-    sana.check(model, sana.LORA_TARGETS)
-    bound = [name for name, _ in network.named_modules() if name.endswith(sana.LORA_TARGETS)]
+    FAMILY.check(model, FAMILY.lora_targets)
+    bound = [name for name, _ in network.named_modules() if name.endswith(FAMILY.lora_targets)]
     assert len(bound) == blocks * 2 * 4
-    assert set(sana.LICENCES) == set(sana.KNOWN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline
+from flow_family import bare, edited
 from tiny_sd import (
     NOISE,
     PROMPTS,
@@ -24,9 +24,9 @@ from tiny_sd import (
 )
 from torch import Tensor
 
-from flowrl.pipelines import sd
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import read_lora
-from flowrl.pipelines.sd import SD
+from flowrl.pipelines.sd import FAMILY
 from flowrl.randomness import counter_normal
 from flowrl.samplers import KERNELS, rollout
 from flowrl.samplers.flow_coordinates import alpha_bars
@@ -40,9 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path) -> SD:
+def shared(folder: Path) -> FamilyPipeline:
     """For tests that leave it as it was."""
-    return sd.load(str(folder), dtype=torch.float32)
+    return FAMILY.load(str(folder), dtype=torch.float32)
 
 
 def stock(folder: Path, **scheduler: Any) -> StableDiffusionPipeline:
@@ -70,7 +70,7 @@ def assert_same(found: Tensor, wanted: Tensor, tolerance: float = 2e-6) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 5.0])
-def test_ode_sampling_equals_stock_ddim(folder: Path, shared: SD, scale: float) -> None:
+def test_ode_sampling_equals_stock_ddim(folder: Path, shared: FamilyPipeline, scale: float) -> None:
     start, final = start_noise(shared, 2), sample_ode(shared, scale, shared.schedule(STEPS, "diffusers"))
     pipe = stock(folder)
     wanted = drawn(pipe, start, scale)
@@ -93,14 +93,14 @@ def test_other_predictions_and_zero_terminal_snr_equal_stock_ddim(
     other = shutil.copytree(folder, tmp_path / "other")
     changed = {**NOISE, "clip_sample": False, "timestep_spacing": spacing, **extra}
     DDIMScheduler(**changed, set_alpha_to_one=True).save_pretrained(other / "scheduler")
-    pipeline = sd.load(str(other), dtype=torch.float32)
+    pipeline = FAMILY.load(str(other), dtype=torch.float32)
     schedule = pipeline.schedule(STEPS, "diffusers")
     assert (float(schedule.sigma[0]) == 1) == ("rescale_betas_zero_snr" in extra)
     wanted = drawn(stock(other), start_noise(pipeline, 2), 5.0)
     assert_same(sample_ode(pipeline, 5.0, schedule), wanted, 1e-5)  # low levels divide by them
 
 
-def test_ddim_flow_with_noise_equals_stock_ddim_with_eta(folder: Path, shared: SD) -> None:
+def test_ddim_flow_with_noise_equals_stock_ddim_with_eta(folder: Path, shared: FamilyPipeline) -> None:
     """Stock's noise of step i is what our rollout is given, so the two Gaussians agree in mean and std."""
     eta, start = 0.7, start_noise(shared, 2)
     schedule = shared.schedule(STEPS, "diffusers")
@@ -115,7 +115,7 @@ def test_ddim_flow_with_noise_equals_stock_ddim_with_eta(folder: Path, shared: S
     assert_same(found.final, wanted)
 
 
-def test_sizes_that_are_not_square_and_the_second_grid(folder: Path, shared: SD) -> None:
+def test_sizes_that_are_not_square_and_the_second_grid(folder: Path, shared: FamilyPipeline) -> None:
     wide = shared.resized(64, 32)
     assert (wide.latent_shape, wide.image_shape, shared.latent_shape) == ((4, 8, 4), (3, 64, 32), (4, 8, 8))
     final = sample_ode(wide, 1.0, wide.schedule(STEPS, "diffusers"))
@@ -124,7 +124,7 @@ def test_sizes_that_are_not_square_and_the_second_grid(folder: Path, shared: SD)
     assert wide.schedule(STEPS, "linspace").timestep.tolist() == [999, 749, 500, 250, 0]
 
 
-def test_a_network_answers_between_its_timesteps_as_at_them(shared: SD) -> None:
+def test_a_network_answers_between_its_timesteps_as_at_them(shared: FamilyPipeline) -> None:
     """Velocity by hand of the noise that the bare network predicts; below timestep 0 it is told 0."""
     cond, x = shared.encode(PROMPTS), start_noise(shared, 2)
     a = alpha_bars(shared.pipe.scheduler.config)[500:502]
@@ -157,7 +157,7 @@ def test_a_network_answers_between_its_timesteps_as_at_them(shared: SD) -> None:
 def test_replayed_log_probs_equal_the_rollouts(
     folder: Path, kernel: str, dtype: torch.dtype, checkpointed: bool
 ) -> None:
-    pipeline = sd.load(str(folder), dtype=dtype, gradient_checkpointing=checkpointed)
+    pipeline = FAMILY.load(str(folder), dtype=dtype, gradient_checkpointing=checkpointed)
     policy = adapted(pipeline)
     assert_replay_gives_ratio_one(pipeline, kernel, 5.0)
     if kernel == "ddim_flow":
@@ -167,11 +167,11 @@ def test_replayed_log_probs_equal_the_rollouts(
 # ---- prompts, images, LoRA -------------------------------------------------------------------------------------------
 
 
-def test_encode_equals_stock_and_not_its_batch(folder: Path, shared: SD) -> None:
+def test_encode_equals_stock_and_not_its_batch(folder: Path, shared: FamilyPipeline) -> None:
     wanted, negative = stock(folder).encode_prompt(PROMPTS, torch.device("cpu"), 1, True)
     torch.testing.assert_close(shared.encode(PROMPTS).tensors["embeds"], wanted, atol=1e-5, rtol=0)
     torch.testing.assert_close(shared.encode(["", ""]).tensors["embeds"], negative, atol=1e-5, rtol=0)
-    alone = sd.load(str(folder), dtype=torch.float32)
+    alone = FAMILY.load(str(folder), dtype=torch.float32)
     assert torch.equal(alone.encode(PROMPTS[1:]).tensors["embeds"], shared.encode(PROMPTS).tensors["embeds"][1:])
     alone.free_text_encoders()
     assert alone.pipe.text_encoder is None
@@ -181,7 +181,7 @@ def test_encode_equals_stock_and_not_its_batch(folder: Path, shared: SD) -> None
         shared.encode(["a star"], [[torch.zeros(3, 8, 8)]])
 
 
-def test_images_are_encoded_as_decode_undoes_it(shared: SD) -> None:
+def test_images_are_encoded_as_decode_undoes_it(shared: FamilyPipeline) -> None:
     images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
     latents, vae = shared.encode_images(images), shared.pipe.vae
     with torch.no_grad():
@@ -196,7 +196,7 @@ def test_images_are_encoded_as_decode_undoes_it(shared: SD) -> None:
 
 
 def test_stock_loads_the_saved_lora_and_so_do_we(folder: Path, tmp_path: Path) -> None:
-    pipeline = sd.load(str(folder), dtype=torch.float32)
+    pipeline = FAMILY.load(str(folder), dtype=torch.float32)
     policy = adapted(pipeline)
     pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
     pipe, start = stock(folder), start_noise(pipeline, 2)
@@ -208,7 +208,7 @@ def test_stock_loads_the_saved_lora_and_so_do_we(folder: Path, tmp_path: Path) -
     tensors, alpha = read_lora(tmp_path)
     assert alpha == 4
     assert all(torch.equal(tensors[name.replace(".default.", ".")], t) for name, t in policy.tensors().items())
-    fresh = adapted(sd.load(str(folder), dtype=torch.float32))
+    fresh = adapted(FAMILY.load(str(folder), dtype=torch.float32))
     fresh.load({name: torch.zeros_like(t) for name, t in fresh.tensors().items()})
     fresh.initialise_from(tmp_path)
     assert all(torch.equal(fresh.tensors()[name], t) for name, t in policy.tensors().items())
@@ -217,37 +217,33 @@ def test_stock_loads_the_saved_lora_and_so_do_we(folder: Path, tmp_path: Path) -
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-def edited(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
-
-
 def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, tmp_path: Path) -> None:
-    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    sd.check(str(bare), sd.LORA_TARGETS)
+    copied = bare(folder, tmp_path)
+    FAMILY.check(str(copied), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'to_qq' matches no linear layer"):
-        sd.check(str(bare), ["to_qq"])
-    edited(bare / "unet" / "config.json", in_channels=9)
+        FAMILY.check(str(copied), ["to_qq"])
+    edited(copied / "unet" / "config.json", in_channels=9)
     with pytest.raises(ValueError, match=r"takes 9 channels and predicts 4: .*inpainting"):
-        sd.check(str(bare), None)
-    edited(bare / "unet" / "config.json", in_channels=4, time_cond_proj_dim=8)
+        FAMILY.check(str(copied), None)
+    edited(copied / "unet" / "config.json", in_channels=4, time_cond_proj_dim=8)
     with pytest.raises(ValueError, match=r"time_cond_proj_dim\): it is distilled"):
-        sd.check(str(bare), None)
-    edited(bare / "unet" / "config.json", time_cond_proj_dim=None)
-    edited(bare / "scheduler" / "scheduler_config.json", clip_sample=True)
+        FAMILY.check(str(copied), None)
+    edited(copied / "unet" / "config.json", time_cond_proj_dim=None)
+    edited(copied / "scheduler" / "scheduler_config.json", clip_sample=True)
     with pytest.raises(ValueError, match=r"clip_sample is not supported.*scheduler_config\.json"):
-        sd.check(str(bare), None)
-    edited(bare / "model_index.json", _class_name="StableDiffusionXLPipeline")
+        FAMILY.check(str(copied), None)
+    edited(copied / "model_index.json", _class_name="StableDiffusionXLPipeline")
     with pytest.raises(ValueError, match=r"is a StableDiffusionXLPipeline, and .*sd loads StableDiffusionPipeline"):
-        sd.check(str(bare), None)
+        FAMILY.check(str(copied), None)
 
 
-def test_options_without_effect_are_refused(folder: Path, shared: SD) -> None:
+def test_options_without_effect_are_refused(folder: Path, shared: FamilyPipeline) -> None:
     with pytest.raises(ValueError, match=r"always have 16 tokens, got max_sequence_length 128"):
-        sd.load(str(folder), max_sequence_length=128)
+        FAMILY.load(str(folder), max_sequence_length=128)
     with pytest.raises(ValueError, match=r"fixed noise levels, which have no shift \(got 3\)"):
         shared.schedule(4, "diffusers", shift=3.0)
     with pytest.raises(ValueError, match=r"pipeline\.height \(60\) must be a multiple of 8"):
-        sd.load(str(folder), height=60)
+        FAMILY.load(str(folder), height=60)
 
 
 @pytest.mark.parametrize(
@@ -260,11 +256,10 @@ def test_options_without_effect_are_refused(folder: Path, shared: SD) -> None:
 )
 def test_lora_binds_to_the_real_network(model: str, parameters: int, projections: int) -> None:
     """Sixteen transformer blocks, each with self- and cross-attention of four projections."""
-    network = sd.meta_denoiser(model)
+    network = FAMILY.meta_denoiser(model)
     assert network is not None
     assert sum(p.numel() for p in network.parameters()) == parameters
-    sd.check(model, sd.LORA_TARGETS)
-    bound = [name for name, _ in network.named_modules() if name.endswith(sd.LORA_TARGETS)]
+    FAMILY.check(model, FAMILY.lora_targets)
+    bound = [name for name, _ in network.named_modules() if name.endswith(FAMILY.lora_targets)]
     assert len(bound) == projections
-    assert sd.meta_denoiser("someone/unknown") is None
-    assert set(sd.LICENCES) == set(sd.KNOWN)
+    assert FAMILY.meta_denoiser("someone/unknown") is None

@@ -16,9 +16,10 @@ from diffusers import StableDiffusion3Pipeline
 from tiny_models import PROMPTS, adapted, bound, guided, load_tiny, sample_ode, sample_sde, start_noise
 from torch import Tensor
 
-from flowrl.pipelines import family, sd3
+from flowrl.pipelines import family
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
-from flowrl.pipelines.sd3 import SD3
+from flowrl.pipelines.sd3 import FAMILY
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.recipes import grpo
 from flowrl.samplers import Velocity, gaussian_log_prob
@@ -34,8 +35,8 @@ WITH_DENSITY = ["flow_sde", "dance_sde", "cps", "ddim_flow", "wan_sde", "dpm_sde
 
 
 @cache
-def shared(folder: Path, dtype: torch.dtype, gradient_checkpointing: bool) -> tuple[SD3, Policy]:
-    """Loaded once a setting; the tests that take it leave it as it was."""
+def shared(folder: Path, dtype: torch.dtype, gradient_checkpointing: bool) -> tuple[FamilyPipeline, Policy]:
+    """Loaded once per setting; the tests that take it leave it as it was."""
     return adapted(folder, dtype, gradient_checkpointing=gradient_checkpointing)
 
 
@@ -66,7 +67,7 @@ def test_ode_sampling_equals_the_stock_pipeline(tiny_sd3_folder: Path, grid: str
 
 
 def test_images_that_are_not_square_keep_height_and_width(tiny_sd3_folder: Path) -> None:
-    pipeline = sd3.load(str(tiny_sd3_folder), dtype=torch.float32, height=64, width=32, max_sequence_length=CONTEXT)
+    pipeline = FAMILY.load(str(tiny_sd3_folder), dtype=torch.float32, height=64, width=32, max_sequence_length=CONTEXT)
     assert pipeline.latent_shape == (8, 8, 4)
     images = pipeline.decode(sample_ode(pipeline, PROMPTS[:2], 4.5, STEPS))
     stock = stock_call(tiny_sd3_folder, start_noise(pipeline, 2), 4.5, "diffusers", "pt", height=64, width=32)
@@ -121,7 +122,7 @@ def test_gradient_checkpointing_is_on_when_asked_for_and_changes_no_gradient(tin
 class LoopOfParts:
     """What the replay asks a loop for, around a pipeline that is there already."""
 
-    def __init__(self, pipeline: SD3, scale: float) -> None:
+    def __init__(self, pipeline: FamilyPipeline, scale: float) -> None:
         self.network, self.scale = NetworkCounter(pipeline.network, {}), scale
         self.negative = pipeline.encode([""])
 
@@ -191,13 +192,13 @@ def test_an_embedding_does_not_depend_on_its_batch_and_is_computed_once(
 ) -> None:
     pipeline, other = load_tiny(tiny_sd3_folder, dtype), load_tiny(tiny_sd3_folder, dtype)
     encoded: list[str] = []
-    original = pipeline._embedded.encode_one
+    original = pipeline._texts.encode_one
 
     def noted(prompt: str, sources: Sequence[torch.Tensor]) -> Conditioning:
         encoded.append(prompt)
         return original(prompt, sources)
 
-    monkeypatch.setattr(pipeline._embedded, "encode_one", noted)
+    monkeypatch.setattr(pipeline._texts, "encode_one", noted)
     together = pipeline.encode([*PROMPTS, PROMPTS[0]])
     alone = other.encode([PROMPTS[2]])
     for name, tensor in together.tensors.items():
@@ -224,8 +225,8 @@ def test_only_known_prompts_can_be_asked_for_after_the_encoders_are_freed(tiny_s
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_decoding_in_slices_gives_the_same_float32_images(tiny_sd3_folder: Path, dtype: torch.dtype) -> None:
-    whole = sd3.load(str(tiny_sd3_folder), dtype=dtype, vae_slice=5)
-    sliced = sd3.load(str(tiny_sd3_folder), dtype=dtype, vae_slice=2)
+    whole = FAMILY.load(str(tiny_sd3_folder), dtype=dtype, vae_slice=5)
+    sliced = FAMILY.load(str(tiny_sd3_folder), dtype=dtype, vae_slice=2)
     latents = 3 * start_noise(whole, 5)
     images = sliced.decode(latents)
     assert images.shape == (5, 3, 64, 64)
@@ -253,13 +254,13 @@ def folder_without_weights(tiny_sd3_folder: Path, tmp_path: Path) -> Path:
 
 def test_targets_that_bind_to_nothing_are_refused_before_weights_load(folder_without_weights: Path) -> None:
     model = str(folder_without_weights)
-    sd3.check(model, sd3.LORA_TARGETS)
+    FAMILY.check(model, FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'attn\.to_qq' matches no linear layer.*attn\.to_q\b"):
-        sd3.check(model, [*sd3.LORA_TARGETS, "attn.to_qq"])
+        FAMILY.check(model, [*FAMILY.lora_targets, "attn.to_qq"])
     with pytest.raises(ValueError, match=r"'tn\.to_q' matches no linear layer"):
-        sd3.check(model, ["tn.to_q"])  # names are matched at their dots
+        FAMILY.check(model, ["tn.to_q"])  # names are matched at their dots
     with pytest.raises(ValueError, match=r"'attn\.norm_q' matches no linear layer"):
-        sd3.check(model, ["attn.norm_q"])  # there, but it has no weight matrix
+        FAMILY.check(model, ["attn.norm_q"])  # there, but it has no weight matrix
 
 
 def test_folders_of_another_kind_are_refused(folder_without_weights: Path, tmp_path: Path) -> None:
@@ -267,13 +268,13 @@ def test_folders_of_another_kind_are_refused(folder_without_weights: Path, tmp_p
     content = json.loads(index.read_text(encoding="utf-8"))
     index.write_text(json.dumps({**content, "_class_name": "FluxPipeline"}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"is a FluxPipeline, and .*StableDiffusion3Pipeline"):
-        sd3.check(str(folder_without_weights), None)
+        FAMILY.check(str(folder_without_weights), None)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no model_index\.json"):
-        sd3.check(str(tmp_path / "empty"), None)
+        FAMILY.check(str(tmp_path / "empty"), None)
     with pytest.raises(ValueError, match=r"could not load .*empty.*give a folder"):
-        sd3.load(str(tmp_path / "empty"))
-    with pytest.raises(ValueError, match="unknown pipeline 'sd4': choose one of cogvideox, flux"):
+        FAMILY.load(str(tmp_path / "empty"))
+    with pytest.raises(ValueError, match=r"unknown pipeline\.name 'sd4' \(did you mean 'sd"):
         family("sd4")
 
 
@@ -289,4 +290,4 @@ def test_sizes_the_model_cannot_draw_are_refused(
     tiny_sd3_folder: Path, height: int | None, width: int | None, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        sd3.load(str(tiny_sd3_folder), dtype=torch.float32, height=height, width=width)
+        FAMILY.load(str(tiny_sd3_folder), dtype=torch.float32, height=height, width=width)

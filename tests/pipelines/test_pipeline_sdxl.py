@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import StableDiffusionXLPipeline
+from flow_family import bare, edited, published
 from tiny_sd import (
     PROMPTS,
     adapted,
@@ -21,9 +20,9 @@ from tiny_sd import (
 )
 from torch import Tensor
 
-from flowrl.pipelines import sdxl
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import read_lora
-from flowrl.pipelines.sdxl import SDXL
+from flowrl.pipelines.sdxl import FAMILY
 from flowrl.randomness import counter_normal
 
 STEPS = 5
@@ -37,9 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path) -> SDXL:
+def shared(folder: Path) -> FamilyPipeline:
     """For tests that leave it as it was."""
-    return sdxl.load(str(folder), dtype=torch.float32)
+    return FAMILY.load(str(folder), dtype=torch.float32)
 
 
 def stock(folder: Path) -> StableDiffusionXLPipeline:
@@ -66,7 +65,9 @@ def assert_same(found: Tensor, wanted: Tensor, tolerance: float = 2e-6) -> None:
 
 @pytest.mark.parametrize("negative", [None, "a green star"], ids=["none", "explicit"])
 @pytest.mark.parametrize("scale", [1.0, 5.0])
-def test_ode_sampling_equals_the_stock_pipeline(folder: Path, shared: SDXL, scale: float, negative: str | None) -> None:
+def test_ode_sampling_equals_the_stock_pipeline(
+    folder: Path, shared: FamilyPipeline, scale: float, negative: str | None
+) -> None:
     """Without a negative prompt stock guides away from zeros, with one from its embeddings."""
     schedule, start = shared.schedule(STEPS, "diffusers"), start_noise(shared, 2)
     final = sample_ode(shared, scale, schedule, negative=negative or "")
@@ -76,7 +77,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, shared: SDXL, scal
     torch.testing.assert_close(shared.decode(final), drawn(pipe, start, scale, "pt", **given), atol=1e-5, rtol=0)
 
 
-def test_the_drawn_size_is_told_to_the_network(folder: Path, shared: SDXL) -> None:
+def test_the_drawn_size_is_told_to_the_network(folder: Path, shared: FamilyPipeline) -> None:
     wide = shared.resized(64, 32)
     assert (wide.latent_shape, wide.image_shape, shared.latent_shape) == ((4, 8, 4), (3, 64, 32), (4, 8, 8))
     final = sample_ode(wide, 1.0, wide.schedule(STEPS, "diffusers"))
@@ -84,14 +85,14 @@ def test_the_drawn_size_is_told_to_the_network(folder: Path, shared: SDXL) -> No
     x, cond, timestep = start_noise(wide, 2), wide.encode(PROMPTS), torch.tensor([500.0, 500.0])
     with torch.no_grad():
         told = wide.network(x, timestep, cond)
-        wide._time_ids = shared._time_ids
+        wide.positions = shared.positions
         assert (wide.network(x, timestep, cond) - told).abs().max() > 1e-3
 
 
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 
 
-def test_encode_equals_stock_and_the_empty_prompt_is_zeros(folder: Path, shared: SDXL) -> None:
+def test_encode_equals_stock_and_the_empty_prompt_is_zeros(folder: Path, shared: FamilyPipeline) -> None:
     embeds, negative, pooled, negative_pooled = stock(folder).encode_prompt(PROMPTS)
     found, empty = shared.encode(PROMPTS).tensors, shared.encode(["", ""]).tensors
     torch.testing.assert_close(found["embeds"], embeds, atol=1e-5, rtol=0)
@@ -104,7 +105,7 @@ def test_encode_equals_stock_and_the_empty_prompt_is_zeros(folder: Path, shared:
 def test_the_empty_prompt_is_embedded_where_the_checkpoint_says_so(tmp_path: Path) -> None:
     folder = save_tiny_sdxl(tmp_path, force_zeros=False)
     _, negative, _, negative_pooled = stock(folder).encode_prompt(PROMPTS)
-    pipeline = sdxl.load(str(folder), dtype=torch.float32)
+    pipeline = FAMILY.load(str(folder), dtype=torch.float32)
     empty = pipeline.encode(["", ""]).tensors
     torch.testing.assert_close(empty["embeds"], negative, atol=1e-5, rtol=0)
     torch.testing.assert_close(empty["pooled"], negative_pooled, atol=1e-5, rtol=0)
@@ -120,14 +121,14 @@ def test_the_empty_prompt_is_embedded_where_the_checkpoint_says_so(tmp_path: Pat
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, dtype: torch.dtype, checkpointed: bool) -> None:
-    pipeline = sdxl.load(str(folder), dtype=dtype, gradient_checkpointing=checkpointed)
+    pipeline = FAMILY.load(str(folder), dtype=dtype, gradient_checkpointing=checkpointed)
     policy = adapted(pipeline)
     assert_replay_gives_ratio_one(pipeline, "ddim_flow", 5.0)
     assert_every_tensor_gets_gradient(pipeline, policy)
 
 
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
-    pipeline = sdxl.load(str(folder), dtype=torch.float32)
+    pipeline = FAMILY.load(str(folder), dtype=torch.float32)
     policy = adapted(pipeline)
     pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
     pipe, start = stock(folder), start_noise(pipeline, 2)
@@ -141,7 +142,7 @@ def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     assert tensors.keys() == {name.replace(".default.", ".") for name in policy.parameters}
 
 
-def test_images_are_encoded_as_decode_undoes_it(shared: SDXL) -> None:
+def test_images_are_encoded_as_decode_undoes_it(shared: FamilyPipeline) -> None:
     images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
     latents, vae = shared.encode_images(images), shared.pipe.vae
     with torch.no_grad():
@@ -155,28 +156,27 @@ def test_images_are_encoded_as_decode_undoes_it(shared: SDXL) -> None:
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, shared: SDXL, tmp_path: Path) -> None:
-    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    sdxl.check(str(bare), sdxl.LORA_TARGETS)
+def test_check_refuses_what_cannot_be_trained_before_weights_load(
+    folder: Path, shared: FamilyPipeline, tmp_path: Path
+) -> None:
+    copied = bare(folder, tmp_path)
+    FAMILY.check(str(copied), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'to_qq' matches no linear layer"):
-        sdxl.check(str(bare), ["to_qq"])
-    index = bare / "model_index.json"
-    changed = json.loads(index.read_text(encoding="utf-8")) | {"_class_name": "StableDiffusionPipeline"}
-    index.write_text(json.dumps(changed), encoding="utf-8")
+        FAMILY.check(str(copied), ["to_qq"])
+    edited(copied / "model_index.json", _class_name="StableDiffusionPipeline")
     with pytest.raises(ValueError, match=r"is a StableDiffusionPipeline, and .*sdxl loads StableDiffusionXLPipeline"):
-        sdxl.check(str(bare), None)
+        FAMILY.check(str(copied), None)
     with pytest.raises(ValueError, match=r"always have 16 tokens, got max_sequence_length 77"):
-        sdxl.load(str(folder), max_sequence_length=77)
+        FAMILY.load(str(folder), max_sequence_length=77)
     with pytest.raises(ValueError, match="no shift"):
         shared.schedule(4, "diffusers", 2.0)
 
 
 def test_lora_binds_to_the_real_network() -> None:
     """Seventy transformer blocks: 2 x 2 and 2 x 10 down, 10 in the middle, 3 x 10 and 3 x 2 up."""
-    (model,) = sdxl.KNOWN
-    network = sdxl.meta_denoiser(model)
+    (model,) = published(FAMILY)
+    network = FAMILY.meta_denoiser(model)
     assert network is not None
     assert sum(p.numel() for p in network.parameters()) == 2_567_463_684
-    sdxl.check(model, sdxl.LORA_TARGETS)
-    assert len([name for name, _ in network.named_modules() if name.endswith(sdxl.LORA_TARGETS)]) == 70 * 2 * 4
-    assert set(sdxl.LICENCES) == set(sdxl.KNOWN)
+    FAMILY.check(model, FAMILY.lora_targets)
+    assert len([name for name, _ in network.named_modules() if name.endswith(FAMILY.lora_targets)]) == 70 * 2 * 4

@@ -12,26 +12,25 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanImageToVideoPipeline, WanPipeline
+from flow_family import OnSchedule, start_noise
 from PIL import Image
 from tiny_wan import BOUNDARY, CHANNELS, OPTIONS, Kind, save_tiny_wan
 from torch import Tensor, nn
 from video_family import (
     PROMPTS,
     STEPS,
-    OnSchedule,
     Sources,
     adapted,
     check_ratio_is_one,
     guided,
     image,
     sample_ode,
-    start_noise,
 )
 
 from flowrl.media.images import to_pixels
-from flowrl.pipelines import wan
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy, check_targets
-from flowrl.pipelines.wan import Wan
+from flowrl.pipelines.wan import FAMILY
 from flowrl.samplers.schedules import build_schedule
 from flowrl.trajectory import Schedule
 
@@ -45,25 +44,27 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: save_tiny_wan(root / kind, kind) for kind in KINDS}
 
 
-def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> Wan:
-    return wan.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
+def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> FamilyPipeline:
+    return FAMILY.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
 
 
 @cache
-def shared(folder: Path, dtype: torch.dtype, image: bool | None) -> tuple[Wan, Policy]:
-    """With a LoRA, loaded once a setting; the tests that take it leave it as it was."""
+def shared(folder: Path, dtype: torch.dtype, image: bool | None) -> tuple[FamilyPipeline, Policy]:
+    """With a LoRA, loaded once per setting; the tests that take it leave it as it was."""
     pipeline = tiny(folder, dtype, image_to_video=image)
     return pipeline, adapted(pipeline)
 
 
-def sources_of(pipeline: Wan) -> Sources | None:
+def sources_of(pipeline: FamilyPipeline) -> Sources | None:
     return [[image(1, 40, 36)]] * 2 if pipeline.num_sources == (1, 1) else None
 
 
 # ---- the same clips as stock diffusers -------------------------------------------------------------------------------
 
 
-def stock_call(pipe: Any, pipeline: Wan, schedule: Schedule, scale: float, output: str, **more: Any) -> Tensor:
+def stock_call(
+    pipe: Any, pipeline: FamilyPipeline, schedule: Schedule, scale: float, output: str, **more: Any
+) -> Tensor:
     pipe.scheduler = OnSchedule(schedule)
     pipe.set_progress_bar_config(disable=True)
     if pipeline.num_sources[1]:
@@ -78,7 +79,7 @@ def stock_call(pipe: Any, pipeline: Wan, schedule: Schedule, scale: float, outpu
     ).frames  # fmt: skip
 
 
-def stock_pipe(folder: Path, pipeline: Wan) -> Any:
+def stock_pipe(folder: Path, pipeline: FamilyPipeline) -> Any:
     return (WanImageToVideoPipeline if pipeline.num_sources[1] else WanPipeline).from_pretrained(folder)
 
 
@@ -239,13 +240,13 @@ def test_stock_loads_the_saved_lora(folders: dict[str, Path], tmp_path: Path, ki
 def test_texts_and_images_are_each_encoded_once(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = tiny(folders["i2v"])
     encoded: list[tuple[int, ...]] = []
-    latents = pipeline._latents
+    encode = pipeline.pipe.vae.encode
 
-    def noted(clips: Tensor) -> Tensor:
+    def noted(clips: Tensor) -> Any:
         encoded.append(tuple(clips.shape))
-        return latents(clips)
+        return encode(clips)
 
-    monkeypatch.setattr(pipeline, "_latents", noted)
+    monkeypatch.setattr(pipeline.pipe.vae, "encode", noted)
     one, other = image(1, 40, 36), image(2, 24, 24)
     together = pipeline.encode([*PROMPTS, "", PROMPTS[0]], [[one], [one], [one], [other]])
     assert encoded == [(1, 3, 5, 32, 48)] * 2
@@ -319,11 +320,11 @@ def test_options_the_checkpoint_does_not_have_are_refused(
 
 def test_folders_are_refused_before_weights_load(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(folders["t2v-a14b"], tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
-    wan.check(str(folder), wan.LORA_TARGETS)
+    FAMILY.check(str(folder), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'attn1\.to_w' matches no linear layer"):
-        wan.check(str(folder), ["attn1.to_w"])
+        FAMILY.check(str(folder), ["attn1.to_w"])
     with pytest.raises(ValueError, match=r"'transformer_2\.blocks\.0\.attn1\.to_q' matches no linear layer"):
-        wan.check(str(folder), ["transformer_2.blocks.0.attn1.to_q"])  # not in each of the two
+        FAMILY.check(str(folder), ["transformer_2.blocks.0.attn1.to_q"])  # not in each of the two
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     scheduler = json.loads((folder / "scheduler" / "scheduler_config.json").read_text(encoding="utf-8"))
 
@@ -332,14 +333,14 @@ def test_folders_are_refused_before_weights_load(folders: dict[str, Path], tmp_p
         return str(folder)
 
     with pytest.raises(ValueError, match=r"boundary_ratio None, a transformer and a transformer_2"):
-        wan.check(rewritten("model_index.json", {**index, "boundary_ratio": None}), None)
+        FAMILY.check(rewritten("model_index.json", {**index, "boundary_ratio": None}), None)
     with pytest.raises(ValueError, match=r"boundary_ratio 0\.8, a transformer and no transformer_2"):
-        wan.check(rewritten("model_index.json", {**index, "transformer_2": [None, None]}), None)
+        FAMILY.check(rewritten("model_index.json", {**index, "transformer_2": [None, None]}), None)
     with pytest.raises(ValueError, match=r"is a FluxPipeline, and pipeline\.name=wan loads WanPipeline or"):
-        wan.check(rewritten("model_index.json", {**index, "_class_name": "FluxPipeline"}), None)
+        FAMILY.check(rewritten("model_index.json", {**index, "_class_name": "FluxPipeline"}), None)
     rewritten("model_index.json", index)
     with pytest.raises(ValueError, match=r"UniPCMultistepScheduler without use_flow_sigmas"):
-        wan.check(rewritten("scheduler/scheduler_config.json", {**scheduler, "use_flow_sigmas": False}), None)
+        FAMILY.check(rewritten("scheduler/scheduler_config.json", {**scheduler, "use_flow_sigmas": False}), None)
 
 
 @pytest.mark.parametrize(
@@ -353,17 +354,17 @@ def test_folders_are_refused_before_weights_load(folders: dict[str, Path], tmp_p
 )
 def test_published_sizes(name: str, billions: float) -> None:
     """Billions of parameters; 1.419 and 14.29 are counted elsewhere, the others are the sizes in the names, to 3 %."""
-    network = wan.meta_denoiser(name)
+    network = FAMILY.meta_denoiser(name)
     assert isinstance(network, nn.Module)
     assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(billions, rel=1e-3)
     for expert in network.values() if isinstance(network, nn.ModuleDict) else [network]:
-        check_targets(expert, wan.LORA_TARGETS)
+        check_targets(expert, FAMILY.lora_targets)
 
 
 def test_lora_on_the_real_network() -> None:
     """23.6 million numbers at rank 32: 8 projections of 1536 in each of 30 blocks."""
-    wan.check("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", wan.LORA_TARGETS)
-    network = wan.meta_denoiser("Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
+    FAMILY.check("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", FAMILY.lora_targets)
+    network = FAMILY.meta_denoiser("Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
     assert network is not None
-    bound = [part for name, part in network.named_modules() if name.endswith(wan.LORA_TARGETS)]
+    bound = [part for name, part in network.named_modules() if name.endswith(FAMILY.lora_targets)]
     assert sum(32 * (p.in_features + p.out_features) for p in bound) == 8 * 30 * 32 * (1536 + 1536) == 23_592_960

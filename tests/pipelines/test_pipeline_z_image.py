@@ -19,15 +19,16 @@ from flow_family import (
     adapted,
     check_replay,
     check_schedule_is_stocks,
+    published,
     sample_ode,
     start_noise,
 )
 from tiny_z_image import save_tiny_z_image
 from torch import Tensor
 
-from flowrl.pipelines import z_image
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import check_targets
-from flowrl.pipelines.z_image import ZImage
+from flowrl.pipelines.z_image import FAMILY
 from flowrl.samplers.schedules import linspace_sigmas
 
 LENGTH, SIZE = 64, 16
@@ -38,13 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_z_image(tmp_path_factory.mktemp("tiny") / "z")
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> ZImage:
+def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> FamilyPipeline:
     options = {"height": SIZE, "width": SIZE, "max_sequence_length": LENGTH, **options}
-    return z_image.load(str(folder), dtype=dtype, **options)
+    return FAMILY.load(str(folder), dtype=dtype, **options)
 
 
 @cache
-def shared(folder: Path) -> ZImage:
+def shared(folder: Path) -> FamilyPipeline:
     """Loaded once; the tests that take it leave it as it was."""
     return load(folder)
 
@@ -56,7 +57,7 @@ def stock(folder: Path) -> ZImagePipeline:
     return pipe
 
 
-def stock_call(pipe: ZImagePipeline, pipeline: ZImage, scale: float, output: str, **options: Any) -> Tensor:
+def stock_call(pipe: ZImagePipeline, pipeline: FamilyPipeline, scale: float, output: str, **options: Any) -> Tensor:
     """The stock pipeline on the same prompts and start noise, both prompts at once."""
     pipe.scheduler = OnSchedule(pipeline.schedule(STEPS, "diffusers"))
     return pipe(
@@ -66,7 +67,7 @@ def stock_call(pipe: ZImagePipeline, pipeline: ZImage, scale: float, output: str
     ).images  # fmt: skip
 
 
-def sampled(pipeline: ZImage, scale: float) -> Tensor:
+def sampled(pipeline: FamilyPipeline, scale: float) -> Tensor:
     negative = pipeline.encode([NEGATIVE]) if pipeline.passes(scale) == 2 else None
     return sample_ode(pipeline, pipeline.encode(PROMPTS), negative, scale)
 
@@ -185,24 +186,23 @@ def test_schedules_are_stocks_with_a_static_and_with_a_dynamic_shift(folder: Pat
 
 
 def test_known_checkpoints_have_the_published_size_and_the_targets_bind() -> None:
-    for model in z_image.KNOWN:
-        network = z_image.meta_denoiser(model)
+    for model in published(FAMILY):
+        network = FAMILY.meta_denoiser(model)
         assert network is not None
         assert sum(p.numel() for p in network.parameters()) == 6_154_908_736
-        check_targets(network, z_image.LORA_TARGETS)
-    assert z_image.meta_denoiser("someone/unknown") is None
-    assert z_image.LICENCES.keys() == z_image.KNOWN.keys()
+        check_targets(network, FAMILY.lora_targets)
+    assert FAMILY.meta_denoiser("someone/unknown") is None
 
 
 def test_wrong_folders_targets_and_options_are_refused(folder: Path, tmp_path: Path) -> None:
-    z_image.check(str(folder), z_image.LORA_TARGETS)
+    FAMILY.check(str(folder), FAMILY.lora_targets)
     with pytest.raises(ValueError, match=r"'attn\.to_q' matches no linear layer"):
-        z_image.check(str(folder), ["attn.to_q"])
+        FAMILY.check(str(folder), ["attn.to_q"])
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"is a FluxPipeline, and pipeline\.name=z_image loads ZImagePipeline"):
-        z_image.check(str(tmp_path), None)
-    with pytest.raises(ValueError, match="could not load"):
-        z_image.load(str(tmp_path))
+        FAMILY.check(str(tmp_path), None)
+    with pytest.raises(ValueError, match="is a FluxPipeline, and"):
+        FAMILY.load(str(tmp_path))
     with pytest.raises(ValueError, match=r"pipeline\.width \(18\) must be a multiple of 4"):
         load(folder, width=18)
     with pytest.raises(ValueError, match=r"pipeline\.height \(132\) .* at most 128"):

@@ -228,7 +228,7 @@ def test_a_schedule_by_step_or_noise_and_its_cost() -> None:
     pipe.scheduler.set_timesteps(4, mu=0.0, sigmas=[1.0, 0.75, 0.5, 0.25])
     edge = float(pipe.scheduler.timesteps[2]) / 1000
     for scale, by in ((rl_first(1.6, 2), "step"), (rl_outside(1.6, 0.0, edge), "noise")):
-        for _ in range(2):  # steps are counted anew in each generation
+        for _ in range(2):  # steps are counted again in each generation
             calls[0] = 0
             with rlg_pipeline(pipe, "tuned", scale, by=by):  # type: ignore[arg-type]
                 drawn.append(draw_flux(pipe, 4))

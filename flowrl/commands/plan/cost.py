@@ -11,12 +11,13 @@ import torch
 
 from flowrl.commands.plan.counts import Counts, RunCounts
 from flowrl.commands.plan.network import Flops, Network
-from flowrl.commands.plan.published_models import VAE_4, VAE_16, VAE_32, VAE_WAN, Part
+from flowrl.commands.plan.published_models import Part
+from flowrl.pipelines import known_checkpoints
 
 FLOOR = 788.0
 """TFLOP/s of bfloat16 matrix products that an H200 was measured to reach; nothing can be faster."""
 
-_DECODE = {VAE_4: 9.8e6, VAE_16: 9.8e6, VAE_32: 9.8e6, VAE_WAN: 8.5e6}  # FLOPs a decoded pixel and frame, by parameters
+_DECODE = {"VAE_4": 9.8e6, "VAE_16": 9.8e6, "VAE_32": 9.8e6, "VAE_WAN": 8.5e6}  # FLOPs per decoded pixel and frame
 _DECODE_WAN_IMAGE = 10.9e6  # a video's frames share work in time
 
 
@@ -90,11 +91,11 @@ def decode_flops(model: str, parts: tuple[Part, ...] | None, size: tuple[int, in
         if config.get("_class_name") == "AutoencoderKL":
             return _measured(config, height, width)
     counts = {part.name: part.parameters for part in parts or ()}
-    each = _DECODE.get(counts.get("vae", 0))
-    if each is None:
+    kinds = {count: kind for kind, count in known_checkpoints.tables()["part_parameters"].items()}
+    kind = kinds.get(counts.get("vae", 0))
+    if kind not in _DECODE:
         return None
-    if counts["vae"] == VAE_WAN and frames is None:
-        each = _DECODE_WAN_IMAGE
+    each = _DECODE_WAN_IMAGE if kind == "VAE_WAN" and frames is None else _DECODE[kind]
     return each * height * width * (frames or 1)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import nn
@@ -13,16 +12,17 @@ from flowrl.commands.plan import published_models as checkpoints
 from flowrl.commands.plan.cost import Cost, cost_of, decode_flops
 from flowrl.commands.plan.counts import RunCounts, graph_rows, of_run
 from flowrl.commands.plan.memory import Memory, trained_bytes
-from flowrl.commands.plan.network import Flops, Network, cast, measure, passes_of
+from flowrl.commands.plan.network import Flops, Network, cast, measure
 from flowrl.commands.plan.published_models import Part
 from flowrl.commands.plan.refusals import is_here
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import Geometry, TrainConfig
+from flowrl.pipelines import ModelFamily, cards, known_checkpoints
 from flowrl.pipelines.common import first_expert
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
 from flowrl.rewards import models_of, reward_options
-from flowrl.training.parts import DTYPES, model_location, read_prompts
+from flowrl.training.parts import DTYPES, family_options, model_location, read_prompts
 
 Size = tuple[int, int, int | None]
 """Height, width and frames; None for images."""
@@ -36,6 +36,7 @@ class Plan:
         name: of the configuration.
         config: its settings.
         model: folder or hub id.
+        family: of the model.
         processes: of the run.
         tflops: sustained by one GPU, an assumption.
         geometry: of one process, with the micro-batch that the recipe takes.
@@ -43,7 +44,6 @@ class Plan:
         text_tokens: of a prompt.
         network: one evaluation of the denoiser.
         unknown: why `network` is None; empty where it is known.
-        guidance_known: whether the family says how many rows its guidance takes.
         run: evaluations of the run.
         slots: copies of the trained weights.
         parts: of the model besides the denoiser.
@@ -58,6 +58,7 @@ class Plan:
     name: str
     config: TrainConfig
     model: str
+    family: str
     processes: int
     tflops: float
     geometry: Geometry
@@ -65,7 +66,6 @@ class Plan:
     text_tokens: int
     network: Network | None
     unknown: str
-    guidance_known: bool
     run: RunCounts
     slots: int
     parts: tuple[Part, ...] | None
@@ -77,13 +77,13 @@ class Plan:
     prompts: int | None
 
 
-def gather(config: TrainConfig, name: str, module: Any, *, processes: int, tflops: float) -> Plan:
+def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: int, tflops: float) -> Plan:
     """Counts and measures; nothing is downloaded.
 
     Args:
         config: settings that passed `flowrl.commands.plan.refusals.obstacles`.
         name: of the configuration.
-        module: of the model's family.
+        family: of the model.
         processes: of the run.
         tflops: sustained by one GPU.
 
@@ -91,25 +91,25 @@ def gather(config: TrainConfig, name: str, module: Any, *, processes: int, tflop
         ValueError: the model cannot draw the configured size.
     """
     settings, model = config.pipeline, model_location(config.pipeline.model)
-    passes, guidance_known = passes_of(module, model)
+    options = family_options(settings)
     items = _eval_items(config)
+    passes = partial(family.rows, model)
     run = of_run(config, passes, processes, items)
-    tokens = _text_tokens(module, model, settings.max_sequence_length)
-    size, network, eval_forward, unknown = None, None, 0.0, _unmeasurable(module, config.pipeline.model)
-    if not unknown:
-        denoiser = module.meta_denoiser(model)
-        unknown = f"no configuration of {config.pipeline.model} is known without its download" * (denoiser is None)
-        if denoiser is not None:
-            size = _size(module, denoiser, settings.height, settings.width, settings.num_frames)
-            network = measure(
-                denoiser, module.meta_call(first_expert(denoiser), *size, tokens),
-                targets=config.policy.target_modules or module.LORA_TARGETS, rank=config.policy.lora_rank,
-                dtype=DTYPES[settings.dtype],
-            )  # fmt: skip
-            drawn = _eval_size(config, size)
-            eval_forward = network.forward
-            if drawn != size and run.evaluations:
-                eval_forward = _forward(module, first_expert(denoiser), drawn, tokens)
+    tokens = family.text_tokens(model, options)
+    size, network, eval_forward = None, None, 0.0
+    drawn, denoiser = family.planned_size(model, options), family.meta_denoiser(model)
+    unknown = f"no configuration of {config.pipeline.model} is known without its download" * (denoiser is None)
+    if drawn is not None and denoiser is not None:
+        size = (drawn.height, drawn.width, drawn.num_frames)
+        network = measure(
+            denoiser, family.meta_call(model, drawn, tokens),
+            targets=config.policy.target_modules or family.lora_targets, rank=config.policy.lora_rank,
+            dtype=DTYPES[settings.dtype],
+        )  # fmt: skip
+        evaluated = _eval_size(config, size)
+        eval_forward = network.forward
+        if evaluated != size and run.evaluations:
+            eval_forward = _forward(family, model, first_expert(denoiser), evaluated, tokens)
     parts = checkpoints.other_parts(model)
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
     cost = memory = None
@@ -123,11 +123,12 @@ def gather(config: TrainConfig, name: str, module: Any, *, processes: int, tflop
     geometry = _geometry(config, processes)
     if network is not None:
         memory = _memory(config, network, geometry, parts, rewards, unknown_rewards, slots, graph_rows(config, passes))
+    known = known_checkpoints.checkpoints().get(model)
     return Plan(
-        name=name, config=config, model=model, processes=processes, tflops=tflops, geometry=geometry, size=size,
-        text_tokens=tokens, network=network, unknown=unknown, guidance_known=guidance_known, run=run, slots=slots,
+        name=name, config=config, model=model, family=family.name, processes=processes, tflops=tflops,
+        geometry=geometry, size=size, text_tokens=tokens, network=network, unknown=unknown, run=run, slots=slots,
         parts=parts, rewards=rewards, unknown_rewards=unknown_rewards, cost=cost, memory=memory,
-        licence=getattr(module, "LICENCES", {}).get(model), prompts=_train_prompts(config),
+        licence=None if known is None else (known.licence, known.gated), prompts=_train_prompts(config),
     )  # fmt: skip
 
 
@@ -141,42 +142,14 @@ def group_multiple(config: TrainConfig) -> int:
 # ---- parts of it -----------------------------------------------------------------------------------------------------
 
 
-def _unmeasurable(module: Any, model: str) -> str:
-    """Why a family's evaluations cannot be measured; empty where they can."""
-    missing = [name for name in ("meta_denoiser", "meta_call") if not hasattr(module, name)]
-    return f"{module.__name__} has no {' and no '.join(missing)}, which would say it of {model}" if missing else ""
-
-
-def _text_tokens(module: Any, model: str, length: int | None) -> int:
-    default = inspect.signature(module.load).parameters.get("max_sequence_length")
-    length = length or (default.default if default is not None else None) or 0
-    return int(module.text_tokens(model, length)) if hasattr(module, "text_tokens") else int(length)
-
-
-def _size(module: Any, denoiser: nn.Module, height: int | None, width: int | None, frames: int | None) -> Size:
-    """What is drawn: settings, then the family's own.
-
-    Raises:
-        ValueError: neither says it.
-    """
-    own: Size | None = None
-    if hasattr(module, "default_size"):
-        own = module.default_size(first_expert(denoiser))
-    if own is None and (height is None or width is None):
-        raise ValueError(
-            f"{module.__name__} does not say what size it draws by itself: set pipeline.height and pipeline.width"
-        )
-    return (height or own[0], width or own[1], frames or own[2]) if own else (height or 0, width or 0, frames)
-
-
 def _eval_size(config: TrainConfig, size: Size) -> Size:
     return config.eval.height or size[0], config.eval.width or size[1], size[2]
 
 
-def _forward(module: Any, network: nn.Module, size: Size, tokens: int) -> float:
+def _forward(family: ModelFamily, model: str, network: nn.Module, size: Size, tokens: int) -> float:
     """FLOPs of an evaluation at the size that evaluations draw; the LoRA is on the network already."""
     try:
-        call = module.meta_call(network, *size, tokens)
+        call = family.meta_call(model, cards.Size(height=size[0], width=size[1], num_frames=size[2]), tokens)
     except ValueError as error:
         raise ValueError(str(error).replace("pipeline.", "eval.")) from error
     given = cast(call, next(network.parameters()).dtype)

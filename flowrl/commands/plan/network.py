@@ -1,28 +1,18 @@
 """One evaluation of a family's denoiser on the meta device: parameters, FLOPs, and activations that training saves.
 
-A family takes part with functions of its module; all but `meta_denoiser` are optional, and what a family does not say
-is reported as not known:
-
-    meta_denoiser(model) -> Module | None         the network without weights, or a ModuleDict of experts
-    meta_call(network, height, width, num_frames, text_tokens) -> dict
-                                                  keyword arguments of one sample, tensors on the meta device; raises
-                                                  ValueError for a size that the model cannot draw
-    default_size(network) -> (height, width, num_frames | None)      pixels where the configuration says nothing
-    text_tokens(model, max_sequence_length) -> int                   of all encoders; else max_sequence_length
-    passes(model, scale) -> int                                      network rows of guidance; else that of its class
+The network and its arguments are the family's: `flowrl.pipelines.ModelFamily`.
 
 FLOPs: 1 multiply-add is 2. Forward and backward run for real, with the LoRA in place and everything else frozen, so
 that weights without gradient cost none. Attention is reckoned by its formula, `4 b h q k d` forward and twice that
 backward, as fused kernels do it without recomputation.
 
 Activations: the distinct storages that autograd saves, under the casts of autocast, with attention that keeps its
-inputs, its output and one number a row. Not counted are gradients on their way and what an allocator wastes.
+inputs, its output and one number per row. Not counted are gradients on their way and what an allocator wastes.
 """
 
 from __future__ import annotations
 
 import math
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +91,7 @@ def measure(
 
     Args:
         denoiser: on the meta device; it gets a LoRA here.
-        call: keyword arguments of the network, see the module.
+        call: keyword arguments of the network.
         targets: layers of the LoRA.
         rank: of the LoRA.
         dtype: of the frozen weights and the arithmetic; the LoRA is float32.
@@ -135,23 +125,6 @@ def measure(
     )  # fmt: skip
 
 
-def passes_of(module: Any, model: str) -> tuple[Callable[[float], int], bool]:
-    """Network rows that guidance of a family takes a sample at a scale, and whether the family says so.
-
-    Where it does not, two passes are counted, one at scale 1.
-    """
-    own = getattr(module, "passes", None)
-    if own is not None:
-        return lambda scale: int(own(model, scale)), True
-    try:
-        cls: Any = typing.get_type_hints(module.load)["return"]
-        pipeline = object.__new__(cls)  # most families look at the scale alone
-        pipeline.passes(1.0)
-    except (AttributeError, KeyError, NameError, TypeError):
-        return lambda scale: 1 if scale == 1 else 2, False
-    return lambda scale: int(pipeline.passes(scale)), True
-
-
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """Floating-point tensors in a dtype, those of lists and dictionaries too, and everything else as it is."""
     if isinstance(value, Tensor):
@@ -162,7 +135,7 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _latent(call: dict[str, Any]) -> tuple[int, ...]:
-    if "x" in call:  # a list, one image a sample
+    if "x" in call:  # a list, one image per sample
         return tuple(call["x"][0].shape)
     value = call.get("hidden_states", call.get("sample"))
     return tuple(value.shape[1:]) if isinstance(value, Tensor) else ()

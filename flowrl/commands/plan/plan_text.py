@@ -58,7 +58,7 @@ def _run(plan: Plan) -> list[str]:
     return _pairs([
         ("recipe", recipe),
         ("iterations", f"{run.iterations:,}" + "".join(f"; {text}" for text in ends)),
-        ("model", f"{config.pipeline.model}, family {config.pipeline.name}, {config.pipeline.dtype}"),
+        ("model", f"{config.pipeline.model}, family {plan.family}, {config.pipeline.dtype}"),
         ("size", drawn),
         ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
     ])  # fmt: skip
@@ -98,8 +98,6 @@ def _evaluations(plan: Plan) -> list[str]:
     lines = _table(rows)
     if config.recipe in ("grpo", "preference"):
         lines += _note("update, backward and reference at most: micro-batches that teach nothing are left out")
-    if not plan.guidance_known:
-        lines += _note(f"family {config.pipeline.name} does not say what guidance takes: two passes were counted")
     if run.evaluations:
         if run.evaluation_rows is None:
             text = f"{run.evaluations} of prompts that are not here, so their size is not known"

@@ -11,6 +11,7 @@ from typing import Any
 
 from flowrl.commands.train.run import check_before_loading
 from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.pipelines import ModelFamily
 from flowrl.training.run import check_device
 
 _STAND_IN = "asset:prompts/world_train.jsonl"  # prompts with the records that any reward of prompts reads
@@ -28,14 +29,14 @@ class Obstacles:
     device: list[str] = field(default_factory=list)
 
 
-def obstacles(config: TrainConfig, module: Any, processes: int) -> Obstacles:
+def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obstacles:
     """Everything that `flowrl train` would refuse, and what it could only refuse once weights are loaded.
 
     As there, the first thing that is wrong hides what would be checked after it.
 
     Args:
         config: the run's settings.
-        module: of the model's family.
+        family: of the model.
         processes: of the run.
     """
     found = Obstacles()
@@ -58,16 +59,13 @@ def obstacles(config: TrainConfig, module: Any, processes: int) -> Obstacles:
             check_device(config.pipeline.device)
         except ValueError as error:
             found.device.append(str(error))
-    found.refused.extend(_found_late(config, module, processes))
+    found.refused.extend(_found_late(config, family, processes))
     return found
 
 
-def _found_late(config: TrainConfig, module: Any, processes: int) -> Iterator[str]:
+def _found_late(config: TrainConfig, family: ModelFamily, processes: int) -> Iterator[str]:
     """Combinations that a run meets when its model and its rewards are there."""
     share = config.num_images // processes
-    family = config.pipeline.name
-    # What only images from text alone have is said by the class; families of several kinds know once they load.
-    drawn = next((cls for cls in vars(module).values() if isinstance(cls, type) and hasattr(cls, "lora_targets")), None)
     for place, reward in enumerate((*config.rewards, *config.eval.rewards)):
         key = f"rewards.{place}" if place < len(config.rewards) else f"eval.rewards.{place - len(config.rewards)}"
         if share % config.group_size and (reward.name in _WHOLE_GROUPS or reward.gate is not None):
@@ -77,11 +75,11 @@ def _found_late(config: TrainConfig, module: Any, processes: int) -> Iterator[st
                 f"are not whole groups of {config.group_size}: make prompts_per_step a multiple of the {processes} "
                 "processes"
             )
-        if reward.name in _OF_VIDEOS and getattr(drawn, "fps", 0) is None:
-            yield f"{key} ({reward.name}) judges videos, and pipeline.name={family} draws images: change one of them"
-        if reward.name in _OF_EDITS and getattr(drawn, "num_sources", None) == (0, 0):
+        if reward.name in _OF_VIDEOS and not family.videos:
+            yield f"{key} ({reward.name}) judges videos, and the family {family.name} draws images: change one of them"
+        if reward.name in _OF_EDITS and family.num_sources == (0, 0):
             yield (
-                f"{key} ({reward.name}) judges edits of a source image, and pipeline.name={family} takes none: "
+                f"{key} ({reward.name}) judges edits of a source image, and the family {family.name} takes none: "
                 "change one of them"
             )
 

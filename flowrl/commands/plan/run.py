@@ -23,13 +23,13 @@ def run(parsed: argparse.Namespace) -> int:
     from flowrl.commands.plan.gather import gather
     from flowrl.commands.plan.plan_text import as_text
     from flowrl.commands.plan.refusals import obstacles
-    from flowrl.pipelines import family
+    from flowrl.training.parts import model_family
 
-    module = family(config.pipeline.name)
-    found = obstacles(config, module, parsed.processes)
+    family = model_family(config.pipeline)
+    found = obstacles(config, family, parsed.processes)
     if found.refused:
         for reason in found.refused:
             print(f"flowrl: {reason}", file=sys.stderr)
         return 1
-    print(as_text(gather(config, path.stem, module, processes=parsed.processes, tflops=parsed.tflops), found))
+    print(as_text(gather(config, path.stem, family, processes=parsed.processes, tflops=parsed.tflops), found))
     return 0

@@ -157,9 +157,8 @@ def check_before_loading(config: TrainConfig) -> None:
         _check_prompts(config, config.prompts.eval, (*config.rewards, *config.eval.rewards))
     check_device(config.pipeline.device)
 
-    from flowrl.pipelines import family
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.parts import check_pipeline, model_location
+    from flowrl.training.parts import check_pipeline, model_family, model_location
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
@@ -169,9 +168,9 @@ def check_before_loading(config: TrainConfig) -> None:
     check_rewards(config)
     check_sampler(config.sampler)
     recipe_of(config).check(config)
-    module = family(config.pipeline.name)
+    known = model_family(config.pipeline)
     check_pipeline(config.pipeline)
-    module.check(model_location(config.pipeline.model), config.policy.target_modules or module.LORA_TARGETS)
+    known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets)
     if config.policy.init_lora is not None:
         resolve_path(config.policy.init_lora)
 

@@ -1,0 +1,141 @@
+"""What is known and chosen of a checkpoint before its weights load: its card, its size, a family's options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffusers import DiffusionPipeline
+
+from flowrl.pipelines import common
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """What can be chosen of a family that makes images."""
+
+    height: int | None = None
+    """Pixels; None takes the checkpoint's own."""
+    width: int | None = None
+    """Pixels; None takes the checkpoint's own."""
+    max_sequence_length: int | None = None
+    """Tokens of a prompt; None takes the family's own."""
+    vae_slice: int = 8
+    """Images decoded at once."""
+    gradient_checkpointing: bool = False
+    """Recompute blocks in the backward pass: same numbers, less memory, 40 % more time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoOptions(ImageOptions):
+    """What can be chosen of a family that makes videos."""
+
+    vae_slice: int = 1
+    """Clips decoded at once."""
+    num_frames: int | None = None
+    """Frames of a clip; None takes the checkpoint's own."""
+    fps: float | None = None
+    """Frames per second; None takes the checkpoint's own."""
+    vae_tiling: bool = False
+    """Decode in overlapping tiles, for less memory. Their seams are visible to rewards, and the policy can learn to
+    exploit or to hide them: leave it off where memory allows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """What a checkpoint says of itself without its weights.
+
+    Attributes:
+        model: folder or hub id.
+        index: its model_index.json.
+        network: its denoiser's configuration with the class's defaults, by attribute; None where it is not known.
+        vae: its autoencoder's configuration, or what is not usual in it.
+        factors: pixels of a latent's side, and frames of a latent frame.
+    """
+
+    model: str
+    index: Mapping[str, Any]
+    network: Any
+    vae: Mapping[str, Any]
+    factors: tuple[int, int]
+
+    @property
+    def stock(self) -> str | None:
+        """Name of the stock class."""
+        return self.index.get("_class_name")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """How latents are laid out.
+
+    Attributes:
+        channels: of a latent.
+        patch: latent pixels of a token's side.
+        multiple: pixels that a side has to be a multiple of, where that is more than a token's.
+        most: tokens of a side that positions exist for; None is no limit.
+        frame_patch: latent frames of a token.
+        odd_frames: whether latent frames have to be odd in number: the first, and then pairs.
+    """
+
+    channels: int
+    patch: int = 1
+    multiple: int = 1
+    most: int | None = None
+    frame_patch: int = 1
+    odd_frames: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """What a checkpoint draws unless told otherwise, in pixels; images have no frames."""
+
+    height: int
+    width: int
+    num_frames: int | None = None
+    fps: float | None = None
+
+
+# ---- own sizes and factors that most families have -------------------------------------------------------------------
+
+
+def square(side: int) -> Callable[[Card], Size]:
+    """An own size of so many latent pixels in height and width."""
+    return lambda card: Size(height=side * card.factors[0], width=side * card.factors[0])
+
+
+def sample_size(card: Card) -> Size:
+    """The own size that a denoiser's configuration says: one number of latent pixels, or height and width."""
+    found, factor = card.network.sample_size, card.factors[0]
+    height, width = (found, found) if isinstance(found, int) else found
+    return Size(height=height * factor, width=width * factor)
+
+
+def image_factors(vae: Mapping[str, Any]) -> tuple[int, int]:
+    """Factors of an image autoencoder."""
+    return common.pixels_per_latent(vae), 1
+
+
+def clip_context(card: Card) -> int:
+    """Tokens that CLIP's prompts always fill: its tokenizer's context."""
+    return int((read_json(card.model, "tokenizer/tokenizer_config.json") or {}).get("model_max_length", 77))
+
+
+# ---- what can be read ------------------------------------------------------------------------------------------------
+
+
+def read_json(model: str, name: str) -> dict[str, Any] | None:
+    """A JSON file of a folder; None where it is not there."""
+    path = Path(model) / name
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def hub_class(model: str) -> str | None:
+    """The stock class that a hub repository names, of a few kilobytes; None where it cannot be read."""
+    try:
+        return str(DiffusionPipeline.load_config(model)["_class_name"])
+    except (OSError, ValueError, KeyError):
+        return None  # loading it says what is wrong

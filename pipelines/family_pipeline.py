@@ -1,0 +1,465 @@
+"""A model family as one frozen object, and the pipeline that every family has: `Family`, `FamilyPipeline`.
+
+A family's file holds its data and the functions in which it differs; everything else is here, once. Hooks take the
+pipeline `p` (or, before weights load, the checkpoint's `Card`) first.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.config.options import build_options
+from flowrl.pipelines import common, known_checkpoints
+from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_json
+from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources
+from flowrl.samplers.guidance import Network, Velocity
+from flowrl.trajectory import Conditioning, Schedule
+
+# ---- hooks that most families have -----------------------------------------------------------------------------------
+
+
+def evaluated(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+    """Velocity in float32 of a denoiser that predicts it; it runs in the pipeline's dtype."""
+    return p.call(x, timestep, cond).float()
+
+
+def two_pass(
+    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float
+) -> Velocity:
+    """Classifier-free guidance in two passes; scale 1 is one pass."""
+    return common.two_pass_guidance(network, cond, negative, scale)
+
+
+def embedded(
+    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float
+) -> Velocity:
+    """The scale as an input of the network, or none where it has no such input; no negative prompt is read."""
+    embeds = bool(p.card.network.guidance_embeds)
+    return common.distilled_guidance(network, cond, scale, embeds=embeds, model=p.model)
+
+
+def two_passes(card: Card | None, scale: float) -> int:
+    """Two where guidance is on, at any scale but 1."""
+    return common.two_passes(scale)
+
+
+def one_pass(card: Card | None, scale: float) -> int:
+    """One at every scale."""
+    return 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """A model family: its data, and the functions in which it differs from others. Stands in its file as `FAMILY`."""
+
+    name: str
+    """Its name, which is that of its file."""
+    title: str
+    """Its name for people."""
+    network: Any
+    """Class of the denoiser."""
+    lora_targets: tuple[str, ...]
+    """Layers that published recipes train."""
+    encoders: tuple[str, ...]
+    """Parts that embed prompts, which can be freed."""
+    denoisers: tuple[str, ...] = ("transformer",)
+    """Parts that denoise: one, or experts of which a checkpoint may have fewer."""
+    exact: tuple[str, ...] = ("vae",)
+    """Parts in float32 whatever the dtype."""
+    options: type[ImageOptions] = ImageOptions
+    """What can be chosen of it."""
+    length: int = 512
+    """Tokens of a prompt unless told otherwise."""
+    num_sources: tuple[int, int] | None = (0, 0)
+    """Least and most source images of a prompt; None where checkpoint and options say, see `count_sources`."""
+    sources_option: str | None = None
+    """The option that sets their number."""
+    stock_options: Mapping[str, Any] | None = None
+    """Further arguments of the stock class's `from_pretrained`."""
+
+    grid: Callable[[Any], Grid]
+    """Layout of latents, of the denoiser's configuration."""
+    own_size: Callable[[Card], Size]
+    """What is drawn unless told otherwise."""
+    embed: Callable[[FamilyPipeline, str, Sequence[Tensor]], dict[str, Tensor]]
+    """Tensors of one row for a prompt, and for its source images where `embed_sources` is None."""
+    arguments: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], dict[str, Any]]
+    """What the denoiser is called with, for latents in the pipeline's dtype at timesteps [b]."""
+    conditioning: Callable[[FamilyPipeline, int], dict[str, Tensor]]
+    """What `embed` and guidance give for one prompt of so many tokens, without numbers (`common.meta`)."""
+    schedule: Callable[[FamilyPipeline, int, str, float | None], Schedule]
+    """Noise levels for a number of steps, a grid and a shift."""
+
+    read: Callable[[FamilyPipeline, Any, Tensor], Tensor] = lambda p, output, x: output
+    """The denoiser's answer as latents."""
+    evaluate: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], Tensor] = evaluated
+    """Velocity in float32."""
+    guided: Callable[[FamilyPipeline, Network, Conditioning, Conditioning | None, float], Velocity] = two_pass
+    """Guidance of a network."""
+    passes: Callable[[Card | None, float], int] = two_passes
+    """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
+    decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decoded(p.pipe.vae, z)
+    """Images in [-1, 1] as the autoencoder gives them."""
+    encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encoded(p.pipe.vae, x)
+    """Latents of images in [-1, 1] as the autoencoder takes them."""
+    factors: Callable[[Mapping[str, Any]], tuple[int, int]] = image_factors
+    """Pixels of a latent's side and frames of a latent frame, of the autoencoder's configuration."""
+    constants: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
+    """Tensors that a loaded checkpoint keeps on its device."""
+    positions: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
+    """Tensors of the drawn size."""
+    embed_sources: Callable[[FamilyPipeline, Sequence[Tensor]], dict[str, Tensor]] | None = None
+    """Tensors of one row for a prompt's source images, where they are encoded apart from it."""
+    count_sources: Callable[[Card, Any], tuple[int, int]] | None = None
+    """Least and most source images, of checkpoint and options."""
+    tokens: Callable[[Card, Any], int] | None = None
+    """Tokens that prompts are cut or padded to; None takes `max_sequence_length`, or `length`."""
+    seen_tokens: Callable[[Card, int], int] = lambda card, length: length
+    """Tokens of text that the denoiser reads for prompts of a length."""
+    refuse: Callable[[Card], None] = lambda card: None
+    """Refuses checkpoints that look like the family's and are not."""
+    suits: Callable[[Card, Any], None] = lambda card, options: None
+    """Refuses options that the checkpoint does not have."""
+    check_scheduler: Callable[[str, Mapping[str, Any]], None] = lambda model, config: None
+    """Refuses schedulers of another kind."""
+    stock_class: Callable[[Card, Any], str | None] = lambda card, options: card.stock
+    """The stock class to load with."""
+    prepare: Callable[[FamilyPipeline], None] = lambda p: None
+    """What is done to a loaded stock pipeline."""
+
+    @property
+    def stock(self) -> tuple[str, ...]:
+        """Names of the stock classes that are loaded."""
+        return tuple(known_checkpoints.tables()["families"][self.name]["stock"])
+
+    @property
+    def videos(self) -> bool:
+        """Whether the family makes videos."""
+        return issubclass(self.options, VideoOptions)
+
+    # ---- before weights load -----------------------------------------------------------------------------------------
+
+    def card(self, model: str) -> Card | None:
+        """What a folder or a published checkpoint says of itself; None for any other hub id."""
+        if not Path(model).is_dir():
+            known = known_checkpoints.checkpoints().get(model)
+            return None if known is None else self._card(model, known.index, known.network, known.vae)
+        index, vae = read_json(model, "model_index.json"), read_json(model, "vae/config.json")
+        return self._card(model, index or {}, read_json(model, f"{self.denoisers[0]}/config.json"), vae or {})
+
+    def _card(
+        self, model: str, index: Mapping[str, Any], network: Mapping[str, Any] | None, vae: Mapping[str, Any]
+    ) -> Card:
+        if network is not None:
+            parameters = inspect.signature(self.network.__init__).parameters.values()
+            usual = {p.name: p.default for p in parameters if p.default is not p.empty}
+            network = SimpleNamespace(**{**usual, **network})  # type: ignore[assignment]
+        return Card(model=model, index=index, network=network, vae=vae, factors=self.factors(vae))
+
+    def meta_denoiser(self, model: str) -> nn.Module | None:
+        """The denoiser without weights, or experts by name: of a folder or a published checkpoint, else None."""
+        known, found = None if Path(model).is_dir() else known_checkpoints.checkpoints().get(model), {}
+        for place, name in enumerate(self.denoisers):
+            if known is None:
+                config = read_json(model, f"{name}/config.json")
+            else:
+                config = dict(known.network) if place == 0 or known.index.get(name) else None
+            if config is not None:
+                found[name] = common.on_meta(self.network, config)
+        return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
+
+    def check(self, model: str, targets: Sequence[str] | None) -> None:
+        """Checks what is known before weights load: the model is of this family, and every LoRA target binds.
+
+        A hub id that is not published here is left to `load`.
+
+        Raises:
+            ValueError: says what is wrong and what to change.
+        """
+        card = self.card(model)
+        if card is None:
+            return
+        folder = Path(model).is_dir()
+        if folder and not (Path(model) / "model_index.json").is_file():
+            raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
+        self._check_class(model, card.stock)
+        scheduler = read_json(model, "scheduler/scheduler_config.json")
+        if scheduler is not None:
+            self.check_scheduler(model, scheduler)
+        if card.network is None:
+            return
+        self.refuse(card)
+        denoiser = self.meta_denoiser(model) if targets is not None else None
+        for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
+            if expert is not None:
+                check_targets(expert, targets or ())
+
+    def _check_class(self, model: str, found: str | None) -> None:
+        if found not in self.stock:
+            raise ValueError(
+                f"{model} is a {found}, and pipeline.name={self.name} loads {' or '.join(self.stock)}: leave "
+                "pipeline.name out, or set it to the family of the model"
+            )
+
+    def chosen(self, options: Mapping[str, Any]) -> Any:
+        """The family's options from plain values.
+
+        Raises:
+            ValueError: an unknown option, or a value that makes no sense.
+        """
+        return build_options(self.options, options, owner=f"pipeline {self.name!r}")
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Checks `pipeline.options`, those that have no key of their own.
+
+        Raises:
+            ValueError: names the option.
+        """
+        for name in {field.name for field in fields(ImageOptions)} | {"num_frames", "fps"}:
+            if name in options:
+                raise ValueError(f"pipeline.options.{name} is the key pipeline.{name}: set that instead")
+        self.chosen(options)
+
+    # ---- loading -----------------------------------------------------------------------------------------------------
+
+    def load(
+        self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu", **options: Any
+    ) -> FamilyPipeline:
+        """Loads a checkpoint from a folder or the hub.
+
+        Args:
+            model: folder or hub id.
+            dtype: of denoiser and text encoders; the autoencoder is float32.
+            device: where everything lives.
+            options: fields of the family's options class.
+
+        Raises:
+            ValueError: nothing loadable there, or an option that the checkpoint does not have.
+        """
+        chosen, card = self.chosen(options), self.card(model)
+        if card is None:
+            card = self._card(model, {"_class_name": hub_class(model)}, None, {})
+        if card.stock is not None:
+            self._check_class(model, card.stock)
+        if card.network is not None:  # all is checked again below, where it was not known before
+            self._check(card, chosen)
+        pipe = common.load_stock(
+            self.stock_class(card, chosen) or self.stock[0], model, title=self.title, dtype=dtype, exact=self.exact,
+            **self.stock_options or {},
+        )  # fmt: skip
+        denoisers = {name: part for name in self.denoisers if (part := getattr(pipe, name)) is not None}
+        network = next(iter(denoisers.values())).config if denoisers else {}
+        index = {**pipe.config, "_class_name": type(pipe).__name__}
+        card = self._card(model, index, network, pipe.vae.config)
+        self.check_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
+        self._check(card, chosen)
+        common.freeze(pipe, device)
+        for part in denoisers.values() if chosen.gradient_checkpointing else ():
+            part.enable_gradient_checkpointing()
+        if self.videos and chosen.vae_tiling:
+            pipe.vae.enable_tiling()
+        p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=torch.device(device))
+        self.prepare(p)
+        return p
+
+    def _check(self, card: Card, options: Any) -> None:
+        """Refuses what the checkpoint cannot take, with options or by itself."""
+        self.refuse(card)
+        shapes(self, card, self.size_of(card, options))
+        self.suits(card, options)
+        self.prompt_tokens(card, options)
+
+    def prompt_tokens(self, card: Card, options: Any) -> int:
+        """Tokens that prompts are cut or padded to.
+
+        Raises:
+            ValueError: another number than the checkpoint takes.
+        """
+        return self.tokens(card, options) if self.tokens is not None else options.max_sequence_length or self.length
+
+    def size_of(self, card: Card, options: Any) -> Size:
+        """What is drawn: options, then the checkpoint's own."""
+        own = self.own_size(card)
+        frames, fps = (options.num_frames, options.fps) if self.videos else (None, None)
+        return Size(
+            height=options.height or own.height, width=options.width or own.width,
+            num_frames=own.num_frames if frames is None else frames, fps=fps or own.fps,
+        )  # fmt: skip
+
+    # ---- what `flowrl plan` asks -------------------------------------------------------------------------------------
+
+    def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:
+        """What a checkpoint draws with these options; None where nothing is known of it."""
+        card = self.card(model)
+        return None if card is None or card.network is None else self.size_of(card, self.chosen(options))
+
+    def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
+        """Tokens of text that the denoiser reads with these options; the family's usual where nothing is known."""
+        card, chosen = self.card(model), self.chosen(options)
+        if card is None or card.network is None:
+            return int(chosen.max_sequence_length or self.length)
+        return self.seen_tokens(card, self.prompt_tokens(card, chosen))
+
+    def rows(self, model: str, scale: float) -> int:
+        """Network rows that guidance at a scale needs per sample and step."""
+        return self.passes(self.card(model), scale)
+
+    def meta_call(self, model: str, size: Size, text_tokens: int) -> dict[str, Any]:
+        """Keyword arguments of one evaluation of one sample, without numbers in them.
+
+        Raises:
+            ValueError: the model cannot draw this size, or nothing is known of it.
+        """
+        card, device = self.card(model), torch.device("meta")
+        if card is None or card.network is None:
+            raise ValueError(f"nothing is known of {model} without its download")
+        frames: dict[str, Any] = {"num_frames": size.num_frames} if self.videos else {}
+        options = self.options(height=size.height, width=size.width, **frames)
+        p = FamilyPipeline(
+            self, card, options, pipe=None, denoisers={}, dtype=torch.float32, device=device, tokens=text_tokens
+        )
+        cond = Conditioning(self.conditioning(p, text_tokens))
+        return self.arguments(p, common.meta(1, *p.latent_shape), common.meta(1), cond) | {"return_dict": False}
+
+
+class FamilyPipeline:
+    """A loaded checkpoint of a family; see `flowrl.pipelines.Pipeline` for what each member is."""
+
+    def __init__(
+        self, family: Family, card: Card, options: Any, *, pipe: Any, denoisers: Mapping[str, nn.Module],
+        dtype: torch.dtype, device: torch.device, tokens: int | None = None,
+    ) -> None:  # fmt: skip
+        """Takes a loaded stock pipeline; without one it says what a denoiser would be called with."""
+        self.family, self.card, self.options = family, card, options
+        self.vae_slice: int = options.vae_slice
+        self.pipe: Any = pipe
+        self.model, self.dtype, self.device = card.model, dtype, device
+        self.experts: dict[str, Any] = dict(denoisers)
+        parts = list(denoisers.values())
+        self.denoiser: nn.Module = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
+        self.lora_targets = family.lora_targets
+        count = family.count_sources
+        self.num_sources: tuple[int, int] = count(card, options) if count else family.num_sources or (0, 0)
+        self.max_sequence_length = family.prompt_tokens(card, options) if tokens is None else tokens
+        size = family.size_of(card, options)
+        self.fps = size.fps
+        self.constants = {} if pipe is None else family.constants(self)
+        self._texts = Embedded(self._embed)
+        self._set_size(size)
+
+    def _set_size(self, size: Size) -> None:
+        self.latent_shape, self.image_shape = shapes(self.family, self.card, size)
+        self.positions = self.family.positions(self)
+        self._images = Embedded(self._embed_sources)  # another size has other latents
+
+    def resized(self, height: int | None, width: int | None) -> FamilyPipeline:
+        """The same networks drawing another size; None is the checkpoint's own.
+
+        Embeddings of prompts are shared. Sources are encoded again, which works after the text encoders are freed too.
+        """
+        other, own = copy(self), self.family.own_size(self.card)
+        frames = self.image_shape[0] if self.family.videos else None
+        other._set_size(Size(height=height or own.height, width=width or own.width, num_frames=frames))
+        return other
+
+    def encode(self, prompts: Sequence[str], sources: Sources | None = None) -> Conditioning:
+        """Embeds prompts and their source images, each distinct one once."""
+        family, count = self.family, self.num_sources
+        given = check_sources(sources, prompts, count, family.name, family.sources_option)
+        if family.embed_sources is None:
+            return self._texts(prompts, given, self.device)
+        text = self._texts(prompts, [()] * len(prompts), self.device)
+        if not count[1]:
+            return text
+        images = self._images([""] * len(prompts), given, self.device)
+        return Conditioning({**text.tensors, **images.tensors})
+
+    def _embed(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
+        return Conditioning(self.family.embed(self, prompt, sources))
+
+    def _embed_sources(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
+        assert self.family.embed_sources is not None
+        return Conditioning(self.family.embed_sources(self, sources))
+
+    def free_text_encoders(self) -> None:
+        """Drops the text encoders from memory; new sources that are encoded apart from prompts can still be."""
+        self._texts.free(self.pipe, self.family.encoders)
+
+    def call(self, x: Tensor, timestep: Tensor, cond: Conditioning, expert: str | None = None) -> Tensor:
+        """The denoiser's prediction in the pipeline's dtype, while LoRA weights stay float32."""
+        network = self.experts[expert or self.family.denoisers[0]]
+        with common.autocast(self.device, self.dtype):
+            given = self.family.arguments(self, x.to(self.dtype), timestep, cond)
+            output = network(**given, return_dict=False)[0]
+        return self.family.read(self, output, x)
+
+    def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+        """Velocity in float32."""
+        return self.family.evaluate(self, x, timestep, cond)
+
+    def passes(self, scale: float) -> int:
+        """Network rows that guidance at a scale needs per sample and step."""
+        return self.family.passes(self.card, scale)
+
+    def guided(self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float) -> Velocity:
+        """The family's guidance of a network."""
+        return self.family.guided(self, network, cond, negative, scale)
+
+    def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
+        """Noise levels; grid "diffusers" is what the stock pipeline visits."""
+        return self.family.schedule(self, num_steps, grid, shift)
+
+    def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
+        """Decodes slice by slice in float32."""
+        decode = partial(self.family.decode, self)
+        turned = (lambda z: decode(z).transpose(1, 2)) if self.family.videos else decode
+        return common.decode_slices(latents, self.vae_slice, turned, gradient=gradient)
+
+    def encode_images(self, images: Tensor) -> Tensor:
+        """What the autoencoder makes of images or clips, the mode of its posterior, scaled as `decode` undoes it."""
+        encode = partial(self.family.encode, self)
+        turned = (lambda x: encode(x.transpose(1, 2))) if self.family.videos else encode
+        return common.encode_slices(images, self.image_shape, self.vae_slice, turned, self.device)
+
+    def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
+        """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`.
+
+        That of a second expert stands in a folder of its name: stock loads it with
+        `load_lora_weights(folder / "transformer_2", load_into_transformer_2=True)`.
+        """
+        first, stock = self.family.denoisers[0], type(self.pipe)
+        if len(self.experts) == 1:
+            return common.write_lora(stock, folder, tensors, config, part=first)
+        for name, part in common.split_experts(tensors, tuple(self.experts)):
+            common.write_lora(stock, folder if name == first else folder / name, part, config, part=first)
+        return folder / common.LORA_FILE
+
+
+def shapes(family: Family, card: Card, size: Size) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of one latent and of the image or clip that it is decoded to.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    grid, (factor, frame_factor) = family.grid(card.network), card.factors
+    multiple = max(grid.multiple, factor * grid.patch)
+    frames: tuple[int, ...] = ()
+    if family.videos:
+        step = frame_factor * (2 if grid.odd_frames else 1)
+        found = common.check_frames(card.model, size.num_frames or 0, step, grid.frame_patch)
+        frames = (2 * found - 1 if grid.odd_frames else found,)
+    most = None if grid.most is None else multiple * grid.most
+    common.check_size(card.model, (size.height, size.width), multiple, most)
+    latent = (grid.channels, *frames, size.height // factor, size.width // factor)
+    return latent, (*((size.num_frames or 0,) * len(frames)), 3, size.height, size.width)

@@ -1,0 +1,66 @@
+"""What is known of published checkpoints without a download: `published.json`, written from their configuration files.
+
+`networks` are configurations of denoisers, where "like" takes over another one; `part_parameters` are the parameters of
+the stock classes of other parts; `families` is the one table of model families: the stock classes that a family loads,
+and its published checkpoints: licence, whether the hub asks to accept it (`gated`), denoiser, other parts, and what
+`model_index.json` (`index`) and the autoencoder's configuration (`vae`) say beside the usual.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A published checkpoint.
+
+    Attributes:
+        family: its family.
+        index: what its model_index.json says, the stock class first.
+        network: configuration of its denoiser.
+        vae: what its autoencoder's configuration says beside the usual.
+        licence: of the weights.
+        gated: whether the hub asks to accept the licence.
+        parts: parameters of every part but the denoiser.
+    """
+
+    family: str
+    index: Mapping[str, Any]
+    network: Mapping[str, Any]
+    vae: Mapping[str, Any]
+    licence: str
+    gated: bool
+    parts: Mapping[str, int]
+
+
+@functools.cache
+def tables() -> Any:
+    """The file as it stands."""
+    return json.loads(resources.files("flowrl.pipelines").joinpath("published.json").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def checkpoints() -> dict[str, Published]:
+    """Hub id -> what is known of it."""
+    parameters = tables()["part_parameters"]
+    return {
+        model: Published(
+            family=name, index={"_class_name": family["stock"][0], **entry.get("index", {})},
+            network=_network(entry["network"]), vae=entry.get("vae", {}), licence=entry["licence"],
+            gated=entry.get("gated", False), parts={part: parameters[kind] for part, kind in entry["parts"].items()},
+        )
+        for name, family in tables()["families"].items() for model, entry in family["checkpoints"].items()
+    }  # fmt: skip
+
+
+def _network(entry: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A denoiser's configuration: a name in `networks`, or one that is like another."""
+    given = dict(tables()["networks"][entry] if isinstance(entry, str) else entry)
+    like = given.pop("like", None)
+    return given if like is None else {**_network(like), **given}

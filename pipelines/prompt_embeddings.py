@@ -1,0 +1,107 @@
+"""Embeddings of prompts and of their source images: each computed once and by itself, kept on the host."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from flowrl.trajectory import Conditioning
+
+Sources = Sequence[Sequence[Tensor]]
+"""The source images of each prompt, float32 [3, h, w] in [0, 1]."""
+
+EMBEDDING_CACHE = 2048
+"""Prompts whose embeddings are kept on the host while the text encoders are at hand."""
+
+
+class Embedded:
+    """Embeddings of prompts, each computed once and by itself, so that it does not depend on its batch.
+
+    `encode_one(prompt, sources)` gives a Conditioning of one row; rows are kept on the host, the newest `limit` of them
+    while they can be computed again.
+    """
+
+    limit: ClassVar[int | None] = EMBEDDING_CACHE
+
+    def __init__(self, encode_one: Callable[[str, Sequence[Tensor]], Conditioning]) -> None:
+        self.encode_one = encode_one
+        self.rows: dict[tuple[str, ...], Conditioning] = {}
+        self.freed = False
+
+    @torch.no_grad()
+    def __call__(self, prompts: Sequence[str], sources: Sources, device: torch.device) -> Conditioning:
+        """Conditioning of prompts, one row each.
+
+        Raises:
+            ValueError: a prompt is new and the text encoders are gone.
+        """
+        keys = [(prompt, *map(_digest, images)) for prompt, images in zip(prompts, sources, strict=True)]
+        for key, images in zip(keys, sources, strict=True):
+            if key not in self.rows:
+                if self.freed:
+                    raise ValueError(
+                        f"prompt {key[0]!r} was not encoded before the text encoders were freed: set "
+                        "pipeline.free_text_encoders=false"
+                    )
+                self.rows[key] = self.encode_one(key[0], images).to("cpu")
+        cond = Conditioning.cat([self.rows[key] for key in keys]).to(device)
+        while not self.freed and Embedded.limit is not None and len(self.rows) > Embedded.limit:
+            del self.rows[next(iter(self.rows))]  # the oldest; it can be computed again
+        return cond
+
+    def free(self, pipe: Any, parts: Sequence[str]) -> None:
+        """Drops encoders from a stock pipeline; only what was encoded before can be asked for afterwards."""
+        self.freed = True
+        pipe.register_modules(**dict.fromkeys(parts))
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+@contextmanager
+def keeping_all() -> Iterator[None]:
+    """Inside, embeddings have no limit: for what is encoded before the text encoders go."""
+    Embedded.limit, usual = None, Embedded.limit
+    try:
+        yield
+    finally:
+        Embedded.limit = usual
+
+
+def _digest(image: Tensor) -> str:
+    """An image's fingerprint."""
+    data = image.detach().cpu().contiguous()
+    return f"{tuple(data.shape)} {hashlib.sha256(data.numpy().tobytes()).hexdigest()}"
+
+
+def check_sources(
+    sources: Sources | None, prompts: Sequence[str], allowed: tuple[int, int], family: str, option: str | None
+) -> Sources:
+    """The source images of each prompt, or none for each.
+
+    Args:
+        sources: those of each prompt, if any.
+        prompts: that are embedded.
+        allowed: least and most source images of a prompt.
+        family: for the message.
+        option: of `pipeline.options` that sets how many there are; None where nothing does.
+
+    Raises:
+        ValueError: a prompt has more or fewer images than the loaded pipeline takes.
+    """
+    given = [()] * len(prompts) if sources is None else sources
+    least, most = allowed
+    for prompt, images in zip(prompts, given, strict=True):
+        if not least <= len(images) <= most:
+            wanted = "no source image" if not most else f"{least}" if least == most else f"{least} to {most}"
+            loaded = "" if option is None else f" as loaded with pipeline.options.{option}={most}"
+            other = "" if option is None else f"set pipeline.options.{option}={len(images)}, "
+            raise ValueError(
+                f"prompt {prompt!r} has {len(images)} source images, and {family}{loaded} takes {wanted}: {other}give "
+                "them with --source FILE, in a prompt file under 'source' or 'sources', or take another model"
+            )
+    return given
