@@ -310,3 +310,28 @@ def test_files_stay_readable(name: str) -> None:
 def test_root_stays_off_the_path() -> None:
     assert not (ROOT / "conftest.py").exists(), "a conftest.py at the root would make 'import rewards' work by accident"
     assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+# ---- what CONTRIBUTING says ------------------------------------------------------------------------------------------
+
+
+def test_the_map_of_contributing_leads_somewhere() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("### To change X, open Y")[2].partition("\n### ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "`" in line]
+    assert len(rows) >= 20
+    for row in rows:
+        path = ROOT
+        for name in re.findall(r"`([^`]+)`", row.split("|")[2]):
+            if name.isupper():  # a table in the file named before it
+                assert any(found == name for found, _ in definitions(ast.parse(path.read_text()))), row
+            else:
+                path = ROOT / name
+                assert path.exists(), row
+
+
+def test_every_file_that_contributing_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rooms = [ROOT, ROOT / "flowrl"]
+    for name in re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9.]*)`", text):
+        assert any((room / name).exists() for room in rooms), name
