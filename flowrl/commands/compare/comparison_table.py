@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from flowrl.commands.compare.measure import DIVERSITY_TEXT
 from flowrl.commands.compare.result import MethodResult, Results
+from flowrl.commands.terminal_text import COLUMNS, aligned
 from flowrl.statistics.crossed import Estimate
 from flowrl.training.drift import KL_TEXT
 from flowrl.training.evaluation_rows import SCORE
 
-COLUMNS = 80
 _NO = "\u2013"
 UNITS = {"nfe": "network evaluations", "seconds": "seconds of training", "images": "images"}
 
@@ -55,7 +55,7 @@ def seeds_in_words(results: Results) -> str:
 def text(results: Results) -> str:
     """All tables for a terminal."""
     blocks = [textwrap.fill(line, COLUMNS) for line in (heading(results), conclusion(results), *results.notes)]
-    blocks += [_aligned(table.title, table.head, table.rows) for table in tables(results)]
+    blocks += [_aligned(table) for table in tables(results)]
     if results.missing:
         blocks.append("Not in the tables:\n" + "\n".join(f"  {name}: {state}" for name, state in results.missing))
     return "\n\n".join(blocks)
@@ -230,16 +230,11 @@ def _models(results: Results) -> Table | None:
     )  # fmt: skip
 
 
-def _aligned(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns apart by two blanks; names are cut, then the last column left out, where 80 columns do not suffice."""
-    widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
-    room = COLUMNS - sum(widths[1:]) - 2 * len(widths)
-    if room < min(widths[0], 12) and len(head) > 2:
-        return _aligned(title, head[:-1], [row[:-1] for row in rows])
-    widths[0] = min(widths[0], room)
-    lines = []
-    for row in [head, *rows]:
-        name = row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "\u2026"
-        cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([f"  {name:<{widths[0]}}", *cells]).rstrip())
-    return "\n".join([title, *lines])
+def _aligned(table: Table) -> str:
+    """A table below its title; last columns are left out where 80 do not suffice for them and names of 12 letters."""
+    head, rows = table.head, table.rows
+    widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
+    kept = len(head)
+    while kept > 2 and min(widths[0], 12) + sum(widths[1:kept]) + 2 * kept > COLUMNS:
+        kept -= 1
+    return f"{table.title}\n{aligned(head[:kept], [row[:kept] for row in rows], '  ')}"
