@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from flowrl.rewards import RewardInputs
 
 PROMPTS = ["a dog", "two cats on a red sofa", "the sea"]
 LEVEL_WORDS = ("excellent", "good", "fair", "poor", "bad")
+LEVEL_TOKENS = tuple(f" {word}" for word in LEVEL_WORDS)
 CHAT_TOKENS = (
     "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
@@ -24,15 +26,15 @@ WIDTH = 32
 SPARE_ROWS = 8  # of the embedding, beyond the tokenizer's words, as in the published models
 
 
-def tiny_processor() -> Any:
-    """Bytes, the tokens of the chat format, and the five level words with a blank before them."""
+def tiny_processor(words: Sequence[str] = LEVEL_TOKENS) -> Any:
+    """Bytes, the tokens of the chat format, and some words: by default the five levels with a blank before them."""
     import transformers
     from tokenizers import pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = transformers.Qwen2Tokenizer(vocab={letter: i for i, letter in enumerate(letters)}, merges=[])
     tokenizer.add_tokens(list(CHAT_TOKENS), special_tokens=True)
-    tokenizer.add_tokens([f" {word}" for word in LEVEL_WORDS])
+    tokenizer.add_tokens(list(words))
     return transformers.Qwen2VLProcessor(
         image_processor=transformers.Qwen2VLImageProcessor(), tokenizer=tokenizer,
         video_processor=transformers.Qwen2VLVideoProcessor(), chat_template=CHAT_TEMPLATE,
@@ -59,16 +61,21 @@ def tiny_config(processor: Any, *, layers: int = 2, width: int = WIDTH) -> Any:
     )  # fmt: skip
 
 
-def write_tiny_vlm(folder: Path) -> Path:
+def write_tiny_vlm(
+    folder: Path, *, words: Sequence[str] = LEVEL_TOKENS, generation: Mapping[str, float] | None = None
+) -> Path:
     """A complete `Qwen2VLForConditionalGeneration` folder; weights large enough for inputs to tell apart."""
     import transformers
 
-    processor = tiny_processor()
+    processor = tiny_processor(words)
     torch.manual_seed(0)
     model = transformers.Qwen2VLForConditionalGeneration(tiny_config(processor))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5.0) if parameter.ndim > 1 else None
+    if generation is not None:
+        ends = {key: getattr(model.config.text_config, key) for key in ("eos_token_id", "pad_token_id")}
+        model.generation_config = transformers.GenerationConfig(**ends, **generation)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder

@@ -19,6 +19,7 @@ import pytest
 import requests
 import torch
 from PIL import Image
+from tiny_vlm import write_tiny_vlm
 from torch import Tensor
 
 from flowrl.rewards import RewardInputs, build_reward
@@ -26,62 +27,12 @@ from flowrl.rewards.judges.chat import Chat, Question, build_chat, check_chat
 from flowrl.rewards.judges.local_chat import GumbelNoise, LocalChat, LocalJudge
 
 CPU = torch.device("cpu")
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}{% if c['type'] == 'image' %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def write_tiny_vlm(folder: Path, *, repetition_penalty: float = 1.0) -> Path:
-    """A complete folder of a random model whose vocabulary is all bytes and the words Yes and No."""
-    import transformers
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    merges = [("Y", "e"), ("Ye", "s"), ("N", "o"), ("\u0120", "Yes"), ("\u0120", "No"), ("y", "e"), ("ye", "s")]
-    pieces = [*sorted(ByteLevel.alphabet()), *(left + right for left, right in merges)]
-    vocab = {piece: i for i, piece in enumerate([*pieces, *SPECIALS, "<|video_pad|>"])}
-    tokenizer = transformers.Qwen2Tokenizer(
-        vocab=vocab, merges=merges, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token=None,
-        additional_special_tokens=[*SPECIALS, "<|video_pad|>"],
-    )  # fmt: skip
-    ends = {"eos_token_id": vocab["<|im_end|>"], "pad_token_id": vocab["<|endoftext|>"]}
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 512}
-    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14}
-    config = transformers.Qwen2VLConfig(
-        text_config={
-            **text, **ends, "vocab_size": len(vocab), "num_attention_heads": 2, "num_key_value_heads": 2,
-            "rope_parameters": rope,
-        },
-        vision_config=vision,
-        image_token_id=vocab["<|image_pad|>"],
-        video_token_id=vocab["<|video_pad|>"],
-        vision_start_token_id=vocab["<|vision_start|>"],
-        vision_end_token_id=vocab["<|vision_end|>"],
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    network = transformers.Qwen2VLForConditionalGeneration(config)
-    with torch.no_grad():  # so that images and words change the answer enough for a mix-up to show
-        for parameter in network.parameters():
-            parameter.mul_(5.0) if parameter.ndim > 1 else None
-    network.generation_config = transformers.GenerationConfig(**ends, repetition_penalty=repetition_penalty)
-    network.save_pretrained(folder)
-    processor = transformers.Qwen2VLProcessor(
-        image_processor=transformers.Qwen2VLImageProcessor(size={"shortest_edge": 28 * 28, "longest_edge": 56 * 56}),
-        tokenizer=tokenizer,
-        video_processor=transformers.Qwen2VLVideoProcessor(),
-        chat_template=TEMPLATE,
-    )
-    processor.save_pretrained(folder)
-    return folder
+WORDS = ("Yes", " Yes", "No", " No", "yes")
 
 
 @pytest.fixture(scope="module")
 def tiny_vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_vlm(tmp_path_factory.mktemp("vlm"), repetition_penalty=3.0)
+    return write_tiny_vlm(tmp_path_factory.mktemp("vlm"), words=WORDS, generation={"repetition_penalty": 3.0})
 
 
 def chat_of(folder: Path, **options: Any) -> LocalJudge:
@@ -261,7 +212,7 @@ def test_local_judge_errors(tiny_vlm: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """The tiny model behind `transformers serve`, on a free port of this machine."""
-    folder = write_tiny_vlm(tmp_path / "served")
+    folder = write_tiny_vlm(tmp_path / "served", words=WORDS, generation={})
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -296,7 +247,7 @@ def test_a_served_judge_answers_as_the_one_in_this_process(served: tuple[Path, s
     first, second = images(2)
     questions = [
         Question(parts=(first, "Is it?"), max_tokens=6),
-        Question(parts=("before", second, first, "after"), system="Be just.", max_tokens=6),
+        Question(parts=("before", second, first, "after"), system="Judge.", max_tokens=6),
         Question(parts=("No image?",)),
     ]
     here, there = chat_of(folder).ask(questions), remote.ask(questions)
