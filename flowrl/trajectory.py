@@ -79,7 +79,8 @@ class Schedule:
 
 
 def start_state(noise: Tensor, schedule: Schedule) -> Tensor:
-    """State 0 of standard normal noise `[b, *latent]`."""
+    """State 0 of standard normal noise `[b, *latent]`, in at least float32."""
+    noise = noise.to(torch.promote_types(noise.dtype, torch.float32))
     return noise if schedule.start_scale == 1 else noise * schedule.start_scale
 
 
@@ -204,7 +205,7 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rows:
-    """Training table: one row a transition to be scored; every credit method ends here and every objective starts here.
+    """Training table, one row per transition to be scored: every credit method ends here, every objective starts here.
 
     Attributes:
         source: [M] index of the input state in `states.flatten(0, 1)`.
@@ -334,7 +335,7 @@ class Sampled:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Credit:
-    """What a credit method makes of scored images, before normalisation: one number a transition and channel.
+    """What a credit method makes of scored images, before normalisation: one number per transition and channel.
 
     The advantage is `scale * (normalised + offset)`, clipped; the objective is weighted by `weight`.
 

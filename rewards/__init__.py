@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
-from flowrl.config.options import build_options, check_options, options_class, unknown_name
+from flowrl.config.options import build_options, unknown_name
 
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""
@@ -31,37 +31,37 @@ REWARDS: dict[str, str] = {
     "aesthetic": "flowrl.rewards.aesthetic:Aesthetic",
     "attributes": "flowrl.rewards.embedded.attributes:AttributeScore",
     "clip_score": "flowrl.rewards.clip:ClipScore",
-    "edit_principles": "flowrl.rewards.judges.edit_judge:edit_principles",
-    "edit_score": "flowrl.rewards.judges.edit_judge:edit_score",
+    "edit_principles": "flowrl.rewards.judges.edit_judge:EditPrinciples",
+    "edit_score": "flowrl.rewards.judges.edit_judge:EditScore",
     "edit_verdict": "flowrl.rewards.embedded.world_verdicts:EditVerdict",
     "geneval": "flowrl.rewards.geneval:Geneval",
-    "grid_consistency": "flowrl.rewards.judges.consistency:grid_consistency",
+    "grid_consistency": "flowrl.rewards.judges.consistency:GridConsistency",
     "grid_verdict": "flowrl.rewards.embedded.world_verdicts:GridVerdict",
     "hps": "flowrl.rewards.hps:Hps",
     "hpsv3": "flowrl.rewards.hpsv3:Hpsv3",
     "image_reward": "flowrl.rewards.image_reward:ImageReward",
     "jpeg_compressibility": "flowrl.rewards.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "flowrl.rewards.jpeg:JpegIncompressibility",
-    "level_tokens": "flowrl.rewards.judges.level_tokens:level_tokens",
+    "level_tokens": "flowrl.rewards.judges.level_tokens:LevelTokens",
     "motion_verdict": "flowrl.rewards.embedded.world_verdicts:MotionVerdict",
     "noisy": "flowrl.rewards.noisy:Noisy",
     "ocr": "flowrl.rewards.ocr:Ocr",
-    "pick_score": "flowrl.rewards.clip:PickScore",
     "physics": "flowrl.rewards.physics:Physics",
+    "pick_score": "flowrl.rewards.clip:PickScore",
     "preference_head": "flowrl.rewards.preference_head:PreferenceHead",
-    "rank": "flowrl.rewards.comparing.pairwise:rank",
+    "rank": "flowrl.rewards.comparing.pairwise:Rank",
     "remote": "flowrl.rewards.remote:Remote",
-    "rubric": "flowrl.rewards.judges.rubric:rubric",
+    "rubric": "flowrl.rewards.judges.rubric:Rubric",
     "safety": "flowrl.rewards.safety:Safety",
     "similarity": "flowrl.rewards.similarity:Similarity",
-    "subfigure_similarity": "flowrl.rewards.judges.subfigures:subfigure_similarity",
-    "subfigures": "flowrl.rewards.judges.subfigures:subfigures",
+    "subfigure_similarity": "flowrl.rewards.judges.subfigures:SubfigureSimilarity",
+    "subfigures": "flowrl.rewards.judges.subfigures:Subfigures",
     "temporal_smoothness": "flowrl.rewards.motion:TemporalSmoothness",
-    "tournament": "flowrl.rewards.comparing.pairwise:tournament",
-    "unified_reward": "flowrl.rewards.judges.unified:unified_reward",
+    "tournament": "flowrl.rewards.comparing.pairwise:Tournament",
+    "unified_reward": "flowrl.rewards.judges.unified:UnifiedReward",
     "video_align": "flowrl.rewards.video_align:VideoAlign",
-    "win_rate": "flowrl.rewards.comparing.pairwise:win_rate",
-    "yes_no": "flowrl.rewards.judges.yes_no:yes_no",
+    "win_rate": "flowrl.rewards.comparing.pairwise:WinRate",
+    "yes_no": "flowrl.rewards.judges.yes_no:YesNo",
 }
 """Name -> "module:Class", the options of the reward: a frozen dataclass whose fields are the options, whose
 `__post_init__` refuses bad values without loading anything, and whose `build(device)` makes the `Reward`."""
@@ -320,27 +320,6 @@ def load_target(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def check_of(name: str) -> Callable[..., None] | None:
-    """The function that refuses bad option values of a built-in reward that is a function, if it has one."""
-    module = vars(importlib.import_module(REWARDS[name].partition(":")[0]))
-    found: Callable[..., None] | None = module.get(f"check_{name}", module.get("check"))
-    return found
-
-
-def check_reward(name: str, options: Mapping[str, Any]) -> None:
-    """Checks a built-in reward's name, the names, types and values of its options. Loads no weights."""
-    reward_options(name, options)
-
-
-@dataclass(frozen=True)
-class _OfFunction:  # until every reward is a class
-    factory: Callable[..., Reward]
-    options: Mapping[str, Any]
-
-    def build(self, device: torch.device) -> Reward:
-        return self.factory(device=device, **self.options)
-
-
 def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
     """The checked options of a built-in reward. Loads no weights.
 
@@ -349,21 +328,13 @@ def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
     """
     if name not in REWARDS:
         raise ValueError(unknown_name("reward", name, REWARDS) + " For your own use file: and function:.")
-    target = load_target(REWARDS[name])
-    if not isinstance(target, type):
-        check_options(target, options, owner=f"reward {name!r}")
-        check = check_of(name)
-        if check is not None:
-            check(**options)
-        return _OfFunction(target, dict(options))
-    made: RewardOptions = build_options(target, options, owner=f"reward {name!r}")
+    made: RewardOptions = build_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")
     return made
 
 
 def option_names(name: str) -> list[str]:
     """The names of a built-in reward's options."""
-    target = load_target(REWARDS[name])
-    return [one.name for one in fields(target if isinstance(target, type) else options_class(target, ("device",)))]
+    return [one.name for one in fields(load_target(REWARDS[name]))]
 
 
 def can_be_differentiable(name: str | None) -> bool:

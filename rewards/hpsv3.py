@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
 from flowrl.rewards.networks.qwen_vl import DTYPES, Dtype, PositionMode, Scorer, TokenReward
 
@@ -70,7 +71,7 @@ class Hpsv3:
 
     def text(self) -> str:
         """What the model reads, with `{prompt}` in it."""
-        return qwen_vl.read_template(self.template, "hpsv3.txt", once=(qwen_vl.PROMPT, TOKEN))
+        return read_template("hpsv3", self.template, once=(qwen_vl.PROMPT, TOKEN))
 
     def build(self, device: torch.device) -> Reward:
         """Loads model and processor.
@@ -99,7 +100,7 @@ class Hpsv3:
             score=partial(_score, options=self, scorer=scorer),
             needs=frozenset({"images", "prompts"}),
             version=f"hpsv3:{self.model}@{pretrained.fingerprint(network.head.parameters())}:{self.scale}:"
-            f"{qwen_vl.template_name(text)}:{self.position_mode}:{PIXELS}px:{self.dtype}",
+            f"{template_name(text)}:{self.position_mode}:{PIXELS}px:{self.dtype}",
         )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from flowrl.config.options import unknown_name
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
 from flowrl.rewards.networks.qwen_vl import DTYPES, Dtype, PositionMode, Scorer, TokenReward
 from flowrl.rewards.networks.video_align_checkpoint import (
@@ -91,7 +92,7 @@ class VideoAlign:
 
     def text(self) -> str:
         """What the model reads, with `{prompt}` in it."""
-        return qwen_vl.read_template(self.template, "video_align.txt", once=(qwen_vl.PROMPT, *TOKENS))
+        return read_template("video_align", self.template, once=(qwen_vl.PROMPT, *TOKENS))
 
     def build(self, device: torch.device) -> Reward:
         """Loads model and processor.
@@ -121,7 +122,7 @@ class VideoAlign:
             score=partial(_score, options=self, settings=settings, scorer=scorer),
             needs=frozenset({"videos", "prompts"}),
             version=f"video_align:{self.model}/{chosen.name}@{pretrained.fingerprint(network.head.parameters())}:"
-            f"{'+'.join(self.dimensions)}:{'normalised' if self.normalise else 'raw'}:{qwen_vl.template_name(text)}:"
+            f"{'+'.join(self.dimensions)}:{'normalised' if self.normalise else 'raw'}:{template_name(text)}:"
             f"{self.position_mode}:{settings.fps:g}fps:{settings.max_pixels}px:{self.dtype}",
         )
 

@@ -16,9 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from flowrl.samplers.guidance import Velocity
-from flowrl.samplers.kernels import Kernel, ode
-from flowrl.samplers.parametrization import working_dtype
-from flowrl.samplers.transition import gaussian_log_prob
+from flowrl.samplers.kernels import Kernel
+from flowrl.samplers.step import Moved, advance, euler
 from flowrl.samplers.windows import thinned_steps
 from flowrl.trajectory import Sampled, Schedule, start_state
 
@@ -36,7 +35,7 @@ def chunked_velocities(
         prompt: [n] conditioning row of each latent.
         schedule: T steps.
         step: 0 .. T-1.
-        batch_size: Latents a network call.
+        batch_size: Latents per network call.
 
     Yields:
         The slice of x and its velocities.
@@ -47,31 +46,11 @@ def chunked_velocities(
 
 
 def draw_successors(
-    kernel: Kernel, x: Tensor, velocity: Tensor, xi: Tensor, schedule: Schedule, step: int, storage_dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Stochastic successors `mean + std xi` of latents at a step, as many each as xi holds, rounded to what is stored.
-
-    Args:
-        kernel: A kernel with noise_level and sigma_max bound.
-        x: [n, *latent].
-        velocity: [n, *latent].
-        xi: [n * width, *latent], the noises of one latent next to each other.
-        schedule: T steps.
-        step: 0 .. T-1.
-        storage_dtype: Precision of the successors.
-
-    Returns:
-        Successors [n * width, *latent], log-density [n * width] of each as stored, means.
-
-    Raises:
-        ValueError: the step has std 0, so nothing stochastic can be drawn.
-    """
-    width = len(xi) // len(x)
+    kernel: Kernel, x: Tensor, velocity: Tensor, schedule: Schedule, step: int, noise: Tensor, width: int
+) -> Moved:
+    """`width` stochastic successors of each latent at a step; siblings and their noises stand next to each other."""
     source, output = x.repeat_interleave(width, 0), velocity.repeat_interleave(width, 0)
-    transition = kernel(source, output, schedule.sigma[step], schedule.sigma[step + 1])
-    mean = transition.mean
-    x_next = (mean + transition.std * xi.to(device=mean.device, dtype=mean.dtype)).to(storage_dtype).to(mean.dtype)
-    return x_next, gaussian_log_prob(x_next, transition), mean
+    return advance(kernel, source, output, schedule.sigma[step], schedule.sigma[step + 1], noise)
 
 
 def checked_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
@@ -81,7 +60,7 @@ def checked_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
         ValueError: it has not the shape of the latents it is for.
     """
     if tuple(xi.shape) != tuple(shape):
-        raise ValueError(f"{call} must give one noise a successor {tuple(shape)}, got {tuple(xi.shape)}")
+        raise ValueError(f"{call} must give one noise per successor {tuple(shape)}, got {tuple(xi.shape)}")
     return xi
 
 
@@ -89,7 +68,7 @@ def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -
     """Check what branches and trees start from.
 
     Raises:
-        ValueError: there is no start noise, prompts or groups are not one a start noise, or batch_size < 1.
+        ValueError: there is no start noise, prompts or groups are not one per start noise, or batch_size < 1.
     """
     if len(x) == 0 or prompt_a.shape != x.shape[:1] or group_a.shape != x.shape[:1]:
         raise ValueError(
@@ -97,7 +76,7 @@ def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -
             f"prompt_a {tuple(prompt_a.shape)} and group_a {tuple(group_a.shape)}"
         )
     if batch_size < 1:
-        raise ValueError(f"batch_size is the number of latents a network call, at least 1, got {batch_size}")
+        raise ValueError(f"batch_size is the number of latents per network call, at least 1, got {batch_size}")
 
 
 def check_steps(steps: Sequence[int], num_steps: int, name: str) -> tuple[int, ...]:
@@ -121,7 +100,6 @@ def complete_branches(
     *,
     strides: Sequence[int] = (1,),
     batch_size: int,
-    storage_dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, " F *latent"]:
     """Follow the ODE from the products of stochastic steps to sigma 0, once for every stride.
 
@@ -136,8 +114,7 @@ def complete_branches(
         steps: M steps that produced x.
         schedule: T steps.
         strides: L strides.
-        batch_size: Latents a network call.
-        storage_dtype: Precision that every state is rounded to.
+        batch_size: Latents per network call.
 
     Returns:
         [M * L, *latent] at sigma 0, ordered (latent, stride).
@@ -159,8 +136,7 @@ def complete_branches(
             members = [(place, path) for place, first in enumerate(list(alike)[part]) for path in alike[first]]
             places, paths = (torch.tensor(column, device=x.device) for column in zip(*members, strict=True))
             following = [next((s for s in evaluated[p] if s > step), schedule.num_steps) for _, p in members]
-            moved = ode(x_F[paths], velocity[places], schedule.sigma[step], schedule.sigma[following])
-            x_F[paths] = moved.mean.to(storage_dtype).to(x.dtype)
+            x_F[paths] = euler(x_F[paths], velocity[places], schedule.sigma[step], schedule.sigma[following])
     return x_F
 
 
@@ -178,14 +154,13 @@ def sample_branches(
     strides: Sequence[int] = (1,),
     batch_size: int,
     keep_means: bool = False,
-    storage_dtype: torch.dtype = torch.float32,
 ) -> Sampled:
     """Branch off ODE trajectories: at chosen steps several stochastic successors, each completed by the ODE.
 
-    TempFlow-GRPO (arXiv 2508.04324): every step but the last, several start noises a prompt. G2RPO (arXiv 2510.01982):
-    the first half of the steps, one start noise a prompt, every branch completed on several thinned schedules. Anchors
-    stop at their last branching, and all branches of a state share its one network evaluation. With B branches and one
-    stride an anchor costs `max(steps) + 1 + B sum_j (T - 1 - j)` evaluations.
+    TempFlow-GRPO (arXiv 2508.04324): every step but the last, several start noises per prompt. G2RPO (arXiv
+    2510.01982): the first half of the steps, one start noise per prompt, every branch completed on several thinned
+    schedules. Anchors stop at their last branching, and all branches of a state share its one network evaluation. With
+    B branches and one stride an anchor costs `max(steps) + 1 + B sum_j (T - 1 - j)` evaluations.
 
     Wrap the call in `torch.no_grad()`. Precision is that of `rollout`.
 
@@ -200,9 +175,8 @@ def sample_branches(
         steps: The steps that branch, in 0 .. T-1.
         branches: Successors of each anchor state.
         strides: L strides of the completions, see `windows.thinned_steps`.
-        batch_size: Latents a network call.
+        batch_size: Latents per network call.
         keep_means: Record the transition means too.
-        storage_dtype: Precision of the states.
 
     Returns:
         `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path, and
@@ -216,8 +190,7 @@ def sample_branches(
     steps = check_steps(steps, schedule.num_steps, "steps")
     if branches < 1 or not strides or min(strides) < 1 or len(set(strides)) != len(strides):
         raise ValueError(f"branches and strides are at least 1, strides distinct, got {branches} and {list(strides)}")
-    a, dtype = len(x), working_dtype(x)
-    x = start_state(x, schedule).to(storage_dtype).to(dtype)
+    a, x = len(x), start_state(x, schedule)
     prompt_a, group_a = prompt_a.to(x.device), group_a.to(x.device)
     anchors, drawn = [], []
     for step in range(steps[-1] + 1):
@@ -229,9 +202,8 @@ def sample_branches(
         for part, velocity in chunked_velocities(velocity_of, x, prompt_a, schedule, step, batch_size):
             if branching:
                 own = slice(part.start * branches, part.stop * branches)
-                drawn.append(draw_successors(kernel, x[part], velocity, xi[own], schedule, step, storage_dtype))
-            moved = ode(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1])
-            following.append(moved.mean.to(storage_dtype).to(dtype))
+                drawn.append(draw_successors(kernel, x[part], velocity, schedule, step, xi[own], branches))
+            following.append(euler(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1]))
         x = torch.cat(following)
     produced, log_prob, mean = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     row = torch.arange(len(produced), device=x.device)
@@ -249,8 +221,7 @@ def sample_branches(
         log_prob=log_prob,
         mean=mean if keep_means else None,
         finished=complete_branches(
-            velocity_of, produced, prompt_a[anchor], step_M.tolist(), schedule,
-            strides=strides, batch_size=batch_size, storage_dtype=storage_dtype,
+            velocity_of, produced, prompt_a[anchor], step_M.tolist(), schedule, strides=strides, batch_size=batch_size
         ),
         finished_group=group.repeat_interleave(len(strides)),
         finished_after=row.repeat_interleave(len(strides)),

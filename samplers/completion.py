@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from flowrl.samplers.guidance import Velocity
-from flowrl.samplers.kernels import ode
 from flowrl.samplers.parametrization import working_dtype
+from flowrl.samplers.step import euler
 from flowrl.trajectory import Sampled, Schedule, Trajectory
 
 Mode = Literal["full", "clean"] | int
@@ -29,15 +29,13 @@ def complete(
     *,
     mode: Mode,
     batch_size: int,
-    storage_dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, " b K *latent"]:
     """Carry the latent before each stochastic step to sigma 0 by the ODE.
 
     The velocity at that latent is the rollout's own and is not evaluated again. All completions run together: turn by
-    turn every one that is not finished yet takes an Euler step, in batches of `batch_size` rows. Every state is rounded
-    to the storage dtype as in `rollout`, so that "full" is what the rollout would have made of the latent without
-    noise and with Euler steps; a rollout with another solver ends in an image that is not comparable. Wrap the call in
-    `torch.no_grad()`.
+    turn every one that is not finished yet takes an Euler step, in batches of `batch_size` rows. "full" is what the
+    rollout would have made of the latent without noise and with Euler steps; a rollout with another solver ends in an
+    image that is not comparable. Wrap the call in `torch.no_grad()`.
 
     | mode | Euler steps from step j on | evaluations, T steps |
     |---|---|---|
@@ -52,7 +50,6 @@ def complete(
         schedule: The rollout's.
         mode: See above.
         batch_size: Most rows of one network call.
-        storage_dtype: The rollout's.
 
     Returns:
         [b, K, *latent], entry k from the latent before stochastic step k; the working dtype of the states.
@@ -71,9 +68,9 @@ def complete(
         )
     if batch_size < 1:
         raise ValueError(f"batch_size is the number of rows of one network call and at least 1, got {batch_size}")
-    b, dtype = len(trajectory), working_dtype(states)
+    b = len(trajectory)
     rest = [_remaining(schedule, step, mode) for step in steps]
-    x = states[:, [trajectory.kept.index(step) for step in steps]].to(dtype)
+    x = states[:, [trajectory.kept.index(step) for step in steps]].to(working_dtype(states))
     for turn in range(max(grid.num_steps for grid in rest)):
         active = [k for k, grid in enumerate(rest) if turn < grid.num_steps]
         sample = torch.arange(b).repeat_interleave(len(active))
@@ -85,8 +82,7 @@ def complete(
         else:
             blocks = torch.arange(len(rows)).split(batch_size)
             predicted = torch.cat([velocity_of(sample[r])(rows[r], sigma[r], timestep[r]) for r in blocks])
-        moved = ode(rows, predicted, sigma, sigma_next).mean.to(storage_dtype).to(dtype)
-        x[:, active] = moved.unflatten(0, (b, len(active)))
+        x[:, active] = euler(rows, predicted, sigma, sigma_next).unflatten(0, (b, len(active)))
     return x
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -28,7 +27,7 @@ Scale = float | ScaleAt
 
 
 def _evaluate(network: Network, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-    """Call a network with one timestep a sample and check what comes back."""
+    """Call a network with one timestep per sample and check what comes back."""
     if timestep.shape not in ((), x.shape[:1]):
         raise ValueError(f"timestep must be 0-d or [{len(x)}], got shape {tuple(timestep.shape)}")
     velocity = network(x, timestep.to(x.device).expand(len(x)), cond)
@@ -101,39 +100,14 @@ def classifier_free_guidance(
 # ---- reinforcement learning guidance ---------------------------------------------------------------------------------
 
 
-def rlg_outputs(
-    base: Float[Tensor, " b *latent"], rl: Float[Tensor, " b *latent"], scale: Sigma
-) -> Float[Tensor, " b *latent"]:
-    """Reinforcement learning guidance of two network outputs, `base + scale (rl - base)` (arXiv 2508.21016).
-
-    The weights sum to 1, and velocity, noise, v-prediction, clean data and score are affine in each other at one latent
-    and one noise level, so the same function mixes any of them, and each mixture converts into the others. Two outputs
-    of different kinds, or at differently scaled latents, have to be converted to one kind first. The mean of a step is
-    affine in the output too: means mix alike, and the std stays.
-
-    Args:
-        base: Output of the base network, any float dtype.
-        rl: Output of the tuned network at the same latent, time and prompts.
-        scale: A number, a 0-d tensor or [b]. 0 is the base, 1 the tuned model; between them the two are interpolated,
-            beyond 1 extrapolated, and below 0 the model is steered away from what it was rewarded for.
-
-    Returns:
-        The mixture in at least float32; exactly `base` at scale 0 and exactly `rl` at scale 1, if these are numbers.
-
-    Raises:
-        ValueError: shapes differ, or the scale does not fit or is not finite.
-    """
-    _check_scale(scale)
-    if isinstance(scale, (int, float)) and scale in (0, 1):
-        base = rl if scale == 1 else base
-        return base.to(working_dtype(base))
-    return mix_outputs(base, [rl], [scale])
-
-
 def mix_outputs(
     anchor: Float[Tensor, " b *latent"], others: Sequence[Float[Tensor, " b *latent"]], weights: Sequence[Sigma]
 ) -> Float[Tensor, " b *latent"]:
     """`anchor + sum_k weights_k (others_k - anchor)`, in at least float32; equal outputs stay what they are.
+
+    The weights of all outputs sum to 1, and velocity, noise, v-prediction, clean data and score are affine in each
+    other at one latent and one noise level, so any of them mix alike, and so do the means of a step. Convert outputs of
+    different kinds to one first.
 
     Raises:
         ValueError: shapes or numbers of outputs differ.
@@ -165,9 +139,9 @@ def rlg(base: Velocity, rl: Velocity, scale: Scale) -> Velocity:
     """Reinforcement learning guidance, `v_base + scale (v_rl - v_base)` (RLG, arXiv 2508.21016).
 
     If the tuned model is `p_base exp(R / beta)`, the scores mix to that of `p_base exp(scale R / beta)`: the scale
-    turns the strength of the KL penalty to beta / scale without training. Limits: tuned models are no such exact tilts,
-    and following the mixed score does not sample the product of densities, since mixing and noising do not commute (a
-    base N(0, 1) and a tuned N(0, 1/4) at scale 2 give a std of 0.25, the product would have 0.378).
+    turns the strength of the KL penalty to beta / scale without training. Limits: tuned models are not such exact
+    tilts, and following the mixed score does not sample the product of densities, since mixing and noising do not
+    commute (a base N(0, 1) and a tuned N(0, 1/4) at scale 2 give a std of 0.25, the product would have 0.378).
 
     Args:
         base: Velocity of the base model, its guidance included.
@@ -176,7 +150,7 @@ def rlg(base: Velocity, rl: Velocity, scale: Scale) -> Velocity:
 
     Returns:
         `velocity(x, sigma, timestep)`. At scale 0 it is `base` and at scale 1 `rl`, bit for bit and without calling the
-        other one. Otherwise 4 network rows a sample and step, 3 if one of the two is not guided, 2 if neither is.
+        other one. Otherwise 4 network rows per sample and step, 3 if one of the two is not guided, 2 if neither is.
 
     Raises:
         ValueError: scale is not finite.
@@ -196,7 +170,9 @@ def rlg_experts(base: Velocity, experts: Sequence[Velocity], scales: Sequence[Sc
         ValueError: there is no expert, numbers differ, or a scale is not finite.
     """
     if not experts or len(experts) != len(scales):
-        raise ValueError(f"reinforcement learning guidance needs a scale an expert, got {len(experts)}, {len(scales)}")
+        raise ValueError(
+            f"reinforcement learning guidance needs one scale per expert, got {len(experts)}, {len(scales)}"
+        )
     for scale in scales:
         if not callable(scale):
             _check_scale(scale)
@@ -214,39 +190,6 @@ def rlg_experts(base: Velocity, experts: Sequence[Velocity], scales: Sequence[Sc
         return mix_outputs(anchor, others, rest) if others else anchor
 
     return velocity
-
-
-def guided_rlg(
-    base: Network,
-    rl: Network,
-    cond: Conditioning,
-    negative: Conditioning,
-    scale: Scale,
-    *,
-    base_guidance_scale: float,
-    rl_guidance_scale: float,
-    rule: Rule = linear_cfg,
-) -> Velocity:
-    """Reinforcement learning guidance between two networks, each with classifier-free guidance of its own scale.
-
-        v = (1 - w) [u_b + g_b (c_b - u_b)] + w [u_r + g_r (c_r - u_r)]
-
-    A model tuned with guidance takes `g_r = g_b`: then the order of the two guidances does not matter for a bilinear
-    rule. One tuned without it (DiffusionNFT, AWM) takes `g_r = 1` beside a guided base: 3 rows a step. Each network's
-    guidance is finished before the mixture, as rules that are not linear require.
-
-    Args:
-        base: The base network.
-        rl: The tuned network.
-        cond: [b].
-        negative: [b], or one sample for all.
-        scale: w, as in `rlg`.
-        base_guidance_scale: g_b.
-        rl_guidance_scale: g_r.
-        rule: As in `classifier_free_guidance`.
-    """
-    guided = partial(classifier_free_guidance, cond=cond, negative=negative, rule=rule)
-    return rlg(guided(base, scale=base_guidance_scale), guided(rl, scale=rl_guidance_scale), scale)
 
 
 def network_rows(weights: Sequence[float], *, base_guidance_scale: float, rl_guidance_scale: float) -> int:

@@ -1,4 +1,4 @@
-"""Classifier-free guidance as each model family does it: one small function a rule, on raw network outputs.
+"""Classifier-free guidance as each model family does it: one small function per rule, on raw network outputs.
 
 A rule is `rule(negative, positive, scale) -> guided`, outputs `[b, *latent]`. It is bilinear (then reinforcement
 learning guidance may be applied before or after it, at equal scale) or it is not (then each network's guidance has to
@@ -79,9 +79,9 @@ def z_image(
 
 
 def embedded_guidance(cond: Conditioning, scale: float, *, name: str = "guidance") -> Conditioning:
-    """Conditioning of a guidance-distilled model: the scale is an input `[b]` of the network, one call a step.
+    """Conditioning of a guidance-distilled model: the scale is an input `[b]` of the network, one call per step.
 
-    Give the same conditioning to the base and the tuned network: 2 rows a step.
+    Give the same conditioning to the base and the tuned network: 2 rows per step.
 
     Raises:
         ValueError: scale is not finite, or the conditioning holds this name already.

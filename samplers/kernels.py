@@ -1,7 +1,8 @@
 """One denoising step of a flow model as a Gaussian transition.
 
 Every sampler is `x_next = (1 - sigma_next) * clean + k * noise + std * xi` with the network's predicted clean data and
-noise, `xi ~ N(0, I)`. A sampler is a rule for `(k, std)`; h = sigma - sigma_next is the size of the step.
+noise, `xi ~ N(0, I)`. A sampler is a rule for `(k, std)` and an entry of `KERNELS`; h = sigma - sigma_next is the size
+of the step, a the noise level.
 
 | kernel | k | std |
 |---|---|---|
@@ -15,64 +16,181 @@ noise, `xi ~ N(0, I)`. A sampler is a rule for `(k, std)`; h = sigma - sigma_nex
 
 with q = sigma_next (1 - sigma) / (sigma (1 - sigma_next)), what survives of the noise-to-signal ratio.
 
-Arithmetic is in the dtype of x raised to float32; (k, std) are found in float64 and rounded once, which makes a step
-the same to the bit whether sigma comes as a number of the schedule or as one value a sample. Sigma is checked where it
-lives: keep schedules on the CPU and no step waits for a GPU.
+Arithmetic is in the dtype of x raised to float32; (k, std) are found in float64 on the CPU and rounded once, which
+makes a step the same to the bit whether sigma comes as a number of the schedule or as one value per sample. Keep
+schedules on the CPU and no step waits for a GPU.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.samplers.parametrization import Sigma, column, raise_pair
-from flowrl.samplers.transition import Transition
+from flowrl.samplers.parametrization import Sigma, clean_from_velocity, column, noise_from_velocity
+from flowrl.samplers.transition import Transition, cps_log_prob, gaussian_log_prob
 
 # Sigmas this close to 1 count as the start: UniPC grids begin at .9997 instead of 1.
 START = 1 - 1e-3
 
-Latent = Float[Tensor, " b *latent"]
+Rule = Callable[[Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor]]
+"""`rule(sigma, sigma_next, noise_level, sigma_max) -> (k, std)`, tensors of float64 that broadcast together."""
+LogProb = Callable[[Tensor, Transition], Tensor]
 
 
-@runtime_checkable
-class Kernel(Protocol):
-    """A sampler with its noise level and sigma_max bound."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Kernel:
+    """A sampler: its rule, what holds of it, and the settings it is called with (`dataclasses.replace` binds others).
 
-    def __call__(self, x: Tensor, velocity: Tensor, sigma: Sigma, sigma_next: Sigma) -> Transition: ...
+    Attributes:
+        name: The key of `KERNELS`.
+        rule: See the module.
+        noise_level: Strength of the noise, not negative; 0 is the ODE. The default of the table is the published value.
+        highest_level: The largest noise level that has a meaning.
+        sigma_max: The schedule's second sigma, which some rules need. Bind it for rollout and replay alike: a replayed
+            step must see the value of its rollout.
+        stochastic: Whether there is noise at all, and so a density.
+        silent_last_step: Whether std is 0 on the step to sigma 0, which then has no density.
+        full_std: Whether released code takes the full std for its KL, and not the diffusion coefficient g alone without
+            the step (see `published_kl`).
+        log_prob: Log-density of a produced latent `[b, *latent]` under the transition, `[b]`, summed over dimensions.
+        published_log_prob: What released code takes for the log-density, where that is something else.
+
+    Raises:
+        ValueError: the noise level is outside 0 .. highest_level, or sigma_max outside [0, 1).
+    """
+
+    name: str
+    rule: Rule
+    noise_level: float
+    highest_level: float = math.inf
+    sigma_max: Sigma = 0.96
+    stochastic: bool = True
+    silent_last_step: bool = False
+    full_std: bool = False
+    log_prob: LogProb = gaussian_log_prob
+    published_log_prob: LogProb | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise_level <= self.highest_level or math.isinf(self.noise_level):
+            allowed = f"in [0, {self.highest_level:g}]" if math.isfinite(self.highest_level) else "finite, at least 0"
+            raise ValueError(f"noise_level of {self.name} must be {allowed}, got {self.noise_level:g}; 0 is the ODE")
+        bound = _number(self.sigma_max)
+        if not bool(((bound >= 0) & (bound < 1)).all()):
+            raise ValueError(f"sigma_max must lie in [0, 1), got {self.sigma_max}: pass the schedule's second sigma")
+
+    def __call__(
+        self,
+        x: Float[Tensor, " b *latent"],
+        velocity: Float[Tensor, " b *latent"],
+        sigma: Sigma,
+        sigma_next: Sigma,
+        noise_level: float | None = None,
+        sigma_max: Sigma | None = None,
+    ) -> Transition:
+        """The transition of one step, `mean = (1 - sigma_next) * clean + k * noise`.
+
+        This form has no cancelling coefficients near sigma = 1, unlike the expanded one of the Flow-GRPO paper.
+
+        Args:
+            x: [b, *latent] at sigma, any float dtype.
+            velocity: [b, *latent], the (guided) network output at x.
+            sigma: Noise fraction of x: a number, a 0-d tensor or [b].
+            sigma_next: Noise fraction after the step, likewise; smaller.
+            noise_level: None takes the kernel's own.
+            sigma_max: Likewise.
+
+        Raises:
+            ValueError: shapes do not fit, not 0 <= sigma_next < sigma <= 1, or noise_level or sigma_max is refused.
+        """
+        given = {"noise_level": noise_level, "sigma_max": sigma_max}
+        if changed := {key: value for key, value in given.items() if value is not None}:
+            return replace(self, **changed)(x, velocity, sigma, sigma_next)  # type: ignore[arg-type]
+        s, s_next = torch.broadcast_tensors(_number(sigma), _number(sigma_next))
+        if not bool(((s_next >= 0) & (s_next < s) & (s <= 1)).all()):
+            raise ValueError(
+                f"a step needs 0 <= sigma_next < sigma <= 1, got sigma {s.tolist()} and sigma_next {s_next.tolist()}: "
+                "sigma is the noise fraction and decreases during sampling"
+            )
+        k, std = self.rule(s, s_next, self.noise_level, _number(self.sigma_max))
+        clean, noise = clean_from_velocity(x, velocity, s), noise_from_velocity(x, velocity, s)
+        mean = column(1 - s_next, clean, "sigma_next") * clean + column(k, clean) * noise
+        return Transition(mean, column(std, clean))
 
 
-def _levels(sigma: Sigma, sigma_next: Sigma) -> tuple[Tensor, Tensor]:
-    """Both noise levels in float64, checked."""
-    # A GPU tensor stays where it is; two devices would mean that one of them is a plain number or on the CPU.
-    s, s_next = torch.as_tensor(sigma, dtype=torch.float64), torch.as_tensor(sigma_next, dtype=torch.float64)
-    if s.device != s_next.device:
-        s, s_next = s.cpu(), s_next.cpu()
-    if not bool(((s_next >= 0) & (s_next < s) & (s <= 1)).all()):
-        raise ValueError(
-            f"a step needs 0 <= sigma_next < sigma <= 1, got sigma {s.tolist()} and sigma_next {s_next.tolist()}: "
-            "sigma is the noise fraction and decreases during sampling"
-        )
-    return s, s_next
+def _number(value: Sigma) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float64).cpu()
 
 
-def _level(noise_level: float, kernel: str, highest: float = math.inf) -> float:
-    """The noise level, checked."""
-    if not 0 <= noise_level <= highest or math.isinf(noise_level):
-        allowed = f"in [0, {highest:g}]" if math.isfinite(highest) else "finite and not negative"
-        raise ValueError(f"noise_level of {kernel} must be {allowed}, got {noise_level}; 0 is the ODE")
-    return float(noise_level)
+def _ode(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Euler step of the probability-flow ODE, `mean = x - h * velocity`; ignores the noise level."""
+    return s_next, torch.zeros_like(s)
 
 
-def _bound(sigma_max: Sigma, device: torch.device) -> Tensor:
-    """The schedule's second sigma in float64, checked."""
-    highest = torch.as_tensor(sigma_max, dtype=torch.float64).to(device)
-    if not bool(((highest >= 0) & (highest < 1)).all()):
-        raise ValueError(f"sigma_max must lie in [0, 1), got {sigma_max}: pass the second sigma of the schedule")
-    return highest
+def _flow_sde(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Flow-GRPO's SDE step (Liu et al., arXiv 2505.05470), g = a sqrt(sigma / (1 - sigma)).
+
+    The continuous SDE has the marginals of the ODE; level sqrt(2) is the memoryless schedule. g is infinite at sigma =
+    1, so from 0.999 on `1 - sigma` is taken at sigma_max. A first step from 1 to sigma_max then has std = a.
+    """
+    held = torch.where(s >= START, torch.minimum(s, bound), s)
+    rate = a**2 * s / (1 - held)
+    return s_next - rate * (s - s_next) / (2 * s), (rate * (s - s_next)).sqrt()
+
+
+def _dance_sde(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """DanceGRPO's SDE step (Xue et al., arXiv 2505.07818): constant diffusion, std = a sqrt(h).
+
+    Regular at sigma = 1; the last step to sigma 0 keeps its noise (k = -a^2 / 2), so run that one as an ODE step.
+    """
+    return s_next - a**2 * (s - s_next) / (2 * s), a * (s - s_next).sqrt()
+
+
+def _cps(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Coefficients-preserving step (Wang and Yu, Flow-CPS, arXiv 2509.05952): part of the noise is drawn afresh.
+
+    `k^2 + std^2 = sigma_next^2` exactly, so no excess noise is left in the latent. That preserves the marginal of a
+    point mass only; with spread data the result is too narrow, however many steps. Level 1 draws all the noise afresh;
+    beyond 1 the rule would fold back: 1.2 is 0.8.
+    """
+    angle = a * math.pi / 2
+    return s_next * math.cos(angle), s_next * math.sin(angle)
+
+
+def _ddim_flow(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """DDIM with eta on the rectified-flow path (Song et al., arXiv 2010.02502, eq. 12 and 16); a is eta.
+
+    Level 1 is ancestral sampling and equals SDE-DPM-Solver++ of order 1. Converges to the right marginal.
+    """
+    fresh = a * (1 - _survival(s, s_next).square()).sqrt()
+    return s_next * (1 - fresh.square()).sqrt(), s_next * fresh
+
+
+def _wan_sde(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Flow-GRPO's step for Wan 2.1: the SDE step with diffusion `g = a sigma_max sigma`.
+
+    The released code has no noise level in this rule and ignores the configured one, which is level 1 here. Any
+    diffusion leaves the marginals of the continuous SDE alone, so the factor is as free as in `flow_sde`. Regular at
+    sigma = 1; the last step to sigma 0 keeps its noise, so run that one as an ODE step.
+    """
+    g = a * bound * s
+    return s_next - g.square() * (s - s_next) / (2 * s), g * (s - s_next).sqrt()
+
+
+def _dpm_sde(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """SDE-DPM-Solver++ of order 1 (Lu et al., arXiv 2211.01095), exact for constant predicted data.
+
+    With `h_lambda = log((1 - sigma_next) / sigma_next) - log((1 - sigma) / sigma)`: `k = sigma_next exp(-a^2 h_lambda)`
+    and `std = sigma_next sqrt(1 - exp(-2 a^2 h_lambda))`. Level 1 is the published solver and equals `ddim_flow` at 1;
+    a level between scales the SDE's diffusion as tau does in SA-Solver (Xue et al., arXiv 2309.05019) and differs from
+    DDIM's eta.
+    """
+    kept = _survival(s, s_next) ** a**2
+    return s_next * kept, s_next * (1 - kept.square()).sqrt()
 
 
 def _survival(s: Tensor, s_next: Tensor) -> Tensor:
@@ -80,236 +198,19 @@ def _survival(s: Tensor, s_next: Tensor) -> Tensor:
     return s_next * (1 - s) / (s * (1 - s_next))
 
 
-def _transition(x: Tensor, velocity: Tensor, levels: tuple[Tensor, Tensor], k: Tensor, std: Tensor) -> Transition:
-    """Assemble `mean = (1 - sigma_next) * clean + k * noise` from the network's velocity.
-
-    This form has no cancelling coefficients near sigma = 1, unlike the expanded one of the Flow-GRPO paper.
-    """
-    x, velocity = raise_pair(x, velocity, "velocity")
-    s, s_next = levels
-    clean = x - column(s, x) * velocity
-    noise = x + column(1 - s, x) * velocity
-    mean = column(1 - s_next, x, "sigma_next") * clean + column(k, x) * noise
-    return Transition(mean, column(std, x))
-
-
-def ode(
-    x: Latent,
-    velocity: Latent,
-    sigma: Sigma,
-    sigma_next: Sigma,
-    noise_level: float = 0.0,
-    sigma_max: Sigma = 0.96,
-) -> Transition:
-    """Euler step of the probability-flow ODE, `mean = x - h * velocity`, std 0.
-
-    Args:
-        x: [b, *latent] at sigma, any float dtype.
-        velocity: [b, *latent], the (guided) network output at x.
-        sigma: Noise fraction of x: a number, a 0-d tensor or [b].
-        sigma_next: Noise fraction after the step, likewise; smaller.
-        noise_level: Ignored.
-        sigma_max: Ignored.
-
-    Raises:
-        ValueError: shapes do not fit, or not 0 <= sigma_next < sigma <= 1. All kernels raise so.
-    """
-    s, s_next = _levels(sigma, sigma_next)
-    return _transition(x, velocity, (s, s_next), s_next, torch.zeros_like(s - s_next))
-
-
-def flow_sde(
-    x: Latent,
-    velocity: Latent,
-    sigma: Sigma,
-    sigma_next: Sigma,
-    noise_level: float = 0.7,
-    sigma_max: Sigma = 0.96,
-) -> Transition:
-    """Flow-GRPO's SDE step (Liu et al., arXiv 2505.05470), g = noise_level sqrt(sigma / (1 - sigma)).
-
-    The continuous SDE has the marginals of the ODE; noise_level sqrt(2) is the memoryless schedule. g is infinite at
-    sigma = 1, where `1 - sigma` is taken at sigma_max. A first step from 1 to sigma_max then has std = noise_level.
-
-    Args:
-        x: As `ode`, like the other tensors.
-        velocity: As `ode`.
-        sigma: As `ode`.
-        sigma_next: As `ode`.
-        noise_level: Not negative.
-        sigma_max: The schedule's second sigma. Replaces sigma in g where sigma >= 0.999 and sigma > sigma_max. Passed
-            with every call, because a replayed step must see the value of its rollout.
-
-    Raises:
-        ValueError: as `ode`; or noise_level is negative, or sigma_max not in [0, 1).
-    """
-    level = _level(noise_level, "flow_sde")
-    s, s_next = _levels(sigma, sigma_next)
-    held = torch.where(s >= START, torch.minimum(s, _bound(sigma_max, s.device)), s)
-    variance_rate = level**2 * s / (1 - held)
-    step = s - s_next
-    return _transition(x, velocity, (s, s_next), s_next - variance_rate * step / (2 * s), (variance_rate * step).sqrt())
-
-
-def dance_sde(
-    x: Latent,
-    velocity: Latent,
-    sigma: Sigma,
-    sigma_next: Sigma,
-    noise_level: float = 0.3,
-    sigma_max: Sigma = 0.96,
-) -> Transition:
-    """DanceGRPO's SDE step (Xue et al., arXiv 2505.07818): constant diffusion, std = noise_level sqrt(h).
-
-    Regular at sigma = 1; the last step to sigma 0 keeps its noise (k = -noise_level^2 / 2), so run that one as an ODE
-    step.
-
-    Args:
-        x: As `ode`, like the other tensors.
-        velocity: As `ode`.
-        sigma: As `ode`.
-        sigma_next: As `ode`.
-        noise_level: Not negative.
-        sigma_max: Ignored.
-
-    Raises:
-        ValueError: as `ode`; or noise_level is negative.
-    """
-    level = _level(noise_level, "dance_sde")
-    s, s_next = _levels(sigma, sigma_next)
-    step = s - s_next
-    return _transition(x, velocity, (s, s_next), s_next - level**2 * step / (2 * s), level * step.sqrt())
-
-
-def cps(
-    x: Latent,
-    velocity: Latent,
-    sigma: Sigma,
-    sigma_next: Sigma,
-    noise_level: float = 0.8,
-    sigma_max: Sigma = 0.96,
-) -> Transition:
-    """Coefficients-preserving step (Wang and Yu, Flow-CPS, arXiv 2509.05952): part of the noise is drawn afresh.
-
-    `k^2 + std^2 = sigma_next^2` exactly, so no excess noise is left in the latent. That preserves the marginal of a
-    point mass only; with spread data the result is too narrow, however many steps. std is 0 on the step to sigma 0.
-
-    Args:
-        x: As `ode`, like the other tensors.
-        velocity: As `ode`.
-        sigma: As `ode`.
-        sigma_next: As `ode`.
-        noise_level: In [0, 1]; 1 draws all the noise afresh. Beyond 1 the rule would fold back: 1.2 is 0.8.
-        sigma_max: Ignored.
-
-    Raises:
-        ValueError: as `ode`; or noise_level is not in [0, 1].
-    """
-    angle = _level(noise_level, "cps", 1.0) * math.pi / 2
-    s, s_next = _levels(sigma, sigma_next)
-    size = s_next + torch.zeros_like(s)
-    return _transition(x, velocity, (s, s_next), size * math.cos(angle), size * math.sin(angle))
-
-
-def ddim_flow(
-    x: Latent,
-    velocity: Latent,
-    sigma: Sigma,
-    sigma_next: Sigma,
-    noise_level: float = 1.0,
-    sigma_max: Sigma = 0.96,
-) -> Transition:
-    """DDIM with eta on the rectified-flow path (Song et al., arXiv 2010.02502, eq. 12 and 16).
-
-    noise_level 1 is ancestral sampling and equals SDE-DPM-Solver++ of order 1. Converges to the right marginal; std
-    is 0 on the step to sigma 0.
-
-    Args:
-        x: As `ode`, like the other tensors.
-        velocity: As `ode`.
-        sigma: As `ode`.
-        sigma_next: As `ode`.
-        noise_level: DDIM's eta, in [0, 1].
-        sigma_max: Ignored.
-
-    Raises:
-        ValueError: as `ode`; or noise_level is not in [0, 1].
-    """
-    level = _level(noise_level, "ddim_flow", 1.0)
-    s, s_next = _levels(sigma, sigma_next)
-    fresh = level * (1 - _survival(s, s_next).square()).sqrt()
-    return _transition(x, velocity, (s, s_next), s_next * (1 - fresh.square()).sqrt(), s_next * fresh)
-
-
-def wan_sde(
-    x: Latent,
-    velocity: Latent,
-    sigma: Sigma,
-    sigma_next: Sigma,
-    noise_level: float = 1.0,
-    sigma_max: Sigma = 0.96,
-) -> Transition:
-    """Flow-GRPO's step for Wan 2.1: the SDE step with diffusion `g = noise_level sigma_max sigma`.
-
-    The released code has no noise level in this rule and ignores the configured one, which is noise_level 1 here. Any
-    diffusion leaves the marginals of the continuous SDE alone, so the factor is as free as in `flow_sde`. Regular at
-    sigma = 1; the last step to sigma 0 keeps its noise, so run that one as an ODE step.
-
-    Args:
-        x: As `ode`, like the other tensors.
-        velocity: As `ode`.
-        sigma: As `ode`.
-        sigma_next: As `ode`.
-        noise_level: Not negative.
-        sigma_max: The schedule's second sigma; a factor of g at every step, so a replay must pass the rollout's.
-
-    Raises:
-        ValueError: as `ode`; or noise_level is negative, or sigma_max not in [0, 1).
-    """
-    level = _level(noise_level, "wan_sde")
-    s, s_next = _levels(sigma, sigma_next)
-    g, step = level * _bound(sigma_max, s.device) * s, s - s_next
-    return _transition(x, velocity, (s, s_next), s_next - g.square() * step / (2 * s), g * step.sqrt())
-
-
-def dpm_sde(
-    x: Latent,
-    velocity: Latent,
-    sigma: Sigma,
-    sigma_next: Sigma,
-    noise_level: float = 1.0,
-    sigma_max: Sigma = 0.96,
-) -> Transition:
-    """SDE-DPM-Solver++ of order 1 (Lu et al., arXiv 2211.01095), exact for constant predicted data.
-
-    With `h_lambda = log((1 - sigma_next) / sigma_next) - log((1 - sigma) / sigma)`: `k = sigma_next exp(-a^2 h_lambda)`
-    and `std = sigma_next sqrt(1 - exp(-2 a^2 h_lambda))`. noise_level a = 1 is the published solver and equals
-    `ddim_flow` at 1; a between scales the SDE's diffusion as tau does in SA-Solver (Xue et al., arXiv 2309.05019) and
-    differs from DDIM's eta. std is 0 on the step to sigma 0.
-
-    Args:
-        x: As `ode`, like the other tensors.
-        velocity: As `ode`.
-        sigma: As `ode`.
-        sigma_next: As `ode`.
-        noise_level: In [0, 1].
-        sigma_max: Ignored.
-
-    Raises:
-        ValueError: as `ode`; or noise_level is not in [0, 1].
-    """
-    level = _level(noise_level, "dpm_sde", 1.0)
-    s, s_next = _levels(sigma, sigma_next)
-    kept = _survival(s, s_next) ** level**2
-    return _transition(x, velocity, (s, s_next), s_next * kept, s_next * (1 - kept.square()).sqrt())
-
-
 KERNELS = {
-    "ode": ode,
-    "flow_sde": flow_sde,
-    "dance_sde": dance_sde,
-    "cps": cps,
-    "ddim_flow": ddim_flow,
-    "wan_sde": wan_sde,
-    "dpm_sde": dpm_sde,
-}
+    kernel.name: kernel
+    for kernel in (
+        Kernel(name="ode", rule=_ode, noise_level=0.0, stochastic=False),
+        Kernel(name="flow_sde", rule=_flow_sde, noise_level=0.7),
+        Kernel(name="dance_sde", rule=_dance_sde, noise_level=0.3),
+        Kernel(
+            name="cps", rule=_cps, noise_level=0.8, highest_level=1.0, silent_last_step=True, full_std=True,
+            published_log_prob=cps_log_prob,
+        ),
+        Kernel(name="ddim_flow", rule=_ddim_flow, noise_level=1.0, highest_level=1.0, silent_last_step=True),
+        Kernel(name="wan_sde", rule=_wan_sde, noise_level=1.0),
+        Kernel(name="dpm_sde", rule=_dpm_sde, noise_level=1.0, highest_level=1.0, silent_last_step=True),
+    )
+}  # fmt: skip
+"""Every sampler by name."""

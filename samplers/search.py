@@ -19,8 +19,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from flowrl.samplers.guidance import Velocity
-from flowrl.samplers.kernels import ode
 from flowrl.samplers.parametrization import clean_from_velocity
+from flowrl.samplers.step import euler
 from flowrl.trajectory import Schedule, start_state
 
 
@@ -168,7 +168,7 @@ def search(
     groups, count = x.shape[:2]
     plan.check_steps(schedule.num_steps)
     if count != plan.num_candidates:
-        raise ValueError(f"the plan is for {plan.num_candidates} candidates, and x holds {count} a group")
+        raise ValueError(f"the plan is for {plan.num_candidates} candidates, and x holds {count} per group")
     rows_PA = torch.arange(groups * count).reshape(groups, count)
     scores = torch.full((len(plan.cuts) + 1, groups * count), math.nan, dtype=torch.float64)
     evaluations = torch.zeros(groups * count, dtype=torch.int64)
@@ -178,7 +178,7 @@ def search(
         rows = rows_PA.flatten()
         given = score(clean, rows)
         if given.shape != rows.shape:
-            raise ValueError(f"score must return one number a candidate [{len(rows)}], got {list(given.shape)}")
+            raise ValueError(f"score must return one number per candidate [{len(rows)}], got {list(given.shape)}")
         number = given.detach().double().cpu()
         scores[cut, rows] = torch.where(torch.isfinite(number), number, math.nan)
         return scores[cut, rows].reshape(rows_PA.shape)
@@ -193,7 +193,7 @@ def search(
             flat, predicted = (_taken(tensor, places, rows_PA.shape) for tensor in (flat, predicted))
             rows_PA = rows_PA.gather(1, places)
             velocity, cut = velocity_of(rows_PA.flatten()), cut + 1
-        flat = ode(flat, predicted, sigma, sigma_next).mean
+        flat = euler(flat, predicted, sigma, sigma_next)
     single = rows_PA.shape[1] == 1
     places = torch.zeros(groups, dtype=torch.int64) if single else best(scored(flat))
     return Searched(

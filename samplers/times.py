@@ -61,7 +61,7 @@ def training_times(
     Args:
         kind: A rule of the table above.
         schedule: The rollout's n steps; of it logit_normal and uniform use the highest level and the network's times.
-        keys: Counters, one tuple an image; an image's levels do not depend on the others'. For levels that a batch, or
+        keys: Counters, one tuple per image; an image's levels do not depend on the others'. For levels that a batch, or
             the images of a prompt, share, repeat their key or expand the result.
         count: T. None, for the kind schedule only: `int(n * fraction)`, 9 of 10 as published.
         fraction: In (0, 1]; of the schedule, for the kinds discrete: `int(n * fraction)` leading steps are in reach.
@@ -76,7 +76,7 @@ def training_times(
     if kind not in get_args(TimeKind):
         raise ValueError(f"unknown kind of training times {kind!r}: choose one of {', '.join(get_args(TimeKind))}")
     if not keys:
-        raise ValueError("training times need one key an image, got none")
+        raise ValueError("training times need one key per image, got none")
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction is a share of the schedule in (0, 1], got {fraction}")
     if count is None and kind != "schedule":

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.samplers.parametrization import Sigma
+from flowrl.samplers.parametrization import Sigma, column
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,8 +22,8 @@ class Transition:
 
     Attributes:
         mean: [b, *latent].
-        std: Standard deviation of the next latent, square root of the step included. A 0-d tensor or [b, 1, ...] that
-            broadcasts over the mean; 0 for a deterministic step.
+        std: Standard deviation of the next latent, square root of the step included; 0 for a deterministic step. A 0-d
+            tensor, which kernels leave on the CPU, or [b, 1, ...]; it broadcasts over the mean.
     """
 
     mean: Float[Tensor, " b *latent"]
@@ -40,21 +40,25 @@ def _check(x_next: Tensor, transition: Transition) -> None:
         raise ValueError(f"x_next {tuple(x_next.shape)} must have the mean's shape {tuple(transition.mean.shape)}")
 
 
-def _positive_std(transition: Transition) -> Tensor:
-    """The std with as many dimensions as the mean, checked to be positive."""
-    if not bool((transition.std > 0).all()):
+def positive_std(transition: Transition) -> Tensor:
+    """The std, which is 0-d or has as many dimensions as the mean.
+
+    Raises:
+        ValueError: it is 0 somewhere, so the transition has no density.
+    """
+    std, mean = transition.std, transition.mean
+    if not bool((std > 0).all()):
         raise ValueError(
             "a transition with std 0 is deterministic and has no density: score only stochastic steps (not the ODE "
             "kernel, noise_level 0, or a last step whose noise vanishes, as with cps and ddim_flow)"
         )
-    missing = transition.mean.ndim - transition.std.ndim
-    return transition.std.reshape(*[1] * missing, *transition.std.shape)
+    return std.reshape(*[1] * (mean.ndim - std.ndim), *std.shape) if std.ndim else std
 
 
 def _sum_over_mean(value: Tensor, mean: Tensor) -> Tensor:
-    """Per-sample sum of a value that broadcasts over the mean, without expanding it. Returns [b] or [1]."""
-    repeats = mean[:1].numel() / value[:1].numel()
-    return _per_sample_sum(value) * repeats
+    """Per-sample sum of a value that broadcasts over the mean, without expanding it: [b], [1] or 0-d."""
+    given = value[:1].numel() if value.ndim else 1
+    return _per_sample_sum(value) * (mean[:1].numel() / given)
 
 
 def gaussian_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transition) -> Float[Tensor, " b"]:
@@ -76,7 +80,7 @@ def gaussian_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transitio
         ValueError: the std is 0 anywhere, or x_next and mean differ in shape.
     """
     _check(x_next, transition)
-    std, mean = _positive_std(transition), transition.mean
+    std, mean = positive_std(transition), transition.mean
     standardized = (x_next.detach().to(mean.dtype) - mean) / std
     square = _per_sample_sum(standardized.square())
     log_norm = _sum_over_mean(std.double().log() + 0.5 * math.log(2 * math.pi), mean)
@@ -114,7 +118,7 @@ def gaussian_kl(new: Transition, reference: Transition) -> Float[Tensor, " b"]:
         ValueError: a std is 0 anywhere, or the means differ in shape.
     """
     _check(reference.mean, new)
-    std, reference_std = _positive_std(new), _positive_std(reference)
+    std, reference_std = positive_std(new), positive_std(reference)
     difference = _per_sample_sum(((new.mean - reference.mean) / reference_std).square())
     excess = (std.double() / reference_std.double()).square() - 1
     spread = _sum_over_mean(excess - torch.log1p(excess), new.mean)
@@ -130,9 +134,8 @@ def published_kl(new: Transition, reference: Transition, *, step_size: Sigma | N
     Args:
         new: Transition of the trained policy.
         reference: Transition of the reference policy at the same latent.
-        step_size: `h = sigma - sigma_next` of the step, a number, a 0-d tensor or [b], for kernels whose published
-            noise scale leaves out the step (flow_sde, dance_sde); None where it is the full standard deviation (cps),
-            which returns `gaussian_kl`.
+        step_size: `h = sigma - sigma_next` of the step, a number, a 0-d tensor or [b]; None for kernels whose published
+            noise scale is the full standard deviation (`Kernel.full_std`), which returns `gaussian_kl`.
 
     Returns:
         [b]; the published number is this divided by the number of latent elements.
@@ -143,10 +146,7 @@ def published_kl(new: Transition, reference: Transition, *, step_size: Sigma | N
     kl = gaussian_kl(new, reference)
     if step_size is None:
         return kl
-    step = torch.as_tensor(step_size, device=kl.device, dtype=kl.dtype)
-    if step.shape not in ((), kl.shape) or not bool((step > 0).all()):
-        raise ValueError(
-            f"step_size is sigma - sigma_next > 0, a number or one a sample {tuple(kl.shape)}, got {step_size}; "
-            "pass None for kernels whose published noise scale is the full standard deviation"
-        )
-    return kl * step
+    step = torch.as_tensor(step_size, dtype=kl.dtype)
+    if not bool((step > 0).all()):
+        raise ValueError(f"step_size is sigma - sigma_next and must be above 0, got {step_size}")
+    return kl * column(step, kl, "step_size")

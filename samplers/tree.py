@@ -24,8 +24,8 @@ from flowrl.samplers.branching import (
     chunked_velocities,
     draw_successors,
 )
-from flowrl.samplers.kernels import Kernel, ode
-from flowrl.samplers.parametrization import working_dtype
+from flowrl.samplers.kernels import Kernel
+from flowrl.samplers.step import Moved, euler
 from flowrl.trajectory import Sampled, Schedule, start_state
 
 NodeNoise = Callable[[int, int], Tensor]  # (step, nodes) -> [nodes, *latent]
@@ -45,13 +45,12 @@ def sample_tree(
     stochastic: Sequence[int],
     batch_size: int,
     keep_means: bool = False,
-    storage_dtype: torch.dtype = torch.float32,
 ) -> Sampled:
     """Grow a tree from each start noise: splits give every node several stochastic children, other steps one.
 
     BranchGRPO (arXiv 2509.06040), TreeGRPO (OpenReview 3rZdp4TmUb), and the branch form of Flow-GRPO-Fast, an ODE
     prefix that splits once. Nodes of a level are numbered tree by tree, siblings next to each other, and are evaluated
-    once, however many children they get. `children ** len(splits)` leaves a tree.
+    once, however many children they get. `children ** len(splits)` leaves per tree.
 
     Wrap the call in `torch.no_grad()`. Precision is that of `rollout`; the replay rule is that of `branching`.
 
@@ -68,9 +67,8 @@ def sample_tree(
         splits: Steps at which nodes split; at least one.
         children: Of each node that splits; at least 2.
         stochastic: Stochastic steps, splits included; the others are ODE steps and leave no transition.
-        batch_size: Latents a network call.
+        batch_size: Latents per network call.
         keep_means: Record the transition means too.
-        storage_dtype: Precision of the states.
 
     Returns:
         Transitions ordered (step, node), and the states they join ordered (level, node). `parent` skips ODE steps;
@@ -87,13 +85,12 @@ def sample_tree(
             f"splits {list(splits)} must be among the stochastic steps {list(steps)}, with at least 2 children, got "
             f"{children}: children of one ODE step would all be the same"
         )
-    dtype, device = working_dtype(x), x.device
-    x = start_state(x, schedule).to(storage_dtype).to(dtype)
+    x, device = start_state(x, schedule), x.device
     prompt, group = prompt_a.to(device), group_a.to(device)
     incoming = torch.full((len(x),), -1, device=device)  # last transition on the way to each node
     pool, pooled, count = [], 0, 0  # kept levels; states in them; transitions so far
     columns: list[dict[str, Tensor]] = []
-    drawn: list[tuple[Tensor, Tensor, Tensor]] = []
+    drawn: list[Moved] = []
     for step in range(schedule.num_steps):
         width = children if step in splits else 1
         if step in steps:
@@ -105,11 +102,10 @@ def sample_tree(
         for part, velocity in chunked_velocities(velocity_of, x, prompt, schedule, step, batch_size):
             if step in steps:
                 own = slice(part.start * width, part.stop * width)
-                drawn.append(draw_successors(kernel, x[part], velocity, xi[own], schedule, step, storage_dtype))
-                following.append(drawn[-1][0])
+                drawn.append(draw_successors(kernel, x[part], velocity, schedule, step, xi[own], width))
+                following.append(drawn[-1].x_next)
             else:
-                moved = ode(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1])
-                following.append(moved.mean.to(storage_dtype).to(dtype))
+                following.append(euler(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1]))
         level, x = len(x), torch.cat(following)
         prompt, group, incoming = (column.repeat_interleave(width) for column in (prompt, group, incoming))
         if step in steps:

@@ -1,4 +1,4 @@
-"""Which steps are stochastic and trained: moving windows, random subsets, branches, and the schedules around them.
+"""Which steps are stochastic and trained: moving windows, and the schedules around them.
 
 Everything is a function of the iteration, and where something is drawn, of counters: a resumed run and every process
 see the same steps. Steps are 0 .. T-1; the last one leads to clean data and is never part of a window.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
-from flowrl.randomness import counter_choice, counter_integers
+from flowrl.randomness import counter_integers
 from flowrl.samplers.schedules import linspace_sigmas, shift_sigma
 from flowrl.trajectory import Schedule
 
 Strategy = Literal["progressive", "random", "decay", "exp_decay", "frozen"]
-WINDOW_STRATEGIES: tuple[Strategy, ...] = ("progressive", "random", "decay", "exp_decay", "frozen")
 
 
 def mixgrpo_window(
@@ -36,7 +35,7 @@ def mixgrpo_window(
     | strategy | start of the window |
     |---|---|
     | progressive | moves by the stride every `interval` iterations |
-    | random | drawn anew every `interval` iterations, uniform over all starts |
+    | random | drawn every `interval` iterations, uniform over all starts |
     | decay | as progressive, but stays `linear_decay(start)` iterations: 10 at first, 1 at the end |
     | exp_decay | as progressive, but stays `exponential_decay(start)` iterations |
     | frozen | always 0 |
@@ -63,8 +62,8 @@ def mixgrpo_window(
     Raises:
         ValueError: unknown strategy, a window that does not fit, a negative iteration or stride, or interval < 1.
     """
-    if strategy not in WINDOW_STRATEGIES:
-        raise ValueError(f"unknown window strategy {strategy!r}: choose one of {', '.join(WINDOW_STRATEGIES)}")
+    if strategy not in get_args(Strategy):
+        raise ValueError(f"unknown window strategy {strategy!r}: choose one of {', '.join(get_args(Strategy))}")
     if iteration < 0 or interval < 1 or stride < 0:
         raise ValueError(f"need iteration >= 0, interval >= 1 and stride >= 0, got {iteration}, {interval}, {stride}")
     end = num_steps - 2 if published_off_by_one else num_steps - 1  # one past the last step a window may hold
@@ -117,60 +116,11 @@ def exponential_decay(start: int, interval: int = 25, hold: int = 13, rate: floa
     return math.ceil(interval * math.exp(-rate * max(start - hold, 0)))
 
 
-def leading(num_steps: int, fraction: float) -> tuple[int, ...]:
-    """The first `floor(fraction T)` steps; Flow-GRPO trains .99 of 10, that is all but the last.
-
-    Raises:
-        ValueError: fraction is not in (0, 1], or so small that no step is left.
-    """
-    count = _share(num_steps, fraction, "fraction")
-    if count < 1:
-        raise ValueError(f"fraction {fraction} of {num_steps} steps is none: take at least 1 / {num_steps}")
-    return tuple(range(count))
-
-
 def _share(count: int, fraction: float, name: str) -> int:
     """`floor(fraction count)`, safe from products such as .29 * 100 = 28.999..."""
     if not 0 < fraction <= 1:
         raise ValueError(f"{name} must lie in (0, 1], got {fraction}")
     return math.floor(fraction * count + 1e-9)
-
-
-def random_subset(num_steps: int, count: int, seed: int, iteration: int, sample: int) -> tuple[int, ...]:
-    """DanceGRPO's random share of the steps that one sample is trained on (arXiv 2505.07818).
-
-    `count` of the steps 0 .. T-2, drawn anew for every sample and iteration; published are `int(.6 (T - 1))`, 9 of the
-    15 of T = 16.
-
-    Args:
-        num_steps: T.
-        count: Steps to draw, 1 .. T-1.
-        seed: Of the run.
-        iteration: Counted from 0.
-        sample: Number of the sample over all processes.
-
-    Returns:
-        Distinct steps, ascending.
-
-    Raises:
-        ValueError: count is out of range.
-    """
-    if not 1 <= count <= num_steps - 1:
-        raise ValueError(f"count must lie in 1 .. {num_steps - 1}, the steps before the last of {num_steps}: {count}")
-    return tuple(sorted(counter_choice(num_steps - 1, count, seed, "subset", iteration, sample)))
-
-
-def branch_start(num_steps: int, seed: int, iteration: int) -> int:
-    """First stochastic step of the branch form of Flow-GRPO-Fast, uniform in 0 .. floor(T/2) - 1.
-
-    The ODE leads there once; the samples of a group branch off that latent.
-
-    Raises:
-        ValueError: there are fewer than two steps.
-    """
-    if num_steps < 2:
-        raise ValueError(f"a branch starts in the first half of the steps, which needs at least 2, got {num_steps}")
-    return counter_integers(0, num_steps // 2, seed, "branch", iteration)
 
 
 def flash_points(num_steps: int, last: int, ratio: float) -> int:
@@ -221,7 +171,7 @@ def thinned_steps(num_steps: int, k: int, stride: int) -> tuple[int, ...]:
 
     Of the states k+1, k+2, k+2+stride, k+2+2 stride, ... up to T the network is evaluated at all but the last one; from
     the last evaluated state an Euler jump leads to sigma 0, also where the stride does not land on T. Stride 1 is the
-    full completion. Run them with `sub_schedule`.
+    full completion.
 
     Args:
         num_steps: T.
@@ -237,15 +187,3 @@ def thinned_steps(num_steps: int, k: int, stride: int) -> tuple[int, ...]:
     if not 0 <= k < num_steps or stride < 1:
         raise ValueError(f"need a branch step k in 0 .. {num_steps - 1} and stride >= 1, got {k} and {stride}")
     return (k + 1, *range(k + 2, num_steps + 1, stride))[:-1]
-
-
-def sub_schedule(schedule: Schedule, steps: Sequence[int]) -> Schedule:
-    """The schedule that evaluates the network at some steps of another one only, each step leading to the next or to 0.
-
-    Raises:
-        ValueError: no step was given, or they do not ascend within 0 .. T-1.
-    """
-    if not steps or list(steps) != sorted(set(steps)) or not 0 <= steps[0] <= steps[-1] < schedule.num_steps:
-        raise ValueError(f"steps must ascend within 0 .. {schedule.num_steps - 1} and be at least one, got {steps}")
-    index = torch.as_tensor(steps, dtype=torch.long)
-    return Schedule(sigma=torch.cat([schedule.sigma[index], schedule.sigma[-1:]]), timestep=schedule.timestep[index])

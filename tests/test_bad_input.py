@@ -171,8 +171,7 @@ def test_resume_takes_a_run_and_few_settings(
         ([], ["--prompt", "--prompts"]),
         (["--prompt", "a", "--seeds", "3-1"], ["--seeds", "3-1", "0-3"]),
         (["--prompt", "a", "--seeds", "one"], ["--seeds", "one"]),
-        (["--prompt", "a", "--num-steps", "0"], ["--num-steps", "at least 1"]),
-        (["--prompt", "a", "--base", "--lora", "x"], ["--base", "--lora"]),
+        (["--prompt", "a", "--before-training", "--lora", "x"], ["--before-training", "--lora"]),
         (["--prompts", "absent.txt"], ["absent.txt"]),
     ],
 )

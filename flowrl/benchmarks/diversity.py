@@ -34,8 +34,6 @@ def diversity(
     prompts: Sequence[Hashable],
     *,
     distance: Distance = "cosine",
-    level: float = 0.95,
-    num_resamples: int = 2000,
     seed: int = 0,
 ) -> Diversity:
     """The mean over prompts of the mean distance of all pairs of a prompt's images.
@@ -46,8 +44,6 @@ def diversity(
         features: [N, D].
         prompts: [N] what tells the prompts apart.
         distance: `cosine`, 1 - cos in [0, 2], or `euclidean`.
-        level: of the interval.
-        num_resamples: draws of the prompts.
         seed: same seed, same interval.
 
     Raises:
@@ -57,8 +53,7 @@ def diversity(
     vectors = np.asarray(features, dtype=np.float64)
     if vectors.ndim != 2 or len(vectors) != len(prompts) or not np.isfinite(vectors).all():
         raise ValueError(
-            f"features must be finite and of shape [{len(prompts)}, D], one row a prompt's image, got "
-            f"{list(vectors.shape)}."
+            f"features must be finite and of shape [{len(prompts)}, D], one row per image, got {list(vectors.shape)}."
         )
     if distance == "cosine":
         length = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -73,7 +68,7 @@ def diversity(
     found = {prompt: mean_distance(vectors[rows], distance) for prompt, rows in members.items() if len(rows) > 1}
     if not found:
         raise ValueError("no prompt has two images, so there is no distance to measure: draw two or more of each.")
-    interval = bootstrap_mean(list(found.values()), level=level, num_resamples=num_resamples, seed=seed)
+    interval = bootstrap_mean(list(found.values()), seed=seed)
     return Diversity(interval=interval, by_prompt=found, alone=len(members) - len(found))
 
 

@@ -9,14 +9,13 @@ print.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import UNKNOWN, Interval, bootstrap_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +25,6 @@ class Panel:
     Attributes:
         title: for people.
         rewards: names in `flowrl.rewards.REWARDS`, those that papers report and that run in this process.
-        options: of those rewards, where the benchmark asks for other than their defaults.
         samples: images of each prompt.
         prompts: number of prompts of the published list.
         where: how to get the list.
@@ -90,14 +88,13 @@ class ScorerMean:
 
 
 def panel_means(
-    values: Mapping[str, ArrayLike], prompts: Sequence[Hashable], *, level: float = 0.95, seed: int = 0
+    values: Mapping[str, ArrayLike], prompts: Sequence[Hashable], *, seed: int = 0
 ) -> dict[str, ScorerMean]:
     """The mean of each scorer over all images, with prompts resampled for its interval.
 
     Args:
         values: [N] by scorer, NaN where it failed: such an image is in no mean, and is counted.
         prompts: [N] what tells the prompts apart.
-        level: of the intervals.
         seed: same seed, same intervals.
 
     Raises:
@@ -109,9 +106,7 @@ def panel_means(
         if value_N.shape != (len(prompts),):
             raise ValueError(f"{name}: {list(value_N.shape)} values for {len(prompts)} images: give one for each.")
         known = np.flatnonzero(np.isfinite(value_N)).tolist()
-        interval = Interval(mean=math.nan, low=math.nan, high=math.nan)
-        if known:
-            interval = bootstrap_mean(value_N[known], [prompts[i] for i in known], level=level, seed=seed)
+        interval = bootstrap_mean(value_N[known], [prompts[i] for i in known], seed=seed) if known else UNKNOWN
         found[name] = ScorerMean(interval=interval, scored=len(known), failed=len(prompts) - len(known))
     return found
 

@@ -128,8 +128,10 @@ class PolicyConfig:
 class SamplerConfig:
     """How images are drawn during rollout, and which steps are stochastic and so trained."""
 
-    kernel: Literal["flow_sde", "dance_sde", "cps", "ddim_flow", "wan_sde", "dpm_sde", "ode"]
-    """Transition rule of one denoising step."""
+    kernel: str
+    """Transition rule of one denoising step, an entry of ``KERNELS`` (`flowrl.samplers.kernels`)."""
+    log_prob: Literal["gaussian", "published"] = "gaussian"
+    """What importance ratios are taken of: the density, or what the released code of the kernel ``cps`` has for it."""
     noise_level: float | None = None
     """Strength of the noise; its meaning depends on the kernel. Null takes the kernel's default."""
     num_steps: int = 10
@@ -167,7 +169,6 @@ class SamplerConfig:
         at_least("sampler.guidance_scale", self.guidance_scale, 0)
         if self.shift is not None:
             positive("sampler.shift", self.shift)
-        at_least("sampler.noise_level", self.noise_level, 0)
         at_least("sampler.sde_window_interval", self.sde_window_interval, 1)
         at_least("sampler.sde_window_stride", self.sde_window_stride, 0)
         within("sampler.trained_fraction", self.trained_fraction, 0.0, 1.0)
@@ -182,32 +183,6 @@ class SamplerConfig:
             raise ConfigError(
                 f"sampler.sde_window {self.sde_window} moves over all steps but the last, so sde_window_range has no "
                 "place beside it: remove one of them"
-            )
-        if self.kernel in ("cps", "ddim_flow", "dpm_sde") and self.noise_level is not None:
-            within("sampler.noise_level", self.noise_level, 0.0, 1.0, why=f"for kernel {self.kernel}")
-        if self.kernel == "ode":
-            if self.noise_level:
-                raise ConfigError(
-                    f"sampler.noise_level is {self.noise_level:g}, but kernel ode adds no noise: remove noise_level"
-                )
-            return
-        low, high = self.stochastic_range
-        steps = self.num_steps
-        if not 0 <= low < high <= steps:
-            raise ConfigError(
-                f"sampler.sde_window_range [{low}, {high}] is half-open and must satisfy "
-                f"0 <= low < high <= num_steps ({steps}): change the range or num_steps"
-            )
-        if self.sde_window_size > high - low:
-            raise ConfigError(
-                f"sampler.sde_window_size ({self.sde_window_size}) is larger than sde_window_range [{low}, {high}], "
-                f"which holds {high - low} steps: lower the size, widen the range or raise num_steps ({steps})"
-            )
-        if self.kernel in ("cps", "ddim_flow", "dpm_sde") and high == steps:
-            raise ConfigError(
-                f"sampler.sde_window_range [{low}, {high}] includes the last of {steps} steps, "
-                f"where kernel {self.kernel} "
-                f"adds no noise (its std is 0 at sigma_next = 0) and so has no density: end the range at {steps - 1}"
             )
 
     @property

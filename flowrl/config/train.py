@@ -220,7 +220,6 @@ class TrainConfig:
             raise ConfigError(
                 f"clip_range must lie above 0, its lower part below 1, got [{low:g}, {high:g}]; published: 1e-4"
             )
-        _check_sampler(self)
         check_rewards(self.rewards)
         if (self.eval_every > 0 or self.budget.evals > 0) and self.prompts.eval is None:
             raise ConfigError(
@@ -274,24 +273,6 @@ class TrainConfig:
             micro_batch_size=micro,
             micro_batches_per_process=share // micro,
             micro_batches_per_update=share // micro // updates,
-        )
-
-
-def _check_sampler(config: TrainConfig) -> None:
-    """Refuse samplers that leave the recipe nothing to train."""
-    sampler = config.sampler
-    if config.recipe != "grpo":
-        return
-    choose = "flow_sde, dance_sde, cps, ddim_flow, wan_sde or dpm_sde"
-    if sampler.kernel == "ode":
-        raise ConfigError(
-            f"sampler.kernel ode has no density, so no importance ratio, and recipe {config.recipe} needs one: "
-            f"choose {choose}"
-        )
-    if sampler.noise_level == 0:
-        raise ConfigError(
-            f"sampler.noise_level 0 makes kernel {sampler.kernel} deterministic: it has no density, so no "
-            "importance ratio; raise it, or remove the key to take the kernel's default"
         )
 
 

@@ -171,17 +171,6 @@ FOREIGN_KEYS: dict[str, str] = {
 }
 
 FOREIGN_VALUES: dict[str, dict[str, str]] = {
-    "sampler.kernel": {
-        "sde": "flow_sde",
-        "flow": "flow_sde",
-        "Flow-SDE": "flow_sde",
-        "dance": "dance_sde",
-        "Dance-SDE": "dance_sde",
-        "CPS": "cps",
-        "ddim": "ddim_flow",
-        "ODE": "ode",
-        "euler": "ode",
-    },
     "pipeline.dtype": {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "no": "float32"},
     "adv_std": {"true": "group", "True": "group", "batch": "global", "false": "none", "False": "none"},
     "recipe": {
@@ -211,3 +200,16 @@ FOREIGN_VALUES: dict[str, dict[str, str]] = {
     "times.kind": {"logit-normal": "logit_normal"},
     "pipeline.name": {"sd3.5": "sd3", "sd35": "sd3", "stable-diffusion-3": "sd3"},
 }
+
+FOREIGN_KERNELS = {
+    "sde": "flow_sde",
+    "flow": "flow_sde",
+    "Flow-SDE": "flow_sde",
+    "dance": "dance_sde",
+    "Dance-SDE": "dance_sde",
+    "CPS": "cps",
+    "ddim": "ddim_flow",
+    "ODE": "ode",
+    "euler": "ode",
+}
+"""Names of kernels elsewhere, and ours; the table of kernels itself is not known to the configuration."""

@@ -1,8 +1,7 @@
 """Best of N with any reward, and candidates pruned by the reward of the predicted clean image.
 
-What is drawn from is given as `make(prompts) -> velocity`, so that a base model, a tuned one and RLG are searched
-alike. Costs are in evaluations of the network for one image that is kept: `Pruning.evaluations` times the rows that a
-velocity needs a step (2 with classifier-free guidance, 4 with RLG on top).
+A base model, a tuned one and RLG are searched alike. Costs are evaluations of the network per image that is kept:
+`Pruning.evaluations` times the rows that a velocity needs per step: 2 with classifier-free guidance, 4 with RLG on top.
 
 Letters: P prompts, N candidates each.
 """
@@ -10,24 +9,21 @@ Letters: P prompts, N candidates each.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from flowrl.generation.drawing import Make, draw
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards import Reward
 from flowrl.rewards.outputs import check_output
-from flowrl.samplers import KERNELS, Velocity, rollout
 from flowrl.samplers.search import Pruning, best, search
 from flowrl.training.prompting import reward_inputs
 from flowrl.trajectory import Schedule
-
-Make = Callable[[Sequence[Prompt]], Velocity]
-"""The velocity of a batch of prompts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,49 +54,15 @@ class Candidates:
     scores: Float[Tensor, " p n"]
 
     def best(self, count: int) -> Int64[Tensor, " p"]:
-        """The best of the first `count` candidates of each prompt."""
+        """The best of the first `count` candidates of each prompt; of equal ones the first, never one that failed."""
         return best(self.scores[:, :count])
-
-
-def in_batches(make: Make, size: int) -> Make:
-    """A velocity that hands the network at most `size` images at once."""
-
-    def whole(prompts: Sequence[Prompt]) -> Velocity:
-        parts = [make(prompts[first : first + size]) for first in range(0, len(prompts), size)]
-
-        def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
-            pieces = x.split(size)
-            return torch.cat([part(piece, sigma, timestep) for part, piece in zip(parts, pieces, strict=True)])
-
-        return velocity
-
-    return whole
-
-
-@torch.no_grad()
-def draw(pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Tensor, schedule: Schedule) -> Tensor:
-    """Images float32 [b, 3, H, W] on the host, of start noise [b, *latent], by the ODE sampler of evaluations."""
-    done = rollout(make(prompts), x, schedule, KERNELS["ode"], lambda step: x, stochastic=())
-    return pipeline.decode(done.final).cpu()
 
 
 def candidates(
     pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " p n *latent"], schedule: Schedule,
     reward: Reward, *, part: str | None = None,
 ) -> Candidates:  # fmt: skip
-    """Draws and scores N images of each prompt; arguments as `best_of_n`."""
-    count = _check(prompts, x)
-    rows = torch.arange(x[:, :, 0].shape[:2].numel())
-    images = draw(pipeline, make, [prompts[row // count] for row in rows], x.flatten(0, 1), schedule)
-    scores = _score(pipeline, reward, part, prompts, images, rows, count)
-    return Candidates(images=images.unflatten(0, (len(prompts), count)), scores=scores.reshape(len(prompts), count))
-
-
-def best_of_n(
-    pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " p n *latent"], schedule: Schedule,
-    reward: Reward, *, part: str | None = None,
-) -> Found:  # fmt: skip
-    """Draws N images of each prompt and keeps the one with the highest reward; of equal ones the first.
+    """Draws and scores N images of each prompt.
 
     Args:
         pipeline: decodes.
@@ -111,18 +73,14 @@ def best_of_n(
         reward: any of `flowrl.rewards`; those that compare get the candidates of a prompt as a group.
         part: a sub-score of the reward to go by, instead of its value.
 
-    A failed score never wins. Where all of a prompt failed its first candidate is kept.
-
     Raises:
         ValueError: x does not fit the prompts, or the reward has no such part.
     """
-    drawn = candidates(pipeline, make, prompts, x, schedule, reward, part=part)
-    plan = Pruning(num_candidates=x.shape[1])
-    chosen = best(drawn.scores)
-    return Found(
-        images=drawn.images[torch.arange(len(prompts)), chosen], chosen=chosen, scores=drawn.scores[None],
-        evaluations=plan.evaluations(schedule.num_steps), looks=plan.looks,
-    )  # fmt: skip
+    count = _check(prompts, x)
+    rows = torch.arange(x[:, :, 0].shape[:2].numel())
+    images = draw(pipeline, make, [prompts[row // count] for row in rows], x.flatten(0, 1), schedule)
+    scores = _score(pipeline, reward, part, prompts, images, rows, count)
+    return Candidates(images=images.unflatten(0, (len(prompts), count)), scores=scores.reshape(len(prompts), count))
 
 
 @torch.no_grad()
@@ -132,7 +90,8 @@ def prune_steps(
 ) -> Found:  # fmt: skip
     """Drops candidates by the reward of the clean image predicted at the plan's cuts, keeps the best at the end.
 
-    Arguments as `best_of_n`, and the plan; without cuts it is best of N.
+    Arguments as `candidates`, and the plan; without cuts it is best of N. A failed score never wins; of equal ones the
+    first does, and where all of a prompt failed its first candidate is kept.
     """
     count = _check(prompts, x)
 

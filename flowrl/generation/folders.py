@@ -6,6 +6,7 @@ incomplete is refused: a score over the images that happen to be there is anothe
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -42,6 +43,10 @@ class ImageFile:
         """File, length and time of change: a key under which what was said of this very image can be kept."""
         status = self.path.stat()
         return f"{self.file}:{status.st_size}:{status.st_mtime_ns}"
+
+    def key_with(self, text: str) -> str:
+        """The image as it is, and a text that something was asked with."""
+        return f"{self.stamp}:{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def pixels(self) -> UInt8[np.ndarray, " h w 3"]:
         """The image as RGB.

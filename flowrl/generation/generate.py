@@ -1,4 +1,4 @@
-"""Images of a model for a list of prompts, in GenEval's folder layout, in any number of sittings.
+"""Images of a model for a list of prompts, in GenEval's folder layout; resumable.
 
 The start noise of an image is a function of (seed, prompt, sample), the same that evaluations during training use, so
 any two models share it. Images appear whole or not at all; what is there is not drawn again. `drawn.json` holds the
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flowrl.files import write_atomically
 from flowrl.generation.folders import DRAWN, ImageFile, read_drawn, read_folder
@@ -30,28 +30,21 @@ from flowrl.training.prompting import encode_all
 ENCODED_FIRST = 2000
 """Up to so many prompts are embedded before the first image; embeddings of more would fill the host's memory."""
 
+T = TypeVar("T")
 Item = tuple[int, int]  # number of the prompt, number of the sample
 
 
 def choose(prompts: Sequence[Prompt], num_prompts: int | None) -> list[Prompt]:
-    """Each prompt (text, sources) once, in the order of the list; `num_prompts` of them spread evenly over it.
-
-    Raises:
-        ValueError: `num_prompts` is less than 1.
-    """
+    """Each prompt (text, sources) once, in the order of the list; `num_prompts` of them spread evenly over it."""
     first: dict[str, Prompt] = {}
     for prompt in prompts:
         first.setdefault(prompt.key, prompt)
-    unique = list(first.values())
-    if num_prompts is None:
-        return unique
-    _check_count(num_prompts)
-    return [unique[place] for place in spread(len(unique), num_prompts)]
+    return some(list(first.values()), num_prompts)
 
 
-def _check_count(num_prompts: int) -> None:
-    if num_prompts < 1:
-        raise ValueError(f"--num-prompts must be at least 1, got {num_prompts}")
+def some(listed: Sequence[T], number: int | None) -> list[T]:
+    """That number of entries, spread evenly over the list; all for None."""
+    return list(listed) if number is None else [listed[place] for place in spread(len(listed), number)]
 
 
 def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt]) -> list[ImageFile]:
@@ -64,9 +57,9 @@ def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt]) -
         return given_images(settings, subject.images)
     assert subject.source is not None
     folder = subject.folder / "images"
-    draw(
+    draw_folder(
         subject.source, prompts, folder, label=subject.label, samples=settings.samples, seed=settings.seed,
-        batch_size=settings.batch_size, show=settings.show,
+        batch_size=settings.batch_size, device=settings.device, show=settings.show,
     )  # fmt: skip
     return read_folder(folder)
 
@@ -79,17 +72,14 @@ def given_images(settings: Settings, folder: Path) -> list[ImageFile]:
     """
     images = read_folder(folder)
     indexes = list(dict.fromkeys(image.index for image in images))
-    kept = set(indexes)
-    if settings.num_prompts is not None:
-        _check_count(settings.num_prompts)
-        kept = {indexes[place] for place in spread(len(indexes), settings.num_prompts)}
+    kept = set(some(indexes, settings.num_prompts))
     samples = len(images) // len(indexes)
     if not 1 <= settings.samples <= samples:
         raise ValueError(f"--samples must be 1 to {samples}, as many as {folder} has, got {settings.samples}")
     return [image for image in images if image.index in kept and image.sample < settings.samples]
 
 
-def draw(
+def draw_folder(
     source: Source,
     prompts: Sequence[Prompt],
     folder: Path,
@@ -98,25 +88,22 @@ def draw(
     samples: int,
     seed: int,
     batch_size: int,
+    device: str,
     show: bool = True,
 ) -> None:
     """Draws what is missing of `samples` images for each prompt; loads no model where nothing is.
 
-    Batches are the same in every sitting, whatever is missing of them, so an image does not depend on when the work
-    was stopped.
+    Batches are always the same, whatever is missing of them, so an image does not depend on when the work was stopped.
 
     Raises:
-        ValueError: no prompts or samples, or the folder holds something else.
+        ValueError: no prompts, or the folder holds something else.
     """
-    if not prompts or samples < 1 or batch_size < 1:
-        raise ValueError(
-            f"need at least one prompt, sample and image a batch, got {len(prompts)}, {samples} and {batch_size}: "
-            "raise --num-prompts, --samples or --batch-size"
-        )
+    if not prompts:
+        raise ValueError("there is no prompt to draw: give a file with prompts")
     _check_old(folder)
     mark, pipeline = fingerprint(source), None
     if mark is None:  # a hub id, whose commit is known once it was fetched
-        pipeline = load_source(source)
+        pipeline = load_source(source, device)
         mark = fingerprint(source) or "unknown"
     _claim(folder, _settings(source, mark, prompts, samples=samples, seed=seed))
     prompts = with_negative(prompts, source)
@@ -128,7 +115,7 @@ def draw(
     missing = [batch for batch in batches if not all(_place(folder, item).is_file() for item in batch)]
     if not missing:
         return
-    pipeline = pipeline or load_source(source)
+    pipeline = pipeline or load_source(source, device)
     schedule = schedule_of(source, pipeline)
     _encode_first(pipeline, [prompts[index] for batch in missing for index, _ in batch])
     done = len(batches) - len(missing)
@@ -225,8 +212,8 @@ def _claim(folder: Path, wanted: Mapping[str, Any]) -> None:
     if changed:
         words = ", ".join(f"{key} {old.get(key)!r} (now {wanted.get(key)!r})" for key in sorted(changed))
         raise ValueError(
-            f"{folder} was drawn with other settings: {words}. Give the same ones to go on, another --out to start "
-            f"anew, or delete the folder."
+            f"{folder} was drawn with other settings: {words}. Give the same ones to continue, another --out to "
+            f"start again, or delete the folder."
         )
     for leftover in folder.glob("*/samples/.*.tmp"):  # of a process that was killed while it wrote
         leftover.unlink()

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import Override, apply_override
+from flowrl.config.train import resolve_path
 from flowrl.generation.named_rewards import reward_list
 from flowrl.progress import progress
 from flowrl.prompts.loading import read_prompts
@@ -108,7 +109,7 @@ def _plain(value: Any) -> Any:
     return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
-def read_items(folder: Path, *, prompt: str | None = None, prompts: Path | None = None) -> list[Item]:
+def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path | None = None) -> list[Item]:
     """The images of a folder with their prompts; see the module.
 
     Raises:
@@ -118,23 +119,24 @@ def read_items(folder: Path, *, prompt: str | None = None, prompts: Path | None 
         raise ValueError(f"there is no folder {folder}: give one with images ({', '.join(SUFFIXES)}).")
     if prompt is not None and prompts is not None:
         raise ValueError("--prompt gives all images one prompt and --prompts each its own: give one of them.")
+    file = None if prompts is None else resolve_path(str(prompts))
     records = sorted(folder.glob("*/metadata.jsonl"))
     if records and (prompt is not None or prompts is not None):
         raise ValueError(f"{folder} has GenEval's layout, which names its own prompts: leave out --prompt(s).")
     if records:
         rows = [row for record in records for row in _geneval(folder, record)]
-    elif prompts is not None and prompts.suffix == ".jsonl":
-        rows = _listed(folder, prompts)
+    elif file is not None and file.suffix == ".jsonl":
+        rows = _listed(folder, file)
     else:
-        rows = _in_order(folder, prompt, prompts)
+        rows = _in_order(folder, prompt, file)
     if not rows:
         raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}).")
     numbers: dict[Hashable, int] = {}
     return [
         Item(file=path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path), path=path,
              prompt=text, group=numbers.setdefault(group, len(numbers)), metadata=metadata,
-             source_images=_paths(metadata, "source_images", prompts),
-             reference_images=_paths(metadata, "reference_images", prompts))
+             source_images=_paths(metadata, "source_images", file),
+             reference_images=_paths(metadata, "reference_images", file))
         for path, text, group, metadata in rows
     ]  # fmt: skip
 

@@ -96,13 +96,10 @@ def find_source(
         dtype: of the network; a run's own, else float32.
 
     Raises:
-        ValueError: a number below its minimum, an unknown dtype, or a LoRA folder that does not say what it belongs to.
+        ValueError: an unknown dtype, or a LoRA folder that does not say what it belongs to.
     """
     from flowrl.training.parts import DTYPES
 
-    for name, value in (("num_steps", num_steps), ("max_sequence_length", max_sequence_length)):
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     model, lora = _owner_of_lora(model, lora)

@@ -1,21 +1,18 @@
-"""Reinforcement learning guidance for `flowrl sample`: its options, its adapters and its images."""
+"""Reinforcement learning guidance of `flowrl sample` and `flowrl sweep`: its options, adapters and velocity."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.rlg_network import adapter_layers, adapter_network, add_adapter
 from flowrl.prompts.loading import Prompt
-from flowrl.samplers import KERNELS, rollout
 from flowrl.samplers.guidance import Scale, Velocity, by_step, network_rows, rl_first, rl_outside, rlg_experts
-from flowrl.training.prompting import device_of, encode_prompts, guided
+from flowrl.training.prompting import encode_prompts, guided
 from flowrl.trajectory import Schedule
 
 
@@ -28,7 +25,7 @@ class RLG:
         scales: One for each; 1 is the tuned model.
         first_steps: Steps at the start that one tuned model takes alone.
         interval: Noise levels outside of which one tuned model runs alone.
-        base_guidance_scale: Classifier-free guidance of the base; None takes that of the tuned models.
+        base_guidance_scale: Classifier-free guidance scale of the base; None takes that of the tuned models.
     """
 
     loras: tuple[Path, ...]
@@ -78,18 +75,17 @@ class RLG:
         scales = ", ".join(f"{scale:g}" for scale in self.scales)
         when = f" after {self.first_steps} of {schedule.num_steps} steps" if self.first_steps else ""
         when = when or ("" if self.interval is None else " at sigma {:g} to {:g}".format(*self.interval))
-        return f"RLG {scales}{when}: {rows} network rows an image and step, {alone} for the tuned model alone"
+        return f"RLG {scales}{when}: {rows} network rows per image and step, {alone} for the tuned model alone"
 
 
 def rlg_settings(options: argparse.Namespace, loras: Sequence[Path]) -> RLG | None:
     """Reads `--rlg` and what belongs to it; None where it was not given.
 
     Raises:
-        ValueError: a value that is no number, or options that contradict each other.
+        ValueError: a value that is not a number, or options that contradict each other.
     """
-    given = vars(options)
-    if given.get("rlg") is None:
-        extra = [name for name in ("rlg_from", "rlg_interval", "base_guidance_scale") if given.get(name) is not None]
+    if options.rlg is None:
+        extra = [name for name in ("rlg_from", "rlg_interval", "base_guidance") if vars(options)[name] is not None]
         if extra:
             raise ValueError(f"--{extra[0].replace('_', '-')} says how --rlg acts, and there is no --rlg: add one")
         if len(loras) > 1:
@@ -98,30 +94,39 @@ def rlg_settings(options: argparse.Namespace, loras: Sequence[Path]) -> RLG | No
                 f"--rlg {','.join([f'{1 / len(loras):.2g}'] * len(loras))}"
             )
         return None
-    if options.base:
-        raise ValueError("--base samples the model before training, and --rlg 0 is the same: give one of them")
-    first = given.get("rlg_from") or 0
+    if options.before_training:
+        raise ValueError("--before-training samples the model before training, as --rlg 0 does: give one of them")
+    first = options.rlg_from or 0
     if first < 0:
         raise ValueError(f"--rlg-from counts steps and must not be negative, got {first}")
-    text = given.get("rlg_interval")
-    ends = None if text is None else _numbers(text, "--rlg-interval")
-    if ends is not None and len(ends) != 2:
-        raise ValueError(f"--rlg-interval takes two noise levels LOW,HIGH such as 0.2,0.8, got {text!r}")
-    interval = None if ends is None else (ends[0], ends[1])
+    ends = () if options.rlg_interval is None else numbers(options.rlg_interval, "--rlg-interval", "0.2,0.8")
+    if len(ends) not in (0, 2):
+        raise ValueError(
+            f"--rlg-interval takes two noise levels LOW,HIGH such as 0.2,0.8, got {options.rlg_interval!r}"
+        )
     settings = RLG(
-        loras=tuple(loras), scales=_numbers(str(options.rlg), "--rlg"), first_steps=first, interval=interval,
-        base_guidance_scale=given.get("base_guidance_scale"),
+        loras=tuple(loras), scales=numbers(options.rlg, "--rlg", "1.6"), first_steps=first,
+        interval=(ends[0], ends[1]) if ends else None, base_guidance_scale=options.base_guidance,
     )  # fmt: skip
-    for scale in settings.scales:  # both refuse what they cannot use, before weights load
-        rl_outside(scale, *(interval or (0.0, 1.0)))
+    if settings.interval is not None:
+        rl_outside(1.0, *settings.interval)  # refuses what it cannot use, before weights load
     return settings
 
 
-def _numbers(text: str, option: str) -> tuple[float, ...]:
+def numbers(text: str, option: str, example: str) -> tuple[float, ...]:
+    """Finite numbers of a list separated by commas, in its order.
+
+    Raises:
+        ValueError: nothing, or something else.
+    """
     try:
-        return tuple(float(part) for part in text.split(","))
+        values = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{option} takes numbers separated by commas, got {text!r}") from None
+        values = [math.nan]
+    if not all(math.isfinite(value) for value in values):
+        given = repr(text) if text.strip() else "nothing"
+        raise ValueError(f"{option} takes finite numbers separated by commas, such as {example}, got {given}.")
+    return tuple(values)
 
 
 def add_experts(pipeline: Pipeline, loras: Sequence[Path]) -> list[str]:
@@ -154,26 +159,3 @@ def rlg_velocity(
         return guided(pipeline, adapter_network(pipeline.network, layers, adapters), cond, scale)
 
     return rlg_experts(velocity([], base_scale), [velocity([name], guidance_scale) for name in names], scales)
-
-
-@torch.no_grad()
-def generate_rlg(
-    pipeline: Pipeline,
-    names: Sequence[str],
-    prompts: Sequence[Prompt | str],
-    x: Tensor,
-    schedule: Schedule,
-    settings: RLG,
-    *,
-    guidance_scale: float,
-) -> Tensor:
-    """Images float32 `[b, 3, H, W]` of prompts from start noise `x` `[b, *latent]` by the ODE sampler under RLG.
-
-    The noise may lie on any device.
-    """
-    x = x.to(device_of(pipeline))
-    velocity = rlg_velocity(
-        pipeline, names, prompts, settings.schedules(schedule),
-        guidance_scale=guidance_scale, base_guidance_scale=settings.base_guidance_scale,
-    )  # fmt: skip
-    return pipeline.decode(rollout(velocity, x, schedule, KERNELS["ode"], lambda step: x, stochastic=()).final)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,8 +17,7 @@ from flowrl.rewards import Reward
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.specs import parse_reward_specs, validate_reward_specs
 
-AT_ONCE = 512  # images whose answers are lost at most when a sitting is cut short
-ALONE = ("pointwise", "remote")
+AT_ONCE = 512  # images whose answers are lost at most when a run is cut short
 
 
 def scorer_specs(
@@ -49,30 +47,41 @@ def scorer_names(specs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [spec.label for spec in parse_reward_specs(specs)]
 
 
-def load_scorers(specs: Sequence[Mapping[str, Any]]) -> dict[str, Reward]:
-    """The rewards by name, on the best device there is.
+def load_rewards(specs: Sequence[Mapping[str, Any]], device: torch.device | str) -> dict[str, Reward]:
+    """Checked and built rewards by key."""
+    validate_reward_specs(specs)
+    return {term.key: term.reward for term in build_weighted_sum(specs, device=device).terms}
+
+
+def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str) -> dict[str, Reward]:
+    """The rewards by key.
 
     Raises:
         ValueError: one that compares the images of a prompt: its mean is the same for every model.
     """
-    terms = build_weighted_sum(specs, device="cuda" if torch.cuda.is_available() else "cpu").terms
-    for term in terms:
-        if term.reward.kind in ("groupwise", "pairwise"):
+    rewards = load_rewards(specs, device)
+    for name, reward in rewards.items():
+        if reward.kind in ("groupwise", "pairwise"):
             raise ValueError(
-                f"reward {term.key!r} compares the images of a prompt with each other, so its mean is the same for "
+                f"reward {name!r} compares the images of a prompt with each other, so its mean is the same for "
                 f"every model: take one that judges an image by itself."
             )
-    return {term.key: term.reward for term in terms}
+    return rewards
+
+
+def has_prompts(items: Sequence[Item], prompt: str | None) -> bool:
+    """Whether prompts were given; `--prompt ""` gives the empty one on purpose."""
+    return prompt is not None or any(item.prompt for item in items)
 
 
 def score_images(
     name: str, reward: Reward, images: Sequence[ImageFile], journal: Journal, *, batch_size: int, label: str
 ) -> list[Row]:
-    """One row an image, {value, parts, error}, in their order; null where it failed.
+    """One row per image, {value, parts, error}, in their order; null where it failed.
 
-    Failures are not kept in the journal: the next sitting asks again.
+    Failures are not kept in the journal: the next run asks again.
     """
-    keys = [image_key(image) for image in images]
+    keys = [image.key_with(image.prompt) for image in images]
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
     items = {place: _item(images[place]) for place in missing}
     check_needs(reward, list(items.values()), key=name, prompts_given=True)
@@ -88,11 +97,6 @@ def score_images(
             if scores.errors[row] is None:
                 journal.add(keys[place], found[place])
     return [found.get(place) or journal.rows[key] for place, key in enumerate(keys)]
-
-
-def image_key(image: ImageFile) -> str:
-    """An image's file as it is, and its prompt."""
-    return f"{image.stamp}:{hashlib.sha256(image.prompt.encode()).hexdigest()[:8]}"
 
 
 def values_of(rows: Sequence[Row]) -> Float64[np.ndarray, " n"]:

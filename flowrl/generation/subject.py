@@ -35,9 +35,9 @@ class Settings:
     prompts: str | None = None
     """--prompts as given: a file or a word that the benchmark knows ("published", "world"); None: its default."""
     num_prompts: int | None = None
-    """Take so many prompts, spread evenly over the list; None takes all."""
+    """Number of prompts, spread evenly over the list; None takes all."""
     samples: int = 4
-    """Images of each prompt; of images that exist the first so many."""
+    """Images per prompt; of images that exist the first ones."""
     seed: int = 0
     """Of the start noise and of the bootstrap."""
     batch_size: int = 32
@@ -47,5 +47,12 @@ class Settings:
     """--option key=value, as text; a benchmark refuses those it does not know."""
     train_prompts: Path | None = None
     """The prompts that the subject was trained on, to be searched for the benchmark's."""
+    device: str = "cpu"
+    """Where models, judges and scorers run."""
     show: bool = True
     """Show progress on standard error."""
+
+    @property
+    def subjects(self) -> list[Subject]:
+        """The subject, and the base where there is one."""
+        return [self.subject, *([self.base] if self.base is not None else [])]

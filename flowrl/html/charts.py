@@ -1,23 +1,23 @@
-"""Line charts as inline SVG. Colours are style-sheet variables: one drawing serves the light, dark and printed page.
+"""Charts as inline SVG: frames and axes, legends, and lines with their bands.
 
-Every chart is drawn at a desktop and at a phone width, and the style sheet shows one: text has the same size on both.
+Colours are style-sheet variables: one drawing serves the light, dark and printed page. Every chart is drawn at a
+desktop and at a phone width, and the style sheet shows one: text has the same size on both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
 
-from flowrl.html.markup import MINUS, esc, number
+from flowrl.html.markup import MINUS, bounds, esc, number
+from flowrl.statistics.bootstrap import Interval
 
-WIDE, NARROW = 540, 330  # drawing widths in CSS pixels: half a page and a phone
-MAX_POINTS = (
-    400  # more points than this are averaged in runs of neighbours: the eye and the file gain nothing from them
-)
+WIDE, WIDER, NARROW = 540, 720, 330  # drawing widths in CSS pixels: half a page, a single card, a phone
+MAX_POINTS = 400  # more points than this are averaged in runs of neighbours: eye and file gain nothing from them
 EMPTY = np.empty(0)
 
 Values = Float[np.ndarray, " n"]
@@ -41,7 +41,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """Where data values land on the drawing."""
+    """Where data values land on the drawing; a logarithmic x has ticks and range in powers of ten."""
 
     width: int
     height: int
@@ -49,7 +49,7 @@ class Frame:
     x_ticks: tuple[float, ...]
     y_ticks: tuple[float, ...]
     x_range: tuple[float, float]
-    y_range: tuple[float, float]
+    log: bool = False
     top: int = 10
     right: int = 14
     bottom: int = 40
@@ -57,17 +57,18 @@ class Frame:
     def x(self, value: float) -> float:
         """Pixel column of a data value."""
         low, high = self.x_range
-        return self.left + (value - low) / (high - low) * (self.width - self.left - self.right)
+        place = math.log10(value) if self.log else value
+        return self.left + (place - low) / (high - low) * (self.width - self.left - self.right)
 
     def y(self, value: float) -> float:
         """Pixel row of a data value."""
-        low, high = self.y_range
+        low, high = self.y_ticks[0], self.y_ticks[-1]
         return self.top + (high - value) / (high - low) * (self.height - self.top - self.bottom)
 
 
-def responsive(draw: Callable[[int], str]) -> str:
+def responsive(draw: Callable[[int], str], wide: int = WIDE) -> str:
     """The drawing for desktop and phone; the style sheet shows one."""
-    return f'<div class="wide">{draw(WIDE)}</div><div class="narrow">{draw(NARROW)}</div>'
+    return f'<div class="wide">{draw(wide)}</div><div class="narrow">{draw(NARROW)}</div>'
 
 
 def nice_ticks(low: float, high: float, count: int) -> tuple[float, ...]:
@@ -103,13 +104,35 @@ def smooth(values: Values, error: Float[np.ndarray, " m"]) -> tuple[Values, Floa
     return weight @ values, np.sqrt(weight**2 @ error**2) if len(error) else error
 
 
+def smoothed(label: str, x: Values, y: Values, *, color: int) -> Series:
+    """The moving average of a curve, with its values behind it."""
+    thin_x, thin_y = thin(x), thin(y)
+    return Series(label=label, x=thin_x, y=smooth(thin_y, y[:0])[0], raw_x=thin_x, raw_y=thin_y, color=color)
+
+
 def line_chart(
-    series: Sequence[Series], *, width: int, height: int, x_label: str, y_label: str, description: str,
+    series: Sequence[Series], *, x_label: str, y_label: str, description: str, height: int = 270,
     x_name: str = "iteration",
 ) -> str:  # fmt: skip
-    """A chart of lines with bands; hovering a point names its value, and its x as `x_name`."""
-    frame = _frame(series, width, height)
-    parts = [axes(frame, x_label, y_label)]
+    """Lines with bands, for desktop and phone; hovering a point names its value, and its x as `x_name`."""
+    return responsive(
+        lambda width: draw_lines(series, width, height, x_label, y_label, description, x_name)
+    )  # fmt: skip
+
+
+def draw_lines(
+    series: Sequence[Series], width: int, height: int, x_label: str, y_label: str, description: str,
+    x_name: str = "iteration",
+) -> str:  # fmt: skip
+    """As `line_chart`, at one width."""
+    x = np.concatenate([values for line in series for values in (line.x, line.raw_x)])
+    y = np.concatenate([values for line in series for values in (line.y, line.low, line.high, line.raw_y)])
+    low, high = float(x.min()), float(x.max())
+    if low == high:
+        low, high = low - 1, high + 1
+    ticks = [tick for tick in nice_ticks(low, high, 6 if width > 400 else 4) if float(tick).is_integer()]
+    frame = frame_of(width, height, ticks, (low, high), nice_ticks(*finite_ends(y), 4 if height < 160 else 5))
+    parts = [draw_axes(frame, x_label, y_label)]
     for line in series:
         parts += [_band(frame, line), _raw(frame, line)]
     parts += [_line(frame, line, x_name) for line in series]
@@ -127,7 +150,7 @@ def svg(width: int, height: int, description: str, body: str) -> str:
 def legend(entries: Sequence[tuple[str, int, str]]) -> str:
     """A key: (label, colour, shape), with shape one of line, dash, band, dot, ring, box."""
     items = "".join(f'<li><i class="key {shape} c{color}"></i>{esc(label)}</li>' for label, color, shape in entries)
-    return f'<ul class="legend">{items}</ul>'
+    return f'<ul class="legend">{items}</ul>' if items else ""
 
 
 def tick_text(value: float) -> str:
@@ -136,30 +159,43 @@ def tick_text(value: float) -> str:
     return text.replace("-", MINUS) if len(text) <= 7 else number(value, 2)
 
 
-def _frame(series: Sequence[Series], width: int, height: int) -> Frame:
-    x = np.concatenate([values for line in series for values in (line.x, line.raw_x)])
-    y = np.concatenate([values for line in series for values in (line.y, line.low, line.high, line.raw_y)])
-    y = y[np.isfinite(y)]  # unknown bounds
-    y_ticks = nice_ticks(float(y.min()), float(y.max()), 4 if height < 160 else 5)
-    x_low, x_high = float(x.min()), float(x.max())
-    if x_high == x_low:
-        x_low, x_high = x_low - 1, x_high + 1
-    ticks = nice_ticks(x_low, x_high, 6 if width > 400 else 4)
-    x_ticks = tuple(tick for tick in ticks if x_low - 1e-9 <= tick <= x_high + 1e-9 and float(tick).is_integer())
-    left = 18 + 7 * max(len(tick_text(tick)) for tick in y_ticks)
+def dot(x: float, y: float, title: str, color: int, shape: str = "dot") -> str:
+    """A dot, ring or small faint dot at a place of the drawing."""
+    end = f"><title>{esc(title)}</title></circle>" if title else "/>"
+    return f'<circle class="{shape} c{color}" cx="{x:.1f}" cy="{y:.1f}" r="{2.5 if shape == "raw" else 5}"{end}'
+
+
+def interval_text(interval: Interval, *, sign: bool = False) -> str:
+    """ " (95 % 0.21 to 0.34)"; nothing where the bounds are unknown."""
+    return f" (95 % {bounds(interval, sign=sign)})" if interval.known else ""
+
+
+def ends_of(intervals: Iterable[Interval], *more: float) -> tuple[float, float]:
+    """The smallest and the largest of means, known bounds and further values."""
+    return finite_ends(np.array([*(value for part in intervals for value in (part.low, part.mean, part.high)), *more]))
+
+
+def finite_ends(values: Values) -> tuple[float, float]:
+    """The smallest and the largest of those that are known."""
+    known = values[np.isfinite(values)]
+    return float(known.min()), float(known.max())
+
+
+def frame_of(
+    width: int, height: int, x_ticks: Sequence[float], x_range: tuple[float, float], y_ticks: tuple[float, ...], *,
+    log: bool = False,
+) -> Frame:  # fmt: skip
+    """A frame with room for the numbers of its y axis."""
+    low, high = x_range
     return Frame(
-        width=width,
-        height=height,
-        left=left + 16,
-        x_ticks=x_ticks,
-        y_ticks=y_ticks,
-        x_range=(x_low, x_high),
-        y_range=(y_ticks[0], y_ticks[-1]),
-    )
+        width=width, height=height, left=34 + 7 * max(len(tick_text(tick)) for tick in y_ticks),
+        x_ticks=tuple(tick for tick in x_ticks if low - 1e-9 <= tick <= high + 1e-9), y_ticks=y_ticks,
+        x_range=x_range, log=log,
+    )  # fmt: skip
 
 
-def axes(frame: Frame, x_label: str, y_label: str, *, x_text: Callable[[float], str] = tick_text) -> str:
-    """Grid lines, ticks and labels; `x_text` writes the ticks of x."""
+def draw_axes(frame: Frame, x_label: str, y_label: str) -> str:
+    """Grid lines, ticks and labels."""
     right, bottom = frame.width - frame.right, frame.height - frame.bottom
     parts = []
     for tick in frame.y_ticks:
@@ -167,9 +203,10 @@ def axes(frame: Frame, x_label: str, y_label: str, *, x_text: Callable[[float], 
         parts.append(f'<path class="grid" d="M{frame.left} {y:.1f}H{right}"/>')
         parts.append(f'<text class="tick end" x="{frame.left - 7}" y="{y + 4:.1f}">{tick_text(tick)}</text>')
     for tick in frame.x_ticks:
-        x = frame.x(tick)
+        value = float(f"{10**tick:.3g}") if frame.log else tick
+        x = frame.x(10**tick if frame.log else tick)
         parts.append(f'<path class="axis" d="M{x:.1f} {bottom}v4"/>')
-        parts.append(f'<text class="tick mid" x="{x:.1f}" y="{bottom + 17}">{x_text(tick)}</text>')
+        parts.append(f'<text class="tick mid" x="{x:.1f}" y="{bottom + 17}">{tick_text(value)}</text>')
     parts.append(f'<path class="axis" d="M{frame.left} {bottom}H{right}"/>')
     middle = (frame.top + bottom) / 2
     parts.append(
@@ -192,27 +229,23 @@ def _band(frame: Frame, line: Series) -> str:
 
 
 def _raw(frame: Frame, line: Series) -> str:
+    points = zip(line.raw_x.tolist(), line.raw_y.tolist(), strict=True)
     return "".join(
-        f'<circle class="raw c{line.color}" cx="{frame.x(a):.1f}" cy="{frame.y(b):.1f}" r="2.2">'
-        f"<title>{tick_text(float(round(a)))}: {number(float(b))}</title></circle>"
-        for a, b in zip(line.raw_x, line.raw_y, strict=True)
+        dot(frame.x(x), frame.y(y), f"{tick_text(float(round(x)))}: {number(y)}", line.color, "raw") for x, y in points
     )
 
 
 def _line(frame: Frame, line: Series, x_name: str) -> str:
     style = " dashed" if line.dashed else ""
-    parts = (
-        [f'<path class="line c{line.color}{style}" d="M{_path(frame, line.x, line.y)}"/>'] if len(line.x) > 1 else []
-    )
+    path = f'<path class="line c{line.color}{style}" d="M{_path(frame, line.x, line.y)}"/>'
+    parts = [path] if len(line.x) > 1 else []
     if line.markers or len(line.x) == 1:
-        for index, (a, b) in enumerate(zip(line.x, line.y, strict=True)):
-            x, y, note = frame.x(a), frame.y(b), ""
-            if len(line.low) and np.isfinite(line.low[index]) and np.isfinite(line.high[index]):
-                low, high = float(line.low[index]), float(line.high[index])
-                parts.append(
-                    f'<path class="whisker c{line.color}" d="M{x:.1f} {frame.y(low):.1f}V{frame.y(high):.1f}"/>'
-                )
-                note = f" (95 % {number(low)} to {number(high)})"
-            title = f"<title>{esc(line.label)}, {esc(x_name)} {tick_text(float(a))}: {number(float(b))}{note}</title>"
-            parts.append(f'<circle class="dot c{line.color}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>')
+        low, high = (ends if len(ends) else np.full(len(line.x), math.nan) for ends in (line.low, line.high))
+        for x, *ends in zip(line.x.tolist(), line.y.tolist(), low.tolist(), high.tolist(), strict=True):
+            y = Interval(mean=ends[0], low=ends[1], high=ends[2])
+            if y.known:
+                up = f"M{frame.x(x):.1f} {frame.y(y.low):.1f}V{frame.y(y.high):.1f}"
+                parts.append(f'<path class="whisker c{line.color}" d="{up}"/>')
+            title = f"{line.label}, {x_name} {tick_text(x)}: {number(y.mean)}{interval_text(y)}"
+            parts.append(dot(frame.x(x), frame.y(y.mean), title, line.color))
     return "".join(parts)

@@ -10,7 +10,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 MEDIA_POLICY = f"{POLICY}; media-src data: 'self' file:"  # and clips beside it, whether it is served or opened
 
 
-def document(title: str, body: str, *, footer: str, lead: str = "", css: str = "", policy: str = POLICY) -> str:
+def document(title: str, body: str, *, footer: str, lead: str = "", policy: str = POLICY) -> str:
     """A whole page.
 
     Args:
@@ -18,7 +18,6 @@ def document(title: str, body: str, *, footer: str, lead: str = "", css: str = "
         body: HTML of the main part.
         footer: HTML of the last line.
         lead: HTML below the title.
-        css: rules beside those of all pages.
         policy: what the page may load.
     """
     below = f"<p>{lead}</p>" if lead else ""
@@ -26,7 +25,7 @@ def document(title: str, body: str, *, footer: str, lead: str = "", css: str = "
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f'<meta name="color-scheme" content="light dark"><title>{esc(title)}</title><style>{CSS}{css}</style></head>'
+        f'<meta name="color-scheme" content="light dark"><title>{esc(title)}</title><style>{CSS}</style></head>'
         f"<body><header><h1>{esc(title)}</h1>{below}</header><main>{body}</main>"
         f"<footer><p>{footer}</p></footer></body></html>\n"
     )

@@ -69,6 +69,44 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> s
     )
 
 
+def tiles(cells: Sequence[tuple[str, str, str]]) -> str:
+    """Key numbers: name, value and a few words each."""
+    items = "".join(
+        f"<div><dt>{esc(name)}</dt><dd><b>{esc(value)}</b><small>{esc(note)}</small></dd></div>"
+        for name, value, note in cells
+    )
+    return f'<dl class="tiles">{items}</dl>' if items else ""
+
+
+def notes_box(notes: Sequence[str]) -> str:
+    """What a reader has to know first, in a box."""
+    items = "".join(f"<li>{esc(note)}</li>" for note in notes)
+    return f'<ul class="notes">{items}</ul>' if items else ""
+
+
+def card(chart: str, *, title: str = "", below: str = "", style: str = "") -> str:
+    """A figure: a chart, its title above and HTML below; nothing without a chart."""
+    head = f"<h3>{title}</h3>" if title else ""
+    return f'<figure class="card{style}">{head}{chart}{below}</figure>' if chart else ""
+
+
+def code(text: str) -> str:
+    """A block of commands or settings."""
+    return f'<pre tabindex="0"><code>{esc(text)}</code></pre>' if text else ""
+
+
+def folded(title: str, body: str) -> str:
+    """A part that opens on a click."""
+    return f"<details><summary>{esc(title)}</summary>{body}</details>"
+
+
+def titled_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> str:
+    """A table of text with its title above and a note below."""
+    body = table(title, [esc(cell) for cell in head], [[esc(cell) for cell in row] for row in rows]) if rows else ""
+    below = f'<p class="muted">{esc(note)}</p>' if note else ""
+    return f"<h3>{esc(title)}</h3>{body}{below}"
+
+
 def section(anchor: str, title: str, body: str, lead: str = "") -> str:
     """A titled part of the page; nothing where there is nothing to show."""
     if not body:

@@ -92,6 +92,20 @@ figcaption{font-size:.88rem;color:var(--muted);margin-top:8px}figcaption b{color
  gap:2px 10px;align-items:center;margin-bottom:8px}
 .shot span{grid-column:1/-1;font-size:.8rem;color:var(--muted)}.shot img,.shot video{display:block;width:100%;
  height:auto;border-radius:5px}.clips .sides{margin-bottom:8px}.clips .sides div{flex:0 0 17.5%}
+.one{margin-top:12px;max-width:760px}
+.tables h3{margin-top:26px}.tables .muted{margin-top:8px}
+.thin{stroke-width:1.4;opacity:.75}.faint{opacity:.4}.line.c0{stroke-width:1.4;opacity:.55}.dot.c0{opacity:.7}
+.shots td,.shots th{padding:5px;text-align:left;white-space:normal;font-size:.85rem}.shots th{max-width:10rem}
+.shots tbody th{min-width:7rem}.shots img{display:block;width:104px;max-width:none;height:auto;border-radius:4px}
+.fails{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:12px;margin:4px 0 22px}
+.fails figure{margin:0;background:var(--card);border:1px solid var(--edge);border-radius:10px;padding:8px}
+.fails img{display:block;width:100%;height:auto;border-radius:5px}.fails figcaption{overflow-wrap:anywhere}
+.facts{max-width:54rem;font-size:.92rem}.facts dt{margin-top:8px}.facts dd{overflow-wrap:anywhere}
+.verdicts{display:grid;grid-template-columns:max-content max-content 1fr;gap:0;margin:22px 0 0;padding:0 16px}
+.verdicts>*{padding:9px 14px 9px 0;border-top:1px solid var(--edge);margin:0}
+.verdicts>:nth-child(-n+3){border-top:0}.verdicts b{font-weight:600}.mark.fair{color:var(--ink)}
+.numbers .scroll{width:auto}.numbers table{width:100%}
+.gallery{display:grid;gap:16px}.gallery .sides{flex-wrap:wrap}.gallery .sides div{flex:0 0 112px}
 pre{background:var(--code);border:1px solid var(--edge);border-radius:8px;padding:12px 14px;overflow-x:auto;
  font-size:.86rem;margin:0}
 code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
@@ -105,6 +119,9 @@ footer{padding:40px 20px;font-size:.85rem}
  overflow-wrap:anywhere}
  .shot{grid-template-columns:minmax(0,1fr)}
  .clips .sides div{flex-basis:50%}
+ .verdicts{grid-template-columns:1fr max-content}.verdicts p{grid-column:1/-1;border-top:0;padding-top:0}
+ .verdicts>:nth-child(3n+1),.verdicts>:nth-child(3n+2){border-top:1px solid var(--edge)}
+ .gallery .sides div{flex-basis:84px}
  .tiles{grid-template-columns:1fr 1fr}.tiles div{padding:10px 12px}dd b{font-size:1.3rem}h2{margin-top:34px}}
 @media print{body{background:#fff;font-size:11pt}.shot{display:block}.shot video{display:none}
  .card,.pair,.tiles div,tr,pre{break-inside:avoid}

@@ -56,7 +56,7 @@ def grid(
         images: [N, 3, H, W] float in [0, 1].
         columns: cells in a row; None takes the squarest arrangement.
         padding: pixels around every cell.
-        captions: one text an image; a row of cells is as tall as its longest caption needs.
+        captions: one text per image; a row of cells is as tall as its longest caption needs.
         scale: whole factor by which pixels are repeated, so that tiny images can be seen (no smoothing).
 
     Raises:
@@ -93,7 +93,7 @@ def beside(
         sources: for each result its source images, [3, h, w] float in [0, 1] of any size; they are drawn as tall as
             the result, or smaller where they would be wider than twice that. A result without one stands alone.
         results: [3, H, W], all of one size, drawn pixel by pixel.
-        captions: one text a result, usually the instruction.
+        captions: one text per result, usually the instruction.
 
     Raises:
         ValueError: no results, results of several sizes, or another number of lists or texts.
@@ -143,6 +143,13 @@ def fitted(images: Tensor, longest: int) -> Tensor:
     flat = images.reshape(-1, *images.shape[-3:]).float()
     reduced = torch.nn.functional.interpolate(flat, size=size, mode="bilinear", antialias=True)
     return reduced.reshape(*images.shape[:-2], *size)
+
+
+def evenly(total: int, count: int) -> list[int]:
+    """`count` of `total` places, spread evenly with the first and the last among them."""
+    if count == 1:
+        return [0]
+    return [round(k * (total - 1) / (count - 1)) for k in range(count)]
 
 
 def as_tensor(image: Image.Image) -> Float[Tensor, "3 height width"]:

@@ -1,4 +1,4 @@
-"""Videos to files and back: H.264 clips that any browser plays, and contact sheets for paper and terminals.
+"""Videos to files: H.264 clips that any browser plays, and contact sheets for paper and terminals.
 
 A video is [F, 3, H, W] float in [0, 1], frames first, as the pipelines decode it. Files appear whole or not at all.
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,41 +20,37 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from flowrl.files import replacing
-from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, fitted, grid, lettering, to_pixels
-
-if TYPE_CHECKING:
-    import av
+from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, evenly, fitted, grid, lettering, to_pixels
 
 ENCODERS = ("libx264", "libopenh264", "h264_videotoolbox", "h264_mf")
 """H.264 encoders that PyAV may have been built with, best first; those that need a certain GPU are left out."""
 ROW_WIDTH = 1600  # a row of a contact sheet is about this wide at most
+FRAMES = 5  # frames of a video in such a row, at most
 GAP = 4  # pixels between the frames of a row
 MARGIN = 16  # pixels around a row and its caption
 BT709 = 1  # the number of this colour standard in every H.264 field, and in swscale
 LIMITED, FULL = 1, 2  # colour ranges 16 to 235 and 0 to 255
 
 
-def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float, scale: int | None = None) -> Path:
+def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float) -> Path:
     """Write one video as H.264 in an MP4 (yuv420p, BT.709) that starts to play before it is loaded; returns its path.
 
     One thread encodes, so the same frames give the same bytes with the same version of the encoder. Odd sides are
-    padded by repeating the last row or column, since the colour planes have half the size.
+    padded by repeating the last row or column, since the colour planes have half the size. A video whose shorter side
+    is below 128 is enlarged to at least 192, by whole factors, so that people can see it.
 
     Args:
         video: [F, 3, H, W] float in [0, 1].
         path: the file; missing folders are made.
-        fps: frames a second.
-        scale: whole factor by which pixels are repeated; None enlarges a video whose shorter side is below 128 to at
-            least 192, so that people can see it, and leaves larger ones. A file to be read again wants 1.
+        fps: frames per second.
 
     Raises:
-        ValueError: another shape or range, a rate or scale that is none, or a PyAV without an H.264 encoder.
+        ValueError: another shape or range, a rate that is not above 0, or a PyAV without an H.264 encoder.
     """
     _check(video)
-    height, width = video.shape[-2:]
-    scale = enlargement(height, width) if scale is None else scale
-    if scale < 1 or not math.isfinite(fps) or fps <= 0:
-        raise ValueError(f"scale ({scale}) must be at least 1 and fps ({fps}) a number above 0: raise them")
+    if not math.isfinite(fps) or fps <= 0:
+        raise ValueError(f"fps must be a number above 0, got {fps}: give the frames per second")
+    scale = enlargement(*video.shape[-2:])
     with tempfile.TemporaryDirectory() as folder:  # the index moves to the front at the end, which needs a real file
         whole = Path(folder) / "video.mp4"
         _encode([_prepared(to_pixels(frame), scale) for frame in video], whole, fps)
@@ -64,83 +59,42 @@ def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float, scale: in
     return Path(path)
 
 
-def read_video(path: str | Path, num_frames: int | None = None) -> Float[Tensor, "frames 3 height width"]:
-    """Read a video (mp4, webm, gif and whatever else FFmpeg reads) as [F, 3, H, W] float32 in [0, 1].
-
-    Args:
-        path: the file.
-        num_frames: how many frames to keep, spread evenly with the first and the last among them (1: the first);
-            None keeps all.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no video or is damaged, or it has fewer frames than asked for.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file: give the path of a video (mp4, webm or gif)")
-    if num_frames is None:
-        wanted = None
-    else:
-        if num_frames < 1:
-            raise ValueError(f"num_frames ({num_frames}) must be at least 1, or None for all frames")
-        total = sum(1 for _ in _decoded(path))  # headers often do not know, and some are wrong
-        if num_frames > total:
-            raise ValueError(
-                f"{path} has {total} frames and {num_frames} are asked for: take a longer video or at most {total}"
-            )
-        wanted = set(evenly(total, num_frames))
-    frames = [
-        frame.to_ndarray(format="rgb24")
-        for place, frame in enumerate(_decoded(path))
-        if wanted is None or place in wanted
-    ]
-    if not frames:
-        raise ValueError(f"{path} holds no frame that can be decoded: it may have been cut off while being copied")
-    return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).contiguous().float() / 255
-
-
 def contact_sheet(
-    videos: Tensor | Sequence[Tensor], captions: Sequence[str] | None = None, frames: int = 5
+    videos: Tensor | Sequence[Tensor], captions: Sequence[str] | None = None
 ) -> Float[Tensor, "3 height width"]:
     """Videos as one image: a row for each, its frames from left to right, their numbers on top, its caption below.
 
     Args:
         videos: [B, F, 3, H, W] float in [0, 1], or a list of [F, 3, H, W] of one size.
-        captions: one text a video.
-        frames: columns; spread evenly with the first and the last frame among them. A shorter video shows all it has.
+        captions: one text per video.
 
     Raises:
         ValueError: no videos, a wrong shape or range, or another number of captions.
     """
     if len(videos) == 0:
         raise ValueError("a contact sheet needs at least one video, got none")
-    rows = [contact_row(video, frames) for video in videos]
+    rows = [contact_row(video) for video in videos]
     body = as_tensor(grid(torch.stack(rows), columns=1, captions=captions, padding=MARGIN))
-    places = evenly(len(videos[0]), min(frames, len(videos[0])))
+    places = _places(videos[0])
     return torch.cat([_heading(places, rows[0].shape[-1], body.shape[-1]), body], dim=-2)
 
 
-def contact_row(video: Tensor, frames: int = 5) -> Float[Tensor, "3 height width"]:
-    """Frames of one video [F, 3, H, W] side by side, spread evenly with the first and the last among them.
+def contact_row(video: Tensor) -> Float[Tensor, "3 height width"]:
+    """`FRAMES` frames of one video [F, 3, H, W] side by side, spread evenly with the first and the last among them.
+
+    A shorter video shows all it has.
 
     Raises:
-        ValueError: another shape, or no frames to show.
+        ValueError: another shape.
     """
     _check(video)
-    if frames < 1:
-        raise ValueError(f"frames ({frames}) must be at least 1: it is the number of columns")
-    shown = video[evenly(len(video), min(frames, len(video)))].detach().float().cpu()
-    shown = fitted(shown, longest=ROW_WIDTH // frames)
+    shown = fitted(video[_places(video)].detach().float().cpu(), longest=ROW_WIDTH // FRAMES)
     gap = torch.ones(3, shown.shape[-2], GAP)
     return torch.cat([part for frame in shown for part in (frame, gap)][:-1], dim=-1)
 
 
-def evenly(total: int, count: int) -> list[int]:
-    """`count` of `total` places, spread evenly with the first and the last among them."""
-    if count == 1:
-        return [0]
-    return [round(k * (total - 1) / (count - 1)) for k in range(count)]
+def _places(video: Tensor) -> list[int]:
+    return evenly(len(video), min(FRAMES, len(video)))
 
 
 def _check(video: Tensor | np.ndarray) -> None:
@@ -173,7 +127,7 @@ def _encode(frames: Sequence[UInt8[np.ndarray, "h w 3"]], path: Path, fps: float
         if name == "libx264":
             # No B-frames: with them equal frames did not always give equal bytes, even on one thread.
             stream.options = {"crf": "16", "preset": "medium", "bf": "0"}
-        else:  # no constant quality there: a quarter of a bit a pixel is generous
+        else:  # no constant quality there: a quarter of a bit per pixel is generous
             context.bit_rate = max(200_000, int(frames[0].shape[0] * frames[0].shape[1] * fps / 4))
         for pixels in frames:
             image = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(
@@ -194,26 +148,6 @@ def _encoder() -> str:
         f"this PyAV {av.__version__} was built without an H.264 encoder (looked for {', '.join(ENCODERS)}): install "
         "the wheel of PyPI, `pip install --force-reinstall --only-binary av av`"
     )
-
-
-def _decoded(path: Path) -> Iterator[av.VideoFrame]:
-    """Every frame in the order of showing.
-
-    Raises:
-        ValueError: the file is no video, or is damaged.
-    """
-    import av
-
-    try:
-        with av.open(str(path)) as container:
-            if not container.streams.video:
-                raise ValueError(f"{path} has no video stream (sound only?): give an mp4, webm or gif with frames")
-            yield from container.decode(video=0)
-    except av.FFmpegError as error:
-        raise ValueError(
-            f"{path} cannot be read as a video ({error.strerror}): it is of another kind or was cut off while being "
-            "copied; give an mp4, webm or gif"
-        ) from error
 
 
 def _heading(places: Sequence[int], row_width: int, width: int) -> Tensor:

@@ -27,8 +27,8 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 
 from flowrl.randomness import counter_integers
 from flowrl.samplers.guidance import Velocity
-from flowrl.samplers.kernels import ode
-from flowrl.samplers.parametrization import clean_from_velocity, working_dtype
+from flowrl.samplers.parametrization import clean_from_velocity
+from flowrl.samplers.step import euler
 from flowrl.trajectory import Schedule, start_state
 
 
@@ -88,7 +88,7 @@ def backprop_sample(
         raise ValueError(f"last_step must lie in 0 .. {schedule.num_steps - 1}, got {last_step}")
     if not train_steps or any(not 0 <= step <= last for step in train_steps):
         raise ValueError(f"train_steps must be steps in 0 .. {last}, at least one, got {sorted(train_steps)}")
-    x = start_state(x, schedule).to(working_dtype(x))
+    x = start_state(x, schedule)
     for step in range(last + 1):
         sigma, trained = schedule.sigma[step], step in train_steps
         source = x if trained and not stop_input else x.detach()
@@ -98,7 +98,7 @@ def backprop_sample(
             else:
                 predicted = velocity(source, sigma, schedule.timestep[step])
         if step < last:
-            x = ode(x, predicted, sigma, schedule.sigma[step + 1]).mean
+            x = euler(x, predicted, sigma, schedule.sigma[step + 1])
     return clean_from_velocity(x, predicted, sigma)
 
 
@@ -122,7 +122,7 @@ def refl(num_steps: int, *, seed: int, iteration: int, first: int | None = None,
     Args:
         num_steps: T.
         seed: Of the run.
-        iteration: Of the run; the step is drawn anew in each.
+        iteration: Of the run; the step is drawn again in each.
         first: Three quarters of the way by default, 30 of 40.
         last: T - 1 by default, included.
 
@@ -150,7 +150,7 @@ def draft(num_steps: int, *, seed: int, iteration: int, count: int = 1) -> Path:
 def alignprop(num_steps: int, *, seed: int, iteration: int, truncation: Literal["random", "none"] = "random") -> Path:
     """AlignProp (Prabhudesai et al., arXiv 2310.03739): all steps, or each kept at random, late ones more often.
 
-    Random truncation draws K uniform in 0 .. T anew at every step k and keeps it where K <= k, so with probability
+    Random truncation draws K uniform in 0 .. T again at every step k and keeps it where K <= k, so with probability
     (k + 1) / (T + 1). A draw that keeps none keeps the last. Truncation at a fixed step is `draft`.
 
     Raises:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from flowrl.objectives.terms import clipped_surrogate
 from flowrl.samplers.kernels import Kernel
-from flowrl.samplers.transition import Transition
+from flowrl.samplers.transition import Transition, positive_std
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -143,7 +143,7 @@ def grpo_guard(scored: Scored, *, delta: Literal["exact", "published", "none"] =
         raise ValueError(f"delta of guard must be one of {', '.join(scales)}, got {delta!r}")
     old_mean = _old_mean(scored, "guard")
     drift = scored.new.mean - old_mean
-    log_ratio = _mean(drift * ((scored.produced.detach() - old_mean) / _positive_std(scored.new)))
+    log_ratio = _mean(drift * ((scored.produced.detach() - old_mean) / positive_std(scored.new)))
     loss = clipped_surrogate(
         log_ratio.to(scored.advantage.dtype), scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
     )
@@ -166,7 +166,7 @@ def flow_dppo(scored: Scored, *, threshold: float = 1e-5) -> Float[Tensor, " b"]
     """
     if not threshold > 0:
         raise ValueError(f"threshold of dppo is a divergence per dimension and must be positive, got {threshold}")
-    drift = (scored.new.mean.detach() - _old_mean(scored, "dppo")) / _positive_std(scored.new)
+    drift = (scored.new.mean.detach() - _old_mean(scored, "dppo")) / positive_std(scored.new)
     far = 0.5 * _mean(drift.square()) >= threshold
     ratio = scored.log_ratio.exp()
     away = ((ratio > 1) & (scored.advantage > 0)) | ((ratio < 1) & (scored.advantage < 0))
@@ -197,13 +197,6 @@ def _old_mean(scored: Scored, name: str) -> Tensor:
             "(keep_means=True), or replay them before the first update"
         )
     return scored.old_mean.detach()
-
-
-def _positive_std(transition: Transition) -> Tensor:
-    """The std with as many dimensions as the mean."""
-    if not bool((transition.std > 0).all()):
-        raise ValueError("a step with std 0 has no density to compare: train stochastic steps only")
-    return transition.std.reshape(*[1] * (transition.mean.ndim - transition.std.ndim), *transition.std.shape)
 
 
 def _mean(values: Tensor) -> Tensor:

@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from flowrl.progress import progress
-from flowrl.prompts.pairs import Pair, load_images
+from flowrl.prompts.pairs import Pair
+from flowrl.prompts.source_images import read_image
 from flowrl.randomness import counter_choice
 from flowrl.rewards.networks.preference_features import Features
 
@@ -55,23 +58,14 @@ def split_pairs(rows: Sequence[Pair], held_out: float, *, seed: int) -> Split:
 
 
 def _joined(rows: Sequence[Pair], *, by_prompt: bool) -> np.ndarray:
-    """Numbers of the sets of pairs that share an image, or also a prompt."""
-    parent: dict[str, str] = {}
-
-    def root(key: str) -> str:
-        parent.setdefault(key, key)
-        while parent[key] != key:
-            parent[key] = parent[parent[key]]
-            key = parent[key]
-        return key
-
-    for row in rows:
-        first = root(f"image {row.winner}")
-        parent[root(f"image {row.loser}")] = first
-        if by_prompt:
-            parent[root(f"prompt {row.prompt}")] = first
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(root(f"image {row.winner}"), len(numbers)) for row in rows], dtype=np.int64)
+    """Numbers of the sets of pairs that share an image, or also a prompt; sets in the order of their first pairs."""
+    nodes: list[list[Path | str]] = [[row.winner, row.loser, *([row.prompt] if by_prompt else [])] for row in rows]
+    number: dict[Path | str, int] = {}
+    links = [[number.setdefault(node, len(number)) for node in of_pair] for of_pair in nodes]
+    ends = [(of_pair[0], other) for of_pair in links for other in of_pair[1:]]
+    graph = coo_array((np.ones(len(ends)), np.transpose(ends)), shape=(len(number), len(number)))
+    _, sets = connected_components(graph, directed=False)
+    return np.asarray(sets, dtype=np.int64)[[of_pair[0] for of_pair in links]]
 
 
 @torch.no_grad()
@@ -91,7 +85,7 @@ def pair_features(
     with progress(f"features of {len(listed)} images", math.ceil(len(listed) / batch_size)) as advance:
         for first in range(0, len(listed), batch_size):
             chosen = range(first, min(first + batch_size, len(listed)))
-            loaded = {place: load_images([listed[place][0]])[0] for place in chosen}
+            loaded = {place: read_image(listed[place][0]) for place in chosen}
             by_size: dict[tuple[int, ...], list[int]] = {}
             for place, image in loaded.items():
                 by_size.setdefault(tuple(image.shape), []).append(place)

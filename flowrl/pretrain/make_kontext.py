@@ -5,7 +5,7 @@ with the source image's latents as further tokens, `|| v(x_sigma, sigma, instruc
 (FLUX.1 Kontext, arXiv 2506.15742, eq. 1). The guidance that the network is told is drawn from [1, 4] and means nothing.
 
 In three pairs of ten the edit was left undone. Pairs that are collected and filtered by machines have such failures; a
-model that learned from them edits only most of the time, which reinforcement learning can mend.
+model that learned from them edits only most of the time, which reinforcement learning can correct.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers import AutoencoderKL, FluxKontextPipeline
-from torch import Tensor, nn
+from torch import Tensor
 
 from flowrl.config.train import resolve_path
-from flowrl.pipelines.common import pack, quiet_libraries
+from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.flux import token_ids
 from flowrl.pipelines.kontext import load
-from flowrl.pretrain.making import Course, batch_of, describe, noised, save_atomically, train_network, write_asset
+from flowrl.pretrain.making import describe, encode_once, prepare, scaled_latents, write_asset
+from flowrl.pretrain.network_training import Course, Noised, train_denoiser, velocity_error
 from flowrl.pretrain.tiny_families import build_tiny_kontext
 from flowrl.pretrain.tiny_sd3 import CONTEXT
-from flowrl.progress import progress
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
 from flowrl.world.edits import WORDS, draw_edit, random_edit
@@ -77,7 +77,7 @@ class KontextConfig:
     steps: int = 3000
     """Updates of transformer and text encoders."""
     batch_size: int = 64
-    """Edits an update."""
+    """Edits per update."""
     lr: float = 1e-3
     """Peak learning rate."""
     shift: float = 1.6
@@ -90,74 +90,54 @@ class KontextConfig:
 
 def encode_edits(pipe: FluxKontextPipeline, config: KontextConfig, path: Path) -> tuple[Tensor, Tensor, list[str]]:
     """Latents `[num_edits, 8, 8, 8]` in float16 of sources and of edited images, and the instructions."""
-    if path.exists():
-        saved = torch.load(path, weights_only=True)
-        return saved["sources"], saved["edited"], saved["prompts"]
-    vae = pipe.vae
-    sources, edited, prompts, size = [], [], [], 128
-    with progress("encoding edits", -(-config.num_edits // size)) as advance, torch.no_grad():
-        for first in range(0, config.num_edits, size):
-            numbers = range(first, min(first + size, config.num_edits))
-            records = [random_edit(np.random.default_rng(counter_seed(config.seed, "edit", n))) for n in numbers]
-            pairs = np.stack([np.stack(draw_edit(record)) for record in records])
-            images = torch.from_numpy(pairs).permute(1, 0, 4, 2, 3).flatten(0, 1).float() / 127.5 - 1.0
-            with torch.autocast("cpu", torch.bfloat16):
-                mean = vae.encode(images).latent_dist.mean.float()
-            before, after = ((mean - vae.config.shift_factor) * vae.config.scaling_factor).half().chunk(2)
-            left = [
-                np.random.default_rng(counter_seed(config.seed, "undone", n)).random() < config.undone for n in numbers
-            ]
-            sources.append(before)
-            edited.append(torch.where(torch.tensor(left)[:, None, None, None], before, after))
-            prompts += [str(record["prompt"]) for record in records]
-            advance("")
-    before, after = torch.cat(sources), torch.cat(edited)
-    save_atomically({"sources": before, "edited": after, "prompts": prompts}, path)
-    return before, after, prompts
+
+    def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
+        records = [random_edit(np.random.default_rng(counter_seed(config.seed, "edit", n))) for n in numbers]
+        pairs = np.stack([np.stack(draw_edit(record)) for record in records])
+        images = torch.from_numpy(pairs).permute(1, 0, 4, 2, 3).flatten(0, 1).float() / 127.5 - 1.0
+        before, after = scaled_latents(pipe.vae, images).chunk(2)
+        left = [np.random.default_rng(counter_seed(config.seed, "undone", n)).random() < config.undone for n in numbers]
+        edited = torch.where(torch.tensor(left)[:, None, None, None], before, after)
+        return {"sources": before, "edited": edited}, [str(record["prompt"]) for record in records]
+
+    latents, prompts = encode_once("edits", path, config.num_edits, 128, encode)
+    return latents["sources"], latents["edited"], prompts
 
 
 def velocity_loss(
     pipe: FluxKontextPipeline, clean: Tensor, source: Tensor, prompts: list[str], config: KontextConfig, step: int
 ) -> Tensor:
-    """Mean squared error of the velocity at one random noise level an image (bfloat16 network, float32 loss)."""
-    batch = noised(
-        clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
-    )
-    guidance = 1 + 3 * torch.rand(len(clean), generator=batch.generator)
-    tokens, shape = pack(batch.x), clean.shape[1:]
-    with torch.autocast("cpu", torch.bfloat16), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(counter_seed(config.seed, "dropout", step))  # the T5 encoder's
+    """Mean squared error of the velocity towards the edited images, given the sources'."""
+
+    def predict(batch: Noised) -> Tensor:
+        guidance = 1 + 3 * torch.rand(len(clean), generator=batch.generator)
+        tokens, shape = pack(batch.x), clean.shape[1:]
         embeds, pooled, text_ids = pipe.encode_prompt(batch.prompts, batch.prompts, max_sequence_length=CONTEXT)
         velocity = pipe.transformer(
             hidden_states=torch.cat([tokens, pack(source)], dim=1), timestep=batch.sigma, guidance=guidance,
             pooled_projections=pooled, encoder_hidden_states=embeds, txt_ids=text_ids,
             img_ids=torch.cat([token_ids(shape), token_ids(shape, 1)]), return_dict=False,
         )[0][:, : tokens.shape[1]]  # fmt: skip
-    return nn.functional.mse_loss(velocity.float(), pack(batch.velocity))
+        return unpack(velocity, shape)
+
+    return velocity_error(clean, prompts, config, step, predict)
 
 
 def main(config: KontextConfig) -> Path:
     """Runs the training and returns the folder of the finished pipeline."""
-    torch.set_num_threads(config.threads)
-    quiet_libraries()
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = prepare(config.out, config.threads)
     vae = AutoencoderKL.from_pretrained(resolve_path("asset:tiny-sd3") / "vae").requires_grad_(False)
     pipe = build_tiny_kontext(vae, WORDS, config.seed)
     sources, edited, prompts = encode_edits(pipe, config, out / "latents.pt")
 
-    def loss_of(step: int) -> Tensor:
-        chosen = batch_of(len(edited), config.batch_size, config.seed, step)
+    def loss(chosen: list[int], step: int) -> Tensor:
         clean, source = edited[chosen].float(), sources[chosen].float()
         return velocity_loss(pipe, clean, source, [prompts[i] for i in chosen], config, step)
 
-    parts = nn.ModuleDict({name: getattr(pipe, name) for name in ("transformer", "text_encoder", "text_encoder_2")})
     course = Course(steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every)
-    seconds = train_network(
-        "denoiser", parts.train(), loss_of, course, out / "denoiser.pt",
-        lambda n: pipe.save_pretrained(out / f"pipeline-{n:05d}"),
-    )  # fmt: skip
-    folder = write_asset(pipe, out / "tiny-kontext", "")
+    parts = ("transformer", "text_encoder", "text_encoder_2")
+    seconds = train_denoiser(pipe, parts, loss, len(prompts), course, config, out)
+    folder = write_asset(pipe, out / "tiny-kontext")
     return describe(
         folder, _README, config, seconds,
         pipeline=load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64),

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,9 +30,12 @@ from torch.nn import functional as F
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.benchmarks.geneval.rules import verdict
 from flowrl.files import replacing, write_atomically
+from flowrl.pretrain.making import draw
+from flowrl.pretrain.network_training import average_weights
 from flowrl.pretrain.scorer_data import corrupt, labels_of, training_scene
 from flowrl.progress import progress
-from flowrl.randomness import counter_seed, sample_normals
+from flowrl.prompts.loading import Prompt
+from flowrl.randomness import counter_seed
 from flowrl.rewards.embedded.attributes import GRID, MAX_COUNT, PAIRS, AttributeNet, attribute_scores, load_net
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.scene_prompts import RELATIONS, Record, combinations, position, split
@@ -56,7 +60,7 @@ class ScorerConfig:
     steps: int = 1800
     """Updates."""
     batch_size: int = 64
-    """Scenes an update."""
+    """Scenes per update."""
     lr: float = 3e-3
     """Peak learning rate."""
     ema_decay: float = 0.995
@@ -126,10 +130,7 @@ def train(config: ScorerConfig) -> AttributeNet:
             nn.utils.clip_grad_norm_(net.parameters(), 5.0)
             optimizer.step()
             rates.step()
-            decay = min(config.ema_decay, (1 + step) / (10 + step))
-            with torch.no_grad():
-                for name, value in net.state_dict().items():
-                    average[name].lerp_(value, 1 - decay)
+            average_weights(net, average, min(config.ema_decay, (1 + step) / (10 + step)))
             recent = loss.item() if step == 0 else 0.98 * recent + 0.02 * loss.item()
             advance(f"loss {recent:.3f}")
     net.load_state_dict(average)
@@ -152,7 +153,7 @@ def roc_auc(scores: Sequence[float], correct: Sequence[bool]) -> float:
 
 
 def scenes_for_prompts(seed: int) -> list[tuple[Record, tuple[Shape, ...]]]:
-    """A hundred scenes a task with the records they were drawn for; none was trained on."""
+    """A hundred scenes per task with the records they were drawn for; none was trained on."""
     found = []
     for task, groups in combinations().items():
         records = [record for group in groups for record in group]
@@ -212,27 +213,22 @@ def agreement(net: AttributeNet, count: int, seed: int) -> dict[str, float]:
     """
     from flowrl.pipelines.sd3 import load
     from flowrl.pretrain.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS
-    from flowrl.training.heldout import generate
 
     folder = Path(str(resources.files("flowrl") / "assets" / "tiny-sd3"))
     pipeline = load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, vae_slice=24)
-    schedule = pipeline.schedule(NUM_STEPS, "diffusers")
     turns = [itertools.cycle(split()[1][task]) for task in TASKS]
     records = [next(turns[i % len(TASKS)]) for i in range(count)]
     correct: list[bool] = []
-    scores: dict[str, list[float]] = {"mean": [], "product": []}
-    with progress("comparing with the verdict", -(-count // 24)) as advance:
-        for first in range(0, count, 24):
-            batch = records[first : first + 24]
-            keys = [(seed, "scorer agreement", first + i) for i in range(len(batch))]
-            x = sample_normals(pipeline.latent_shape, keys)
-            images = generate(pipeline, [str(r["prompt"]) for r in batch], x, schedule, guidance_scale=GUIDANCE_SCALE)
-            found = net(images)
-            scores["mean"] += attribute_scores(found, batch, combine="mean").tolist()
-            scores["product"] += attribute_scores(found, batch, combine="product").tolist()
-            for image, record in zip((images * 255).round().byte().permute(0, 2, 3, 1).numpy(), batch, strict=True):
-                correct.append(verdict(detect_shapes(image), record, color_of=partial(color_of, image)).correct)
-            advance("")
+    scores: dict[Literal["mean", "product"], list[float]] = {"mean": [], "product": []}
+    prompts = [Prompt(text=str(record["prompt"]), metadata=record) for record in records]
+    keys = [(seed, "scorer agreement", number) for number in range(count)]
+    for places, images in draw(pipeline, prompts, keys, NUM_STEPS, GUIDANCE_SCALE, "comparing with the verdict"):
+        batch = records[places.start : places.stop]
+        found = net(images)
+        for form, values in scores.items():
+            values += attribute_scores(found, batch, combine=form).tolist()
+        for image, record in zip((images * 255).round().byte().permute(0, 2, 3, 1).numpy(), batch, strict=True):
+            correct.append(verdict(detect_shapes(image), record, color_of=partial(color_of, image)).correct)
     areas = {form: roc_auc(values, correct) for form, values in scores.items()}
     tasks = [roc_auc(scores["mean"][k :: len(TASKS)], correct[k :: len(TASKS)]) for k in range(len(TASKS))]
     return areas | {"within tasks": float(np.nanmean(tasks)), "correct": float(sum(correct))}
@@ -251,16 +247,17 @@ in a folder again and rewrites this file, for instance after the embedded model 
 ## Data and training
 
 {num_scenes:,} procedurally drawn scenes (`flowrl/pretrain/scorer_data.py`), six of ten with shapes that may be flawed,
-labelled by the judge of the embedded world (`flowrl/world/detector.py`) and corrupted anew at each use by blur,
-softness, tint, drift and noise. No other data, and no image of the embedded model. {steps:,} updates of {batch_size}
-scenes, {minutes:.1f} minutes of processor time on {threads} thread(s); the weights are an exponential average.
+labelled by the judge of the embedded world (`flowrl/world/detector.py`) and corrupted at each use, differently, by
+blur, softness, tint, drift and noise. No other data, and no image of the embedded model. {steps:,} updates of
+{batch_size} scenes, {minutes:.1f} minutes of processor time on {threads} thread(s); the weights are an exponential
+average.
 
 An object of unclear shape (between GenEval's thresholds 0.3 and 0.9) is half an object: its label is spread evenly over
 both counts. Label smoothing {label_smoothing:g} keeps probabilities off 0 and 1, where a score has no gradient.
 
 ## Accuracy
 
-On {drawn} scenes drawn for prompts of all six tasks ({held} a task), against what was drawn; "corrupted" is with the
+On {drawn} scenes drawn for prompts of all six tasks ({held} per task), against what was drawn; "corrupted" is with the
 corruptions of training.
 
 | share right | as drawn | corrupted |

@@ -15,21 +15,12 @@ from diffusers import AutoencoderKL, StableDiffusionPipeline
 from torch import Tensor, nn
 
 from flowrl.config.train import resolve_path
-from flowrl.pipelines.common import quiet_libraries
 from flowrl.pipelines.sd import load
-from flowrl.pretrain.make_sd3 import scene_batch
-from flowrl.pretrain.making import (
-    Course,
-    batch_of,
-    describe,
-    save_atomically,
-    some_empty,
-    train_network,
-    write_asset,
-)
+from flowrl.pretrain.make_sd3 import encode_scenes
+from flowrl.pretrain.making import describe, prepare, write_asset
+from flowrl.pretrain.network_training import Course, some_empty, train_denoiser
 from flowrl.pretrain.tiny_families import build_tiny_sd15
 from flowrl.pretrain.tiny_sd3 import CONTEXT
-from flowrl.progress import progress
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
 
@@ -76,7 +67,7 @@ class Sd15Config:
     steps: int = 2500
     """Updates of network and text encoder."""
     batch_size: int = 64
-    """Scenes an update."""
+    """Scenes per update."""
     lr: float = 1e-3
     """Peak learning rate."""
     prompt_dropout: float = 0.1
@@ -85,31 +76,10 @@ class Sd15Config:
     """Updates between checkpoints; each also writes a complete pipeline folder."""
 
 
-def encode_scenes(pipe: StableDiffusionPipeline, config: Sd15Config, path: Path) -> tuple[Tensor, list[str]]:
-    """Latents `[num_scenes, 8, 8, 8]` in float16, scaled as the network sees them, and their prompts."""
-    if path.exists():
-        saved = torch.load(path, weights_only=True)
-        return saved["latents"], saved["prompts"]
-    latents, prompts = [], []
-    size = 256
-    with progress("encoding scenes", -(-config.num_scenes // size)) as advance, torch.no_grad():
-        for first in range(0, config.num_scenes, size):
-            numbers = range(first, min(first + size, config.num_scenes))
-            images, records = scene_batch(numbers, config.seed, "sd15")
-            with torch.autocast("cpu", torch.bfloat16):
-                mean = pipe.vae.encode(images).latent_dist.mean.float()
-            latents.append((mean * pipe.vae.config.scaling_factor).half())
-            prompts += [str(record["prompt"]) for record in records]
-            advance("")
-    joined = torch.cat(latents)
-    save_atomically({"latents": joined, "prompts": prompts}, path)
-    return joined, prompts
-
-
 def noise_loss(
     pipe: StableDiffusionPipeline, clean: Tensor, prompts: list[str], config: Sd15Config, step: int
 ) -> Tensor:
-    """Mean squared error of the predicted noise at one random time an image (bfloat16 network, float32 loss)."""
+    """Mean squared error of the predicted noise at one random time per image (bfloat16 network, float32 loss)."""
     generator = torch.Generator().manual_seed(counter_seed(config.seed, "noise", step))
     noise = torch.randn(clean.shape, generator=generator)
     time = torch.randint(0, pipe.scheduler.config.num_train_timesteps, (len(clean),), generator=generator)
@@ -125,29 +95,17 @@ def noise_loss(
 
 def main(config: Sd15Config) -> Path:
     """Runs the training and returns the folder of the finished pipeline."""
-    torch.set_num_threads(config.threads)
-    quiet_libraries()
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = prepare(config.out, config.threads)
     vae = AutoencoderKL.from_pretrained(resolve_path("asset:tiny-sd3") / "vae").requires_grad_(False)
     pipe = build_tiny_sd15(vae, config.seed)
-    latents, prompts = encode_scenes(pipe, config, out / "latents.pt")
+    latents, prompts = encode_scenes(vae, out / "latents.pt", config.num_scenes, config.seed, "sd15")
 
-    def loss_of(step: int) -> Tensor:
-        chosen = batch_of(len(latents), config.batch_size, config.seed, step)
+    def loss(chosen: list[int], step: int) -> Tensor:
         return noise_loss(pipe, latents[chosen].float(), [prompts[i] for i in chosen], config, step)
 
-    parts = nn.ModuleDict({"unet": pipe.unet, "text_encoder": pipe.text_encoder})
     course = Course(steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every)
-    seconds = train_network(
-        "denoiser",
-        parts,
-        loss_of,
-        course,
-        out / "denoiser.pt",
-        lambda n: pipe.save_pretrained(out / f"pipeline-{n:05d}"),
-    )
-    folder = write_asset(pipe, out / "tiny-sd15", "")
+    seconds = train_denoiser(pipe, ("unet", "text_encoder"), loss, len(prompts), course, config, out)
+    folder = write_asset(pipe, out / "tiny-sd15")
     return describe(
         folder, _README, config, seconds,
         pipeline=load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT),

@@ -9,7 +9,7 @@ Three stages, each resumable, on clips of one shape that moves in one of four di
 
 All combinations of shape, colour and direction are drawn: what is held out from reinforcement learning is known here.
 Three captions of ten name another direction than the clip shows, as captions written by machines do; a model that
-learned from them goes the asked way only most of the time, which reinforcement learning can mend.
+learned from them goes the asked way only most of the time, which reinforcement learning can correct.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ import torch
 from diffusers import WanPipeline
 from torch import Tensor, nn
 
-from flowrl.pipelines.common import quiet_libraries
 from flowrl.pipelines.wan import load
-from flowrl.pretrain.making import Course, batch_of, describe, noised, save_atomically, train_network, write_asset
+from flowrl.pretrain.making import describe, encode_once, prepare, write_asset
+from flowrl.pretrain.network_training import (
+    Course,
+    Noised,
+    reconstructed,
+    train_autoencoder,
+    train_denoiser,
+    velocity_error,
+)
 from flowrl.pretrain.tiny_families import build_tiny_wan
 from flowrl.pretrain.tiny_sd3 import CONTEXT
-from flowrl.progress import progress
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
 from flowrl.world.clips import DIRECTIONS, FPS, FRAMES, WORDS, draw_clip, motion_records
@@ -80,7 +86,7 @@ class WanConfig:
     vae_steps: int = 2400
     """Updates of the autoencoder."""
     vae_batch_size: int = 8
-    """Clips an autoencoder update."""
+    """Clips per autoencoder update."""
     vae_lr: float = 2e-3
     """Peak learning rate of the autoencoder."""
     kl_weight: float = 1e-4
@@ -97,7 +103,7 @@ class WanConfig:
     lr_steps: int = 6000
     """Updates over which the learning rate falls; training stops before, so that there is something left to learn."""
     batch_size: int = 32
-    """Clips an update of stage 3."""
+    """Clips per update of stage 3."""
     lr: float = 1e-3
     """Peak learning rate of stage 3."""
     shift: float = 3.0
@@ -126,15 +132,10 @@ def reconstruction_loss(pipe: WanPipeline, config: WanConfig, step: int) -> Tens
     """Absolute error of reconstructed clips, shapes weighted up, plus the weighted KL of their posteriors."""
     first = step * config.vae_batch_size
     clips, _ = clip_batch(range(first, first + config.vae_batch_size), config.seed, "vae")
-    noise = torch.Generator().manual_seed(counter_seed(config.seed, "vae noise", step))
-    with torch.autocast("cpu", torch.bfloat16):
-        posterior = pipe.vae.encode(clips).latent_dist
-        latents = posterior.mean + posterior.std * torch.randn(posterior.mean.shape, generator=noise)
-        decoded = pipe.vae.decode(latents).sample
-    kl = 0.5 * (posterior.mean.float() ** 2 + posterior.var.float() - 1 - posterior.logvar.float()).mean()
+    decoded, kl = reconstructed(pipe.vae, clips, config.seed, step)
     shown = ((clips - _GROUND).abs().amax(1, keepdim=True) > 0.1).float()  # a tenth of the pixels
     near = nn.functional.max_pool3d(shown, (1, 5, 5), stride=1, padding=(0, 2, 2))  # a corner is rounded on both sides
-    error = (decoded.float() - clips).abs() * (1 + config.shape_weight * near)
+    error = (decoded - clips).abs() * (1 + config.shape_weight * near)
     return error.mean() + config.kl_weight * kl
 
 
@@ -154,23 +155,17 @@ def set_latent_statistics(pipe: WanPipeline, seed: int) -> None:
 
 def encode_clips(pipe: WanPipeline, config: WanConfig, path: Path) -> tuple[Tensor, list[str]]:
     """Latents `[num_clips, 16, 3, 8, 8]` in float16, scaled as the transformer sees them, and their prompts."""
-    if path.exists():
-        saved = torch.load(path, weights_only=True)
-        return saved["latents"], saved["prompts"]
     mean, std = (torch.tensor(values)[:, None, None, None] for values in
                  (pipe.vae.config.latents_mean, pipe.vae.config.latents_std))  # fmt: skip
-    latents, prompts, size = [], [], 32
-    with progress("encoding clips", -(-config.num_clips // size)) as advance, torch.no_grad():
-        for first in range(0, config.num_clips, size):
-            clips, texts = clip_batch(range(first, min(first + size, config.num_clips)), config.seed, "denoiser")
-            with torch.autocast("cpu", torch.bfloat16):
-                encoded = pipe.vae.encode(clips).latent_dist.mean.float()
-            latents.append(((encoded - mean) / std).half())
-            prompts += texts
-            advance("")
-    joined = torch.cat(latents)
-    save_atomically({"latents": joined, "prompts": prompts}, path)
-    return joined, prompts
+
+    def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
+        clips, prompts = clip_batch(numbers, config.seed, "denoiser")
+        with torch.autocast("cpu", torch.bfloat16):
+            encoded = pipe.vae.encode(clips).latent_dist.mean.float()
+        return {"latents": (encoded - mean) / std}, prompts
+
+    latents, prompts = encode_once("clips", path, config.num_clips, 32, encode)
+    return latents["latents"], prompts
 
 
 def captions(prompts: list[str], config: WanConfig) -> list[str]:
@@ -186,52 +181,35 @@ def captions(prompts: list[str], config: WanConfig) -> list[str]:
 
 
 def velocity_loss(pipe: WanPipeline, clean: Tensor, prompts: list[str], config: WanConfig, step: int) -> Tensor:
-    """Mean squared error of the velocity at one random noise level a clip (bfloat16 network, float32 loss)."""
-    batch = noised(
-        clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
-    )
-    with torch.autocast("cpu", torch.bfloat16), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(counter_seed(config.seed, "dropout", step))  # the text encoder's
+    """Mean squared error of the transformer's velocity."""
+
+    def predict(batch: Noised) -> Tensor:
         embeds, _ = pipe.encode_prompt(
             batch.prompts, do_classifier_free_guidance=False, max_sequence_length=CONTEXT, device=torch.device("cpu")
         )
-        velocity = pipe.transformer(batch.x, 1000 * batch.sigma, embeds, return_dict=False)[0]
-    return nn.functional.mse_loss(velocity.float(), batch.velocity)
+        velocity: Tensor = pipe.transformer(batch.x, 1000 * batch.sigma, embeds, return_dict=False)[0]
+        return velocity
+
+    return velocity_error(clean, prompts, config, step, predict)
 
 
 def main(config: WanConfig) -> Path:
     """Runs all stages and returns the folder of the finished pipeline."""
-    torch.set_num_threads(config.threads)
-    quiet_libraries()
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = prepare(config.out, config.threads)
     pipe = build_tiny_wan(WORDS, config.seed)
-    course = Course(
-        steps=config.vae_steps, lr=config.vae_lr, betas=(0.9, 0.99), weight_decay=0.0, ema_decay=0.0,
-        checkpoint_every=200,
-    )  # fmt: skip
-    train_network("autoencoder", pipe.vae, lambda step: reconstruction_loss(pipe, config, step), course, out / "vae.pt")
+    train_autoencoder(pipe.vae, lambda step: reconstruction_loss(pipe, config, step), config, out)
     set_latent_statistics(pipe, config.seed)
     latents, prompts = encode_clips(pipe, config, out / "latents.pt")
     prompts = captions(prompts, config)
 
-    def loss_of(step: int) -> Tensor:
-        chosen = batch_of(len(latents), config.batch_size, config.seed, step)
+    def loss(chosen: list[int], step: int) -> Tensor:
         return velocity_loss(pipe, latents[chosen].float(), [prompts[i] for i in chosen], config, step)
 
-    parts = nn.ModuleDict({"transformer": pipe.transformer, "text_encoder": pipe.text_encoder}).train()
     course = Course(
         steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every, lr_steps=config.lr_steps
     )
-    seconds = train_network(
-        "denoiser",
-        parts,
-        loss_of,
-        course,
-        out / "denoiser.pt",
-        lambda n: pipe.save_pretrained(out / f"pipeline-{n:05d}"),
-    )
-    folder = write_asset(pipe, out / "tiny-wan", "")
+    seconds = train_denoiser(pipe, ("transformer", "text_encoder"), loss, len(prompts), course, config, out)
+    folder = write_asset(pipe, out / "tiny-wan")
     pipeline = load(
         str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64, num_frames=FRAMES, fps=FPS
     )

@@ -1,34 +1,29 @@
-"""What the makers of the embedded models share: a resumable training loop with averaged weights, and assets.
-
-Every batch is a function of (seed, stage, step), so that a stopped pre-training goes on as if it had not stopped.
-"""
+"""What the makers of the embedded models share: examples encoded once, held-out scores, and the folders they write."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import math
 import shutil
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import build_settings
 from flowrl.config.train import resolve_path
-from flowrl.files import replacing
 from flowrl.pipelines import Pipeline
+from flowrl.pipelines.common import quiet_libraries
+from flowrl.pretrain.network_training import save_atomically
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, read_prompts
-from flowrl.randomness import counter_seed, sample_normals
+from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import bootstrap_mean
 from flowrl.training.heldout import generate
 from flowrl.training.prompting import reward_inputs
 
@@ -60,155 +55,41 @@ def pretrain(arguments: Sequence[str]) -> Path:
     return made
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
-    """Length and pace of one training.
-
-    Attributes:
-        steps: updates.
-        lr: peak learning rate, after a linear warm-up and before a cosine down to a fiftieth.
-        lr_steps: updates that the learning rate's course is laid out for; 0 takes `steps`.
-        checkpoint_every: updates between checkpoints.
-        betas: of AdamW.
-        weight_decay: of AdamW.
-        ema_decay: decay of the averaged weights; 0 keeps none.
-    """
-
-    steps: int
-    lr: float
-    checkpoint_every: int = 200
-    betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = 0.01
-    ema_decay: float = 0.998
-    lr_steps: int = 0
+def prepare(out: str, threads: int) -> Path:
+    """Makes the folder of a pre-training; sets the number of CPU threads and silences the libraries."""
+    torch.set_num_threads(threads)
+    quiet_libraries()
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Noised:
-    """A batch for flow matching.
-
-    Attributes:
-        x: `(1 - sigma) clean + sigma noise`, as clean.
-        sigma: [b], noise levels.
-        velocity: `noise - clean`, what is learned.
-        prompts: [b], some of them empty.
-        generator: what further random numbers of the update come from.
-    """
-
-    x: Tensor
-    sigma: Tensor
-    velocity: Tensor
-    prompts: list[str]
-    generator: torch.Generator
-
-
-def noised(
-    clean: Tensor, prompts: Sequence[str], *, seed: int, step: int, shift: float, prompt_dropout: float
-) -> Noised:
-    """Latents at one random level each, `sigma = shift u / (1 + (shift - 1) u)` with u uniform.
-
-    Source: Esser et al., arXiv 2403.03206, eq. 23.
-    """
-    generator = torch.Generator().manual_seed(counter_seed(seed, "flow matching", step))
-    noise = torch.randn(clean.shape, generator=generator)
-    uniform = torch.rand(len(clean), generator=generator)
-    sigma = shift * uniform / (1 + (shift - 1) * uniform)
-    level = sigma.view(-1, *[1] * (clean.ndim - 1))
-    return Noised(
-        x=(1 - level) * clean + level * noise, sigma=sigma, velocity=noise - clean,
-        prompts=some_empty(prompts, prompt_dropout, generator), generator=generator,
-    )  # fmt: skip
-
-
-def some_empty(prompts: Sequence[str], share: float, generator: torch.Generator) -> list[str]:
-    """Prompts of which a random share is left out, as classifier-free guidance needs it."""
-    kept = torch.rand(len(prompts), generator=generator) >= share
-    return [text if keep else "" for text, keep in zip(prompts, kept.tolist(), strict=True)]
-
-
-def batch_of(total: int, size: int, seed: int, step: int) -> list[int]:
-    """Which examples an update learns from."""
-    drawn: list[int] = np.random.default_rng(counter_seed(seed, "batch", step)).integers(total, size=size).tolist()
-    return drawn
-
-
-def learning_rate(step: int, steps: int, peak: float, warmup: int = 100) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth of the peak."""
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
-
-
-def save_atomically(state: Any, path: Path) -> None:
-    """Writes a torch file; a stop leaves the old one whole."""
-    with replacing(path) as stream:
-        torch.save(state, stream)
-
-
-def train_network(
-    name: str,
-    network: nn.Module,
-    loss_of: Callable[[int], Tensor],
-    course: Course,
-    path: Path,
-    save: Callable[[int], None] | None = None,
-) -> float:
-    """Minimises a loss, from the checkpoint at `path` if there is one.
+def encode_once(
+    what: str, path: Path, total: int, size: int, encode: Callable[[range], tuple[dict[str, Tensor], list[str]]]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Latents by name, in float16, and prompts of all examples; those of the file at `path` once it is there.
 
     Args:
-        name: for the progress bar.
-        network: what is trained; holds the averaged weights afterwards, where there is an average.
-        loss_of: the loss of an update by its number.
-        course: length and pace.
-        path: checkpoint file.
-        save: called with the number of updates at every checkpoint, while the network holds the averaged weights.
-
-    Returns:
-        The seconds that training took, earlier sessions included.
+        what: for the progress bar.
+        path: file to write or read.
+        total: examples.
+        size: examples encoded at a time.
+        encode: float32 latents by name, and prompts, of examples by number.
     """
-    parameters = [p for p in network.parameters() if p.requires_grad]
-    average = {key: value.detach().clone() for key, value in network.state_dict().items()} if course.ema_decay else {}
-    optimizer = torch.optim.AdamW(parameters, lr=course.lr, betas=course.betas, weight_decay=course.weight_decay)
-    start, spent = 0, 0.0
     if path.exists():
         saved = torch.load(path, weights_only=True)
-        network.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        average, start, spent = saved["average"], int(saved["step"]), float(saved["seconds"])
-    recent, begun = 0.0, time.monotonic()
-    with progress(name, course.steps, start) as advance:
-        for step in range(start, course.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, course.lr_steps or course.steps, course.lr)
-            loss = loss_of(step)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            _average(network, average, min(course.ema_decay, (1 + step) / (10 + step)))
-            recent = loss.item() if step == start else 0.98 * recent + 0.02 * loss.item()
-            advance(f"loss {recent:.4f}")
-            done = step + 1
-            if done % course.checkpoint_every == 0 or done == course.steps:
-                state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "average": average,
-                         "step": done, "seconds": spent + time.monotonic() - begun}  # fmt: skip
-                save_atomically(state, path)
-                if save is not None:
-                    live = {key: value.detach().clone() for key, value in network.state_dict().items()}
-                    network.load_state_dict(average or live)
-                    save(done)
-                    network.load_state_dict(live)
-    if average:
-        network.load_state_dict(average)
-    return spent + time.monotonic() - begun
-
-
-@torch.no_grad()
-def _average(network: nn.Module, average: dict[str, Tensor], decay: float) -> None:
-    for key, value in network.state_dict().items() if average else ():
-        if value.is_floating_point():
-            average[key].lerp_(value, 1 - decay)
+        return saved, saved.pop("prompts")
+    pieces: list[dict[str, Tensor]] = []
+    prompts: list[str] = []
+    with progress(f"encoding {what}", -(-total // size)) as advance, torch.no_grad():
+        for first in range(0, total, size):
+            latents, texts = encode(range(first, min(first + size, total)))
+            pieces.append({name: part.half() for name, part in latents.items()})
+            prompts += texts
+            advance("")
+    joined = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    save_atomically({**joined, "prompts": prompts}, path)
+    return joined, prompts
 
 
 def describe(
@@ -221,33 +102,56 @@ def describe(
     """
     rows = read_prompts(resolve_path(prompts))
     asked = (-(-count // len(rows)) * rows)[:count]
-    score = held_out_score(pipeline, asked, reward, num_steps=num_steps, guidance_scale=guidance_scale)
-    text = readme.format(score=score, count=len(asked), minutes=seconds / 60, **asdict(config))
+    values = held_out_values(pipeline, asked, range(count), reward, num_steps=num_steps, guidance_scale=guidance_scale)
+    facts = {"score": bootstrap_mean(values, [row.key for row in asked]), "count": count}
+    return write_readme(folder, readme, config, seconds, facts)
+
+
+def write_readme(folder: Path, readme: str, config: Any, seconds: float, facts: Mapping[str, Any]) -> Path:
+    """Writes README.md, a text filled with facts, minutes and settings, into an asset's folder; returns the folder."""
+    text = readme.format(minutes=seconds / 60, **facts, **asdict(config))
     (folder / "README.md").write_text(text, encoding="utf-8")
     return folder
 
 
+def held_out_values(
+    pipeline: Pipeline, prompts: Sequence[Prompt], samples: Sequence[int], reward: Reward, *, num_steps: int,
+    guidance_scale: float,
+) -> list[float]:  # fmt: skip
+    """The reward of one sample per prompt; its start noise is drawn by the prompt and the number of the sample."""
+    keys = [(0, "eval", row.key, sample) for row, sample in zip(prompts, samples, strict=True)]
+    values: list[float] = []
+    for numbers, drawn in draw(pipeline, prompts, keys, num_steps, guidance_scale, "scoring"):
+        part, group = prompts[numbers.start : numbers.stop], torch.tensor(numbers)
+        inputs = reward_inputs(pipeline, part, drawn, group=group, numbers=numbers, iteration=0)
+        values += reward(inputs).values.tolist()
+    return values
+
+
+def scaled_latents(vae: Any, images: Tensor) -> Tensor:
+    """Latents of images in [-1, 1] as the denoiser of an `AutoencoderKL` sees them (bfloat16 network)."""
+    with torch.autocast("cpu", torch.bfloat16):
+        mean = vae.encode(images).latent_dist.mean.float()
+    return (mean - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+
+
 @torch.no_grad()
-def held_out_score(
-    pipeline: Pipeline, prompts: Sequence[Prompt], reward: Reward, *, num_steps: int, guidance_scale: float,
-    batch_size: int = 24,
-) -> Interval:  # fmt: skip
-    """Mean reward of one sample a prompt by the deterministic sampler, with a 95 % interval."""
-    schedule, values = pipeline.schedule(num_steps, "diffusers"), list[float]()
-    with progress("scoring", -(-len(prompts) // batch_size)) as advance:
+def draw(
+    pipeline: Pipeline, prompts: Sequence[Prompt], keys: Sequence[tuple[int | str, ...]], num_steps: int,
+    guidance_scale: float, label: str, *, batch_size: int = 24,
+) -> Iterator[tuple[range, Tensor]]:  # fmt: skip
+    """Samples of prompts by the deterministic sampler, in batches with their places; noise is drawn by the keys."""
+    schedule = pipeline.schedule(num_steps, "diffusers")
+    with progress(label, -(-len(prompts) // batch_size)) as advance:
         for first in range(0, len(prompts), batch_size):
-            part = prompts[first : first + batch_size]
-            x = sample_normals(pipeline.latent_shape, [(0, "eval", row.key, first + i) for i, row in enumerate(part)])
-            drawn = generate(pipeline, part, x, schedule, guidance_scale=guidance_scale)
-            numbers = range(first, first + len(part))
-            inputs = reward_inputs(pipeline, part, drawn, group=torch.tensor(numbers), numbers=numbers, iteration=0)
-            values += reward(inputs).values.tolist()
+            part = range(first, min(first + batch_size, len(prompts)))
+            x = sample_normals(pipeline.latent_shape, keys[part.start : part.stop])
+            yield part, generate(pipeline, prompts[first : part.stop], x, schedule, guidance_scale=guidance_scale)
             advance("")
-    return bootstrap_mean(values, [row.key for row in prompts])
 
 
-def write_asset(pipe: Any, folder: Path, readme: str, *, half: bool = True) -> Path:
-    """Writes a stock pipeline folder with a README, in float16 (`half`), which keeps a shipped model small.
+def write_asset(pipe: Any, folder: Path, *, half: bool = True) -> Path:
+    """Writes a stock pipeline folder, in float16 (`half`), which keeps a shipped model small.
 
     CLIP tokenizers get the plain vocabulary files that older readers expect.
     """
@@ -265,7 +169,6 @@ def write_asset(pipe: Any, folder: Path, readme: str, *, half: bool = True) -> P
         vocabulary = json.dumps(model["vocab"], ensure_ascii=False, indent=0) + "\n"
         path.with_name("vocab.json").write_text(vocabulary, encoding="utf-8")
         path.with_name("merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
-    (staged / "README.md").write_text(readme, encoding="utf-8")
     if folder.exists():
         shutil.rmtree(folder)
     staged.rename(folder)

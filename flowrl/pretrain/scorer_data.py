@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from flowrl.benchmarks.geneval.detections import GENEVAL_THRESHOLDS
+from flowrl.benchmarks.geneval.detections import MIN_COUNTING_SCORE, MIN_SCORE
 from flowrl.rewards.embedded.attributes import GRID, MAX_COUNT, PAIRS
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, SIZE
@@ -103,10 +103,10 @@ def labels_of(image: UInt8[np.ndarray, " 64 64 3"]) -> tuple[np.ndarray, np.ndar
     cells = np.zeros((len(PAIRS), GRID, GRID))
     side = SIZE // GRID
     for found in detect_shapes(image):
-        if found.score <= GENEVAL_THRESHOLDS.score or found.mask is None:
+        if found.score <= MIN_SCORE or found.mask is None:
             continue
         pair = PAIRS.index((found.label, color_of(image, found)))
-        levels = slice(0, 2) if found.score > GENEVAL_THRESHOLDS.counting else slice(0, 1)
+        levels = slice(0, 2) if found.score > MIN_COUNTING_SCORE else slice(0, 1)
         counts[levels, [[pair], [len(PAIRS) + SHAPES.index(found.label)]]] += 1
         cells[pair] += found.mask.reshape(GRID, side, GRID, side).mean(axis=(1, 3))
     return counts.clip(max=MAX_COUNT), cells
@@ -123,7 +123,7 @@ def corrupt(images: Float[Tensor, " b 3 64 64"], generator: torch.Generator) -> 
     deviation = 0.1 + some(0.5, 1.4)
     steps = torch.arange(SIZE)[:, None] - torch.arange(SIZE)
     blur = torch.exp(-0.5 * (steps / deviation) ** 2)
-    blur = blur / blur.sum(dim=-1, keepdim=True)  # [b, 1, 64, 64], one Gaussian an image
+    blur = blur / blur.sum(dim=-1, keepdim=True)  # [b, 1, 64, 64], one Gaussian per image
     images = blur @ images @ blur.transpose(2, 3)
     coarse = F.interpolate(F.avg_pool2d(images, 2), scale_factor=2.0, mode="bilinear", align_corners=False)
     images = images + some(0.3, 1.0) * (coarse - images)

@@ -14,7 +14,6 @@ All chance is drawn from counters of the seed: the same pairs and settings give 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -77,7 +76,7 @@ class HeadConfig:
     weight_decay: float = 0.1
     """Decoupled, of AdamW; features are many and pairs often few."""
     batch_size: int = 256
-    """Pairs an update."""
+    """Pairs per update."""
     epochs: int = 200
     """Passes over the pairs, at most."""
     patience: int = 20
@@ -115,15 +114,6 @@ class Fitted:
 def head_config(overrides: Sequence[str]) -> HeadConfig:
     """Settings from `key=value` texts; unknown keys and wrong types are refused as in a training run."""
     return build_settings(HeadConfig, overrides, command="reward train")
-
-
-def train(parsed: argparse.Namespace) -> int:
-    """`flowrl reward train`: as `flowrl.commands.reward.arguments.add_train` parses; returns 0."""
-    config = head_config(parsed.overrides)
-    report = train_head(parsed.pairs, config)
-    print(summary(report))
-    print(f"wrote {config.out}; in a configuration: {{name: preference_head, options: {{model: {config.out}}}}}")
-    return 0
 
 
 def train_head(pairs: Path, config: HeadConfig) -> dict[str, Any]:

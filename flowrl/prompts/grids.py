@@ -37,14 +37,14 @@ def grid_shape(text: str) -> tuple[int, int] | None:
     return None
 
 
-def check_grid(grid: str | None, *, owner: str) -> None:
+def check_grid(grid: str | None) -> None:
     """Refuses an option `grid` that names no grid.
 
     Raises:
-        ValueError: naming the owner, what was given and what is allowed.
+        ValueError: naming what was given and what is allowed.
     """
     if grid is not None and grid_shape(grid) is None:
-        raise ValueError(f"{owner}: grid must be ROWSxCOLUMNS of 2 to {MAX_CELLS} cells, such as 2x2, got {grid!r}.")
+        raise ValueError(f"grid must be ROWSxCOLUMNS of 2 to {MAX_CELLS} cells, such as 2x2, got {grid!r}.")
 
 
 def split_grid(images: Shaped[Tensor, " B 3 H W"], rows: int, columns: int) -> Shaped[Tensor, " B n 3 h w"]:

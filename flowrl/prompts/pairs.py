@@ -1,25 +1,26 @@
 """Preference pairs from files: a prompt, the image that was preferred, and the one that was not.
 
-A JSONL file holds one object a line; paths of images are relative to the file:
+A JSONL file holds one object per line; paths of images are relative to the file:
 
     {"prompt": "a photo of a red circle", "winner": "images/0001.png", "loser": "images/0002.png"}
 
-Further keys are left alone. A folder stands for the file `pairs.jsonl` in it.
+A line may have `margin`, by how much the winner is better. Further keys are left alone. A
+folder stands for the file `pairs.jsonl` in it.
 """
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
+
+from flowrl.prompts.prompt_files import parse_json, read_lines
+from flowrl.prompts.source_images import read_image
 
 FILE = "pairs.jsonl"
 """The file that is read where a folder is given."""
@@ -32,6 +33,7 @@ class Pair:
     prompt: str
     winner: Path
     loser: Path
+    margin: float = 1.0
 
 
 def read_pairs(path: Path) -> list[Pair]:
@@ -43,22 +45,14 @@ def read_pairs(path: Path) -> list[Pair]:
     file = path / FILE if path.is_dir() else path
     if file.suffix != ".jsonl":
         raise ValueError(f"{file}: pairs come from a .jsonl file, or from a folder that holds {FILE}")
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: cannot be read as UTF-8 text ({error})") from error
-    pairs = [_parse(file, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    pairs = [_parse(file.parent, where, line) for where, line in read_lines(file)]
     if not pairs:
-        raise ValueError(f'{file}: holds no pair: write one {{"prompt": ..., "winner": ..., "loser": ...}} a line')
+        raise ValueError(f'{file}: holds no pair: write one {{"prompt": ..., "winner": ..., "loser": ...}} per line')
     return pairs
 
 
-def _parse(file: Path, number: int, line: str) -> Pair:
-    where = f"{file}, line {number}"
-    try:
-        row: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: no valid JSON ({error.msg} at column {error.colno})") from error
+def _parse(folder: Path, where: str, line: str) -> Pair:
+    row = parse_json(line, where)
     texts = {key: row.get(key) if isinstance(row, dict) else None for key in ("prompt", "winner", "loser")}
     wrong = [key for key, text in texts.items() if not isinstance(text, str) or not text.strip()]
     if wrong:
@@ -66,30 +60,27 @@ def _parse(file: Path, number: int, line: str) -> Pair:
             f"{where}: needs an object with prompt, winner and loser, each a text that is not empty; what is wrong: "
             f"{', '.join(wrong)}"
         )
-    winner, loser = (file.parent / str(texts[key]) for key in ("winner", "loser"))
+    winner, loser = (folder / str(texts[key]) for key in ("winner", "loser"))
     if winner == loser:
         raise ValueError(f"{where}: winner and loser are the same image, {winner}: a pair needs two")
     for image in (winner, loser):
         if not image.is_file():
             raise ValueError(f"{where}: there is no image {image}; paths are relative to the file of pairs")
-    return Pair(prompt=str(texts["prompt"]), winner=winner, loser=loser)
+    margin = row.get("margin", 1.0)
+    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin):
+        raise ValueError(f"{where}: margin must be a finite number, got {margin!r}")
+    return Pair(prompt=str(texts["prompt"]), winner=winner, loser=loser, margin=float(margin))
 
 
 def load_images(paths: Sequence[Path]) -> Float[Tensor, " b 3 h w"]:
-    """Images as float32 in [0, 1], on the CPU.
+    """Images of one size as float32 in [0, 1], as `flowrl.prompts.source_images.read_image` gives them.
 
     Raises:
         ValueError: one cannot be read, or they differ in size; names it.
     """
-    images: list[Tensor] = []
-    for path in paths:
-        try:
-            with Image.open(path) as image:
-                pixels = np.array(image.convert("RGB"), dtype=np.float32) / 255
-        except (OSError, UnidentifiedImageError) as error:
-            raise ValueError(f"{path}: cannot be read as an image ({error})") from error
-        images.append(torch.from_numpy(pixels).permute(2, 0, 1))
-        if images[-1].shape != images[0].shape:
-            sizes = " and ".join(f"{image.shape[2]} x {image.shape[1]}" for image in (images[0], images[-1]))
+    images = [read_image(path) for path in paths]
+    for path, image in zip(paths, images, strict=True):
+        if image.shape != images[0].shape:
+            sizes = " and ".join(f"{one.shape[2]} x {one.shape[1]}" for one in (images[0], image))
             raise ValueError(f"{path}: its size differs from that of {paths[0]} ({sizes}): resize one of them")
     return torch.stack(images)

@@ -1,7 +1,7 @@
 """What a prompt is, and the files that prompts are read from.
 
-    .txt     a prompt a line
-    .jsonl   an object a line with `prompt`; the whole object is its metadata
+    .txt     one prompt per line
+    .jsonl   one object with `prompt` per line; the whole object is its metadata
     .csv     a header with a column `prompt`; the whole row, as text, is its metadata
 
 Beside `prompt` an object or row may hold, all paths relative to the file:
@@ -92,27 +92,50 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
         raise ValueError(f"{path}: is a folder; if it holds a dataset, write dataset:{path}")
     if path.suffix not in (".txt", ".jsonl", ".csv"):
         raise ValueError(
-            f"{path}: prompts come from .txt (a prompt a line), .jsonl (an object a line), .csv (a column prompt) or "
+            f"{path}: prompts come from .txt (one per line), .jsonl (one object per line), .csv (a column prompt) or "
             f"dataset:ID_OR_FOLDER, not {path.suffix or 'a file without an ending'}"
         )
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # -sig skips a BOM
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
     if path.suffix == ".csv":
-        rows = list(_csv_prompts(path, text, negative))
+        rows = list(_csv_prompts(path, negative))
+    elif path.suffix == ".txt":
+        rows = [Prompt(text=line.strip(), metadata={}, negative=negative) for _, line in read_lines(path)]
     else:
-        # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold.
-        lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-        plain = path.suffix == ".txt"
-        rows = [
-            Prompt(text=line.strip(), metadata={}, negative=negative) if plain
-            else _json_prompt(path, number, line, negative)
-            for number, line in lines
-        ]  # fmt: skip
+        find = relative_to(path.parent)
+        rows = [prompt_of(parse_json(line, at), at, find=find, negative=negative) for at, line in read_lines(path)]
     if not rows:
         raise ValueError(f"{path}: holds no prompt")
     return rows
+
+
+def read_text(path: Path) -> str:
+    """A file in UTF-8, with or without a BOM.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+
+
+def read_lines(path: Path) -> list[tuple[str, str]]:
+    """The lines of a file that are not blank, each with "FILE, line NUMBER", for messages."""
+    # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold.
+    lines = enumerate(read_text(path).split("\n"), start=1)
+    return [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
+
+
+def parse_json(text: str, where: str) -> Any:
+    """A line's JSON.
+
+    Raises:
+        ValueError: it is not JSON; says where.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from error
 
 
 def relative_to(folder: Path) -> Find:
@@ -148,16 +171,8 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
     )  # fmt: skip
 
 
-def _json_prompt(path: Path, number: int, line: str, negative: str) -> Prompt:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number}: no valid JSON ({error.msg} at column {error.colno})") from error
-    return prompt_of(row, f"{path}, line {number}", find=relative_to(path.parent), negative=negative)
-
-
-def _csv_prompts(path: Path, text: str, negative: str) -> Iterator[Prompt]:
-    rows = _csv_rows(path, text)
+def _csv_prompts(path: Path, negative: str) -> Iterator[Prompt]:
+    rows = _csv_rows(path)
     line, names = next(rows, (1, []))
     header = [name.strip() for name in names]
     if not header:
@@ -177,16 +192,16 @@ def _csv_prompts(path: Path, text: str, negative: str) -> Iterator[Prompt]:
         yield replace(prompt, metadata=dict(metadata))
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Rows that are not blank, each with the line that it begins on."""
-    reader = csv.reader(io.StringIO(text), strict=True, skipinitialspace=True)
+    reader = csv.reader(io.StringIO(read_text(path)), strict=True, skipinitialspace=True)
     while True:
         line = reader.line_num + 1
         try:
             row = next(reader, None)
         except csv.Error as error:
             raise ValueError(
-                f"{path}, line {line}: no valid CSV ({error}); a cell that begins with a double quote ends with one, "
+                f"{path}, line {line}: not valid CSV ({error}); a cell that begins with a double quote ends with one, "
                 'and quotes inside it are doubled ("")'
             ) from error
         if row is None:

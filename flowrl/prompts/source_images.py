@@ -63,14 +63,14 @@ def keep_image(data: bytes) -> Path:
     """A file of this process that holds the bytes of an image; the same bytes have one file.
 
     Raises:
-        ValueError: they are no image.
+        ValueError: they are not an image.
     """
     name = hashlib.sha256(data).hexdigest()[:32]
     try:
         with Image.open(io.BytesIO(data)) as image:
             suffix = (image.format or "image").lower()
     except _BROKEN as error:
-        raise ValueError(f"the bytes are no image that Pillow can open ({error}): replace them") from error
+        raise ValueError(f"the bytes are not an image that Pillow can open ({error}): replace them") from error
     path = Path(_folder().name) / f"{name}.{suffix}"
     if not path.exists():
         path.write_bytes(data)
@@ -85,7 +85,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """What changes when a file is written anew: time and length."""
+    """What changes when a file is written again: time and length."""
     try:
         status = path.stat()
     except OSError as error:
@@ -99,7 +99,7 @@ def _check_header(path: Path, changed: int, length: int) -> None:
         with Image.open(path) as image:
             mode = image.mode
     except _BROKEN as error:
-        raise ValueError(f"{path} is no image that Pillow can open ({error}): remove or replace it") from error
+        raise ValueError(f"{path} is not an image that Pillow can open ({error}): remove or replace it") from error
     if mode not in _MODES:
         raise ValueError(f"{path} has pixels of Pillow's mode {mode}, which has no fixed range: save it as 8-bit RGB")
 
@@ -109,7 +109,7 @@ def _pixels(path: Path, size: Size | None, changed: int, length: int) -> UInt8[n
     _check_header(path, changed, length)
     try:
         with Image.open(path) as opened:
-            image = _as_rgb(ImageOps.exif_transpose(opened))
+            image = as_rgb(ImageOps.exif_transpose(opened))
     except _BROKEN as error:
         raise ValueError(f"{path}: the image is damaged ({error}): remove or replace it") from error
     if size is not None:
@@ -117,7 +117,8 @@ def _pixels(path: Path, size: Size | None, changed: int, length: int) -> UInt8[n
     return np.array(image)
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
+def as_rgb(image: Image.Image) -> Image.Image:
+    """An image of any kind with 8 bits per channel, on white where it is transparent."""
     if image.mode in _WIDE:  # Pillow's own conversion cuts at 255
         levels = np.clip(np.asarray(image).astype(np.float64), 0, 65535)
         return Image.fromarray(np.rint(levels / 257).astype(np.uint8)).convert("RGB")

@@ -50,7 +50,7 @@ from flowrl.recipes.forward_settings import (
     whole_groups,
 )
 from flowrl.rewards import RewardOutput
-from flowrl.samplers import Kernel, rollout
+from flowrl.samplers import ode_rollout
 from flowrl.samplers.times import Times, training_times
 from flowrl.training.learner import GradientSum, Statistics
 from flowrl.training.loop import Batch, Loop
@@ -85,7 +85,7 @@ def main(config: TrainConfig, run: Run) -> bool:
     name, decays = objective_of(config), slot_decays(config)
     method, whole, (options, loss_options) = FORWARD[name], whole_groups(config), split_options(config)
     loop = Loop(config, run, slots=tuple(decays))
-    kernel, schedule = sampler_of(config.sampler, loop.pipeline)
+    schedule = sampler_of(config.sampler, loop.pipeline)[1]
     blocks = torch.arange(loop.geometry.images_per_process).split(micro_batch_size(config, run.world))
     for iteration in loop:
         batch = loop.batch(iteration)
@@ -93,7 +93,7 @@ def main(config: TrainConfig, run: Run) -> bool:
         # 1. Rollout: sample with the policy that the method samples with, keep the finished latents.
         with loop.clock("rollout"), torch.no_grad(), loop.policy.under(sampling_slot(config)):
             scoring = Scoring(loop, batch)
-            clean = sample(loop, batch, kernel, schedule, scoring)
+            clean = sample(loop, batch, schedule, scoring)
         with loop.clock("reward"):
             output = scoring.result()
 
@@ -134,7 +134,7 @@ def main(config: TrainConfig, run: Run) -> bool:
 # ---- rollout and advantages ------------------------------------------------------------------------------------------
 
 
-def sample(loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, scoring: Scoring) -> Tensor:
+def sample(loop: Loop, batch: Batch, schedule: Schedule, scoring: Scoring) -> Tensor:
     """Finished latents `[n, *latent]` of this process's images by the ODE, under the weights of now.
 
     Each piece goes to `scoring` as it is done.
@@ -143,14 +143,9 @@ def sample(loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, scoring
     for start in range(0, len(batch.own), size):
         x = loop.start_noise(batch, batch.own[start : start + size])
         velocity = loop.velocity(batch.cond[batch.local(batch.group[start : start + size])])
-        finished = rollout(velocity, x, schedule, kernel, _no_noise, stochastic=(), solver=solver)
-        parts.append(finished.final)
-        scoring.add(finished.final, batch.group[start : start + size], batch.own[start : start + size])
+        parts.append(ode_rollout(velocity, x, schedule, solver=solver))
+        scoring.add(parts[-1], batch.group[start : start + size], batch.own[start : start + size])
     return torch.cat(parts)
-
-
-def _no_noise(step: int) -> Tensor:
-    raise AssertionError(f"step {step} of an ODE rollout asked for noise")
 
 
 def judged(loop: Loop, batch: Batch, clean: Tensor, output: RewardOutput, name: str) -> tuple[Images, dict[str, Any]]:

@@ -30,7 +30,7 @@ from flowrl.objectives.policy_gradient import OBJECTIVES, Scored, kernel_sensiti
 from flowrl.objectives.terms import clipped_above, clipped_below
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.outputs import joined
-from flowrl.samplers import Kernel, Transition, gaussian_kl, gaussian_log_prob, published_kl
+from flowrl.samplers import KERNELS, Kernel, Transition, gaussian_kl, published_kl
 from flowrl.training.assignment import (
     Ends,
     accuracy_scale,
@@ -45,6 +45,7 @@ from flowrl.training.loop import Batch, Loop
 from flowrl.training.paths import check_plan, sample_paths, sampler_at, shared_sources
 from flowrl.training.prompt_choice import check_choice, choose_prompts, enough, remember
 from flowrl.training.run import Run
+from flowrl.training.sampler_checks import check_density
 from flowrl.training.scoring import Scoring, reward_row
 from flowrl.trajectory import Credit, Rows, Sampled, Schedule
 
@@ -152,6 +153,7 @@ def check(config: TrainConfig) -> None:
     check_options(OBJECTIVES[name].function, config.objective.options, owner=f"objective {name!r}")
     if config.credit.method not in CREDIT:
         raise ValueError(f"credit.method: {unknown_name('credit method', config.credit.method, CREDIT)}")
+    check_density(config.sampler, "recipe grpo")
     method = CREDIT[config.credit.method]
     check_options(method.credit, config.credit.options, owner=f"credit {config.credit.method!r}", reserved=_OF_RUN)
     check_plan(config, method)
@@ -240,7 +242,7 @@ def rescored(
     with loop.network.counting("update"):
         for index in blocks:
             transition = replay(loop, batch, rows[index], sampled.states, schedule, kernel)
-            log_prob[index] = gaussian_log_prob(sampled.states[rows.produced[index]], transition)
+            log_prob[index] = kernel.log_prob(sampled.states[rows.produced[index]], transition)
             if mean is not None:
                 mean[index] = transition.mean
     return log_prob, mean
@@ -307,7 +309,7 @@ def scored_rows(
     now, after = schedule.sigma[step], schedule.sigma[step + 1]
     produced = sampled.states[rows.produced]
     return Scored(
-        log_ratio=(gaussian_log_prob(produced, new) - rows.old_log_prob) / dims_of(sampled, config),
+        log_ratio=(kernel.log_prob(produced, new) - rows.old_log_prob) / dims_of(sampled, config),
         advantage=rows.advantage, clip_low=rows.clip_low, clip_high=rows.clip_high, new=new,
         old_mean=None if sampled.mean is None else sampled.mean[index], produced=produced,
         step_size=float(now - after), sensitivity=kernel_sensitivity(kernel, now, after),
@@ -319,7 +321,7 @@ def kl_of(new: Transition, reference: Transition, step_size: float, config: Trai
     dims = new.mean[0].numel() if config.log_ratio == "mean" else 1
     if config.kl_type == "exact":
         return gaussian_kl(new, reference) / dims
-    published_step = None if config.sampler.kernel == "cps" else step_size
+    published_step = None if KERNELS[config.sampler.kernel].full_std else step_size
     return published_kl(new, reference, step_size=published_step) / dims
 
 

@@ -34,7 +34,7 @@ from flowrl.prompts.pairs import Pair, load_images, read_pairs
 from flowrl.randomness import sample_normals
 from flowrl.recipes.preference_settings import OBJECTIVES, Offline, Steps, check
 from flowrl.rewards import RewardOutput
-from flowrl.samplers import Kernel, gaussian_log_prob, rollout
+from flowrl.samplers import Kernel, rollout
 from flowrl.samplers.times import training_times
 from flowrl.training.learner import GradientSum, Statistics
 from flowrl.training.loop import Batch, Loop
@@ -238,7 +238,7 @@ def step_loss(
     now, after, velocity = schedule.sigma[step], schedule.sigma[step + 1], loop.velocity(pairs.cond[pair[twice]])
 
     def log_prob() -> Tensor:
-        return gaussian_log_prob(produced, kernel(x, velocity(x, now, schedule.timestep[step]), now, after))
+        return kernel.log_prob(produced, kernel(x, velocity(x, now, schedule.timestep[step]), now, after))
 
     with torch.no_grad(), loop.policy.under("old"), loop.network.counting("reference"):
         reference = log_prob()

@@ -13,6 +13,7 @@ from flowrl.prompts.pairs import Pair, read_pairs
 from flowrl.recipes.unread import refuse_unread
 from flowrl.samplers.times import permuted_steps, strata
 from flowrl.training.parts import read_prompts
+from flowrl.training.sampler_checks import check_density
 
 _UNREAD = (
     "clip_range", "adv_std", "adv_baseline", "adv_clip_range", "adv_eps", "adv_correction", "adv_virtual_max",
@@ -104,11 +105,7 @@ def _check_values(name: str, beta: float, every: int | None) -> None:
 def _check_sampler(config: TrainConfig, name: str) -> None:
     sampler, times = config.sampler, config.times
     if name == "d3po":
-        if sampler.kernel == "ode" or sampler.noise_level == 0:
-            raise ValueError(
-                "objective d3po compares the densities of steps, and a sampler without noise has none: set "
-                "sampler.kernel to flow_sde, cps or ddim_flow, with a noise_level above 0"
-            )
+        check_density(sampler, "objective d3po")
         if not config.same_latent:
             raise ValueError("objective d3po compares images that start from the same noise: set same_latent=true")
         return

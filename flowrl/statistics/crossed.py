@@ -12,19 +12,22 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from flowrl.statistics.bootstrap import MIN_PROMPTS, Interval, ScoreRow, paired_rows
+from flowrl.statistics.bootstrap import (
+    DETECTABLE_ERRORS,
+    Interval,
+    ScoreRow,
+    draw_counts,
+    paired_rows,
+    percentiles,
+    strata,
+)
 
 RESAMPLES = 10_000
-LEVEL = 0.95
-POWER = 0.8
-DETECTABLE_ERRORS = NormalDist().inv_cdf((1 + LEVEL) / 2) + NormalDist().inv_cdf(POWER)
-"""Standard errors that a true difference must measure to be found with 80 % power at 5 %, two-sided: 2.80."""
 
 Images = Sequence[ScoreRow]
 
@@ -73,24 +76,19 @@ def crossed_estimate(runs: Sequence[Images], *, num_resamples: int = RESAMPLES, 
     Raises:
         ValueError: no runs, or runs with different images.
     """
-    tasks = _by_task(runs)
-    num_seeds = len(runs)
-    mean = float(np.mean([values.mean() for values, _ in tasks.values()]))
-    seed_RS = np.ones((num_resamples, num_seeds)) / num_seeds
-    if num_seeds > 1:
-        seed_RS = _weights((seed, 0), num_seeds, num_resamples) / num_seeds
+    tasks = strata(runs)
+    mean = float(np.mean([value_SN.mean() for value_SN, _ in tasks.values()]))
+    seed_RS = _weights((seed, 0), len(runs), num_resamples) / len(runs)
     replicate_R = np.zeros(num_resamples)
     for index, (value_SN, unit_N) in enumerate(tasks.values()):
         replicate_RS = _unit_means(value_SN, unit_N, num_resamples, (seed, 1 + index))
         replicate_R += (seed_RS * replicate_RS).sum(axis=1) / len(tasks)
-    if not np.isfinite(replicate_R).all():
-        return Estimate(interval=Interval(mean=mean, low=math.nan, high=math.nan), error=math.nan, p=math.nan)
-    low, high = np.quantile(replicate_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    interval = percentiles(mean, replicate_R)
+    if not interval.known:
+        return Estimate(interval=interval, error=math.nan, p=math.nan)
     beyond = min(int((replicate_R <= 0).sum()), int((replicate_R >= 0).sum()))
-    return Estimate(
-        interval=Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean)),
-        error=float(replicate_R.std()), p=min(1.0, 2 * (1 + beyond) / (num_resamples + 1)),
-    )  # fmt: skip
+    p = min(1.0, 2 * (1 + beyond) / (num_resamples + 1))
+    return Estimate(interval=interval, error=float(replicate_R.std()), p=p)
 
 
 def crossed_difference(
@@ -145,27 +143,6 @@ def cost_to_reach(cost: ArrayLike, score: ArrayLike, target: float) -> float:
     return float(costs[k - 1] + min(share, 1.0) * (costs[k] - costs[k - 1]))
 
 
-def _by_task(runs: Sequence[Images]) -> dict[str, tuple[Float[np.ndarray, "s n"], np.ndarray]]:
-    """Task -> values [S, N] and the unit [N] of each image, images in one order for all seeds."""
-    tables = [{(row.task, row.prompt, row.sample): float(row.value) for row in run} for run in runs]
-    if not tables or not tables[0]:
-        raise ValueError("no images to compare: give at least one run with one image")
-    if any(len(table) != len(run) for table, run in zip(tables, runs, strict=True)):
-        raise ValueError("a run has the same (task, prompt, sample) twice: number the samples of a prompt 0, 1, 2, ...")
-    if any(table.keys() != tables[0].keys() for table in tables):
-        raise ValueError("the runs were evaluated on different images: give them the same prompts and samples")
-    members: dict[str, list[tuple[str, int | str, int]]] = {}
-    for key in sorted(tables[0], key=lambda key: (key[0], str(key[1]), key[2])):
-        members.setdefault(key[0], []).append(key)
-    found = {}
-    for task, keys in members.items():
-        unit = np.unique([str(prompt) for _, prompt, _ in keys], return_inverse=True)[1]
-        if unit.max() + 1 < MIN_PROMPTS:
-            unit = np.arange(len(keys))
-        found[task] = (np.array([[table[key] for key in keys] for table in tables]), unit)
-    return found
-
-
 def _unit_means(
     value_SN: Float[np.ndarray, "s n"], unit_N: np.ndarray, num_resamples: int, stream: tuple[int, int]
 ) -> Float[np.ndarray, "resamples s"]:
@@ -180,10 +157,10 @@ def _unit_means(
     return means
 
 
-@functools.lru_cache(maxsize=8)  # methods share their draws: so many tables of R x U numbers at once, not each anew
+@functools.lru_cache(maxsize=8)  # methods share their draws: 8 tables of R x U numbers are held at once
 def _weights(stream: tuple[int, int], number: int, num_resamples: int) -> Float[np.ndarray, "resamples n"]:
-    """Weights of `number` units, mean 1, from as many draws with replacement."""
-    counts = np.random.default_rng(stream).multinomial(number, np.full(number, 1 / number), size=num_resamples)
-    weights = np.asarray(1 + math.sqrt(number / (number - 1)) * (counts - 1.0))
+    """Weights of `number` units, mean 1, from as many draws with replacement; all 1 for a single unit."""
+    counts = draw_counts(number, num_resamples, np.random.default_rng(stream))
+    weights = np.asarray(1 + math.sqrt(number / max(number - 1, 1)) * (counts - 1.0))
     weights.setflags(write=False)
     return weights

@@ -15,19 +15,17 @@ from statistics import NormalDist
 import numpy as np
 
 from flowrl.statistics.bootstrap import (
+    DETECTABLE_ERRORS,
+    LEVEL,
     Interval,
     Rows,
     ScoreRow,
     bootstrap_mean,
     over_seeds,
-    paired_difference,
     paired_rows,
-    paired_task_differences,
     stratified_score,
     task_scores,
 )
-
-POWER = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,11 +75,12 @@ def compare(base: Rows, subject: Rows, *, order: Sequence[str] = (), seed: int =
     """
     before, after = list(base), list(subject)
     changes = paired_rows(before, after)
+    found = summarise(changes, order=order, seed=seed)
     return Comparison(
-        macro=paired_difference(before, after, seed=seed),
-        micro=pooled(changes, seed=seed),
+        macro=found.macro,
+        micro=found.micro,
         any_correct=pooled(paired_rows(best_of_prompt(before), best_of_prompt(after)), seed=seed),
-        tasks=_ordered(paired_task_differences(before, after, seed=seed), order),
+        tasks=found.tasks,
         gained=sum(row.value > 0 for row in changes),
         lost=sum(row.value < 0 for row in changes),
         pairs=len(changes),
@@ -95,7 +94,7 @@ def pooled(rows: Rows, *, seed: int = 0) -> Interval:
 
 
 def best_of_prompt(rows: Rows) -> list[ScoreRow]:
-    """One row a prompt: the largest value of its images."""
+    """One row per prompt: the largest value of its images."""
     best: dict[tuple[str, int | str], float] = {}
     for row in rows:
         key = (row.task, row.prompt)
@@ -103,16 +102,15 @@ def best_of_prompt(rows: Rows) -> list[ScoreRow]:
     return [ScoreRow(task=task, prompt=prompt, sample=0, value=value) for (task, prompt), value in best.items()]
 
 
-def detectable(interval: Interval, *, paired: bool, level: float = 0.95, power: float = POWER) -> float:
-    """The smallest true difference that a comparison like this one would call different from 0 with this `power`.
+def detectable(interval: Interval, *, paired: bool) -> float:
+    """The smallest true difference that a comparison like this one would find with 80 % power at 5 %, two-sided.
 
-    `(z(level) + z(power)) · standard error`, the error being the interval's half width over z(level). `interval` is
-    that of a paired difference, or, with `paired` false, that of one model: then two such models, drawn from
-    independent noise, have an error sqrt(2) larger; sharing noise can only help. NaN where the interval is unknown.
+    `DETECTABLE_ERRORS` standard errors, the error being the interval's half width over z(0.95). `interval` is that of
+    a paired difference, or, with `paired` false, that of one model: then two such models, drawn from independent
+    noise, have an error sqrt(2) larger; sharing noise can only help. NaN where the interval is unknown.
     """
-    z_level, z_power = NormalDist().inv_cdf((1 + level) / 2), NormalDist().inv_cdf(power)
-    error = (interval.high - interval.low) / 2 / z_level
-    return (z_level + z_power) * error * (1.0 if paired else 2.0**0.5)
+    error = (interval.high - interval.low) / 2 / NormalDist().inv_cdf((1 + LEVEL) / 2)
+    return DETECTABLE_ERRORS * error * (1.0 if paired else 2.0**0.5)
 
 
 def over_runs(metrics: Sequence[Mapping[str, float]]) -> dict[str, Interval]:

@@ -1,4 +1,4 @@
-"""How far a reward can be trusted: its repeatability, what that leaves of an advantage, a judge's liking for an order.
+"""How far a reward can be trusted: its repeatability, what that leaves of an advantage, a judge's position bias.
 
 A group-relative method sees a value less its group's mean, so noise is set against the spread within groups. With x and
 y two measurements of the same images, both less their group's mean, S sums over images,
@@ -19,22 +19,27 @@ Letters: N images, G groups, K sums, R resamples, P pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64, Int64
 from numpy.typing import ArrayLike
 
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import (
+    UNKNOWN,
+    Interval,
+    Statistic,
+    bootstrap_mean,
+    codes,
+    percentiles,
+    point,
+    resampled,
+)
 
 Values = Float64[np.ndarray, " n"]
 Groups = Int64[np.ndarray, " n"]
-Statistic = Callable[[Float64[np.ndarray, " r k"]], Float64[np.ndarray, " r"]]
-"""Sums of R resamples to the statistic of each, NaN where it is not defined."""
-
-UNKNOWN = Interval(mean=math.nan, low=math.nan, high=math.nan)
-_CHUNK = 2_000_000  # resampled indexes held at once
+RESAMPLES = 2000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,12 +129,10 @@ class OrderBias:
 
 
 def over_groups(
-    sum_GK: Float64[np.ndarray, " g k"],
+    sum_KG: Float64[np.ndarray, " k g"],
     statistic: Statistic,
     *,
     bounds: tuple[float, float] = (-math.inf, math.inf),
-    level: float = 0.95,
-    num_resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
     """A statistic of sums over all groups, with its interval from groups drawn with replacement.
@@ -137,33 +140,20 @@ def over_groups(
     Resamples in which it is not defined are left out; where that is more than half of them, the bounds are NaN.
 
     Args:
-        sum_GK: K sums of each group.
+        sum_KG: K sums of each group.
         statistic: from the K sums of whole samples.
         bounds: range of the statistic, which widened bounds keep to.
-        level: coverage.
-        num_resamples: R.
         seed: same seed, same interval.
     """
-    groups = len(sum_GK)
-    if groups == 0:
-        return UNKNOWN
     with np.errstate(divide="ignore", invalid="ignore"):
-        estimate = float(statistic(sum_GK.sum(axis=0, keepdims=True))[0])
-        if groups == 1 or not math.isfinite(estimate):
-            return Interval(mean=estimate, low=math.nan, high=math.nan)
-        rng = np.random.default_rng(seed)
-        found: list[np.ndarray] = []
-        chunk = max(1, _CHUNK // (groups * sum_GK.shape[1]))
-        for start in range(0, num_resamples, chunk):
-            draw = rng.integers(groups, size=(min(chunk, num_resamples - start), groups))
-            found.append(statistic(sum_GK[draw].sum(axis=1)))
-    value_R = np.concatenate(found)
+        estimate = float(statistic(sum_KG.sum(axis=1, keepdims=True))[0])
+        value_R = resampled(
+            sum_KG, statistic, estimate, bounds=bounds, num_resamples=RESAMPLES, rng=np.random.default_rng(seed)
+        )
     value_R = value_R[np.isfinite(value_R)]
-    if 2 * len(value_R) < num_resamples:
-        return Interval(mean=estimate, low=math.nan, high=math.nan)
-    widened_R = np.clip(estimate + math.sqrt(groups / (groups - 1)) * (value_R - estimate), *bounds)
-    low, high = np.quantile(widened_R, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(mean=estimate, low=min(float(low), estimate), high=max(float(high), estimate))
+    if 2 * len(value_R) < RESAMPLES:
+        return point(estimate)
+    return percentiles(estimate, value_R)
 
 
 def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Retest:
@@ -172,33 +162,32 @@ def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: int 
     if len(x) == 0:
         return Retest(count=0, largest=math.nan, mean=UNKNOWN, correlation=UNKNOWN, noise_std=UNKNOWN)
     difference = y - x
-    moments = _sums(np.stack([np.ones_like(x), difference**2 / 2], axis=1), group)
+    moments = _sums([np.ones_like(x), difference**2 / 2], group)
     return Retest(
         count=len(x),
         largest=float(np.abs(difference).max()),
         mean=bootstrap_mean(np.abs(difference), group, seed=seed),
         correlation=_pearson(x, y, group, seed),
-        noise_std=over_groups(moments, lambda s: np.sqrt(s[:, 1] / s[:, 0]), bounds=(0, math.inf), seed=seed),
+        noise_std=over_groups(moments, lambda s: np.sqrt(s[1] / s[0]), bounds=(0, math.inf), seed=seed),
     )
 
 
 def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Agreement:
     """Advantages of the measurement `second` `[N]` against those of `first` `[N]`; `groups` `[N]` are labels."""
     x, y, group = _paired(first, second, groups)
-    sizes = np.bincount(group) if len(group) else np.zeros(0, dtype=np.int64)
     shift = bootstrap_mean(y - x, group, seed=seed) if len(x) else UNKNOWN
-    kept = sizes[group] >= 2 if len(group) else np.zeros(0, dtype=bool)
-    x, y, group = x[kept], y[kept], _codes(group[kept])
+    kept = np.bincount(group)[group] >= 2
+    x, y, group = x[kept], y[kept], codes(group[kept])
     if len(x) == 0:
         return Agreement(
             groups=0, shift=shift, reliability=UNKNOWN, noise_share=UNKNOWN, within_std=UNKNOWN, rank=UNKNOWN
         )
     a, b = _centred(x, group), _centred(y, group)
     freedom = 1 - 1 / np.bincount(group)[group]  # sums to n - 1 over a group
-    moments = _sums(np.stack([a * a + b * b, 2 * a * b, freedom], axis=1), group)
+    moments = _sums([a * a + b * b, 2 * a * b, freedom], group)
 
     def reliability(s: np.ndarray) -> np.ndarray:
-        return np.clip(s[:, 1] / s[:, 0], -1, 1)
+        return np.clip(s[1] / s[0], -1, 1)
 
     ranks = [
         _spearman(x[members], y[members])
@@ -212,7 +201,7 @@ def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: i
         noise_share=over_groups(
             moments, lambda s: np.sqrt(1 - np.clip(reliability(s), 0, 1)), bounds=(0, 1), seed=seed
         ),
-        within_std=over_groups(moments, lambda s: np.sqrt(s[:, 0] / 2 / s[:, 2]), bounds=(0, math.inf), seed=seed),
+        within_std=over_groups(moments, lambda s: np.sqrt(s[0] / 2 / s[2]), bounds=(0, math.inf), seed=seed),
         rank=bootstrap_mean(ranks, seed=seed) if ranks else UNKNOWN,
     )
 
@@ -226,23 +215,23 @@ def spread(values: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Spread:
     origin = x - x.mean()  # moments about the sample's own mean do not cancel badly
     total, within = np.bincount(group, weights=origin), np.bincount(group, weights=_centred(x, group) ** 2)
     squares = np.bincount(group, weights=origin**2)
-    sum_GK = np.stack([np.ones_like(size), size, size**2, total, total**2 / size, within, squares], axis=1)
+    sum_KG = np.stack([np.ones_like(size), size, size**2, total, total**2 / size, within, squares])
     extent = np.array([np.ptp(x[group == g]) for g in range(len(size))])
     flat = (extent == 0)[size >= 2]
     return Spread(
-        std=over_groups(sum_GK, _std, bounds=(0, math.inf), seed=seed),
-        between_prompts=over_groups(sum_GK, _between, bounds=(0, 1), seed=seed),
+        std=over_groups(sum_KG, _std, bounds=(0, math.inf), seed=seed),
+        between_prompts=over_groups(sum_KG, _between, bounds=(0, 1), seed=seed),
         flat_groups=bootstrap_mean(flat, seed=seed) if len(flat) else UNKNOWN,
     )
 
 
 def _std(s: np.ndarray) -> np.ndarray:
-    return np.asarray(np.sqrt(np.maximum(0.0, s[:, 6] - s[:, 3] ** 2 / s[:, 1]) / (s[:, 1] - 1)))
+    return np.asarray(np.sqrt(np.maximum(0.0, s[6] - s[3] ** 2 / s[1]) / (s[1] - 1)))
 
 
 def _between(s: np.ndarray) -> np.ndarray:
     """From sums of 1, n, n², T, T²/n and the squares within: sigma_p² / (sigma_p² + MSW)."""
-    groups, images, squared_sizes, total, per_group, within = s[:, :6].T
+    groups, images, squared_sizes, total, per_group, within = s[:6]
     mean_within = within / (images - groups)
     mean_between = (per_group - total**2 / images) / (groups - 1)
     size = (images - squared_sizes / images) / (groups - 1)  # the mean size of groups that differ in size
@@ -303,14 +292,14 @@ def _spearman(x: Values, y: Values) -> float:
 
 def _pearson(x: Values, y: Values, group: Groups, seed: int) -> Interval:
     a, b = x - x.mean(), y - y.mean()
-    sum_GK = _sums(np.stack([np.ones_like(a), a, b, a * a, b * b, a * b], axis=1), group)
+    sum_KG = _sums([np.ones_like(a), a, b, a * a, b * b, a * b], group)
 
     def correlation(s: np.ndarray) -> np.ndarray:
-        n, sa, sb, saa, sbb, sab = s.T
+        n, sa, sb, saa, sbb, sab = s
         variances = np.maximum(0.0, saa - sa**2 / n) * np.maximum(0.0, sbb - sb**2 / n)
         return np.asarray(np.clip((sab - sa * sb / n) / np.sqrt(variances), -1, 1))
 
-    return over_groups(sum_GK, correlation, bounds=(-1, 1), seed=seed)
+    return over_groups(sum_KG, correlation, bounds=(-1, 1), seed=seed)
 
 
 def _paired(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> tuple[Values, Values, Groups]:
@@ -321,13 +310,9 @@ def _paired(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> tuple[Val
     """
     x, y, group = np.asarray(first, np.float64), np.asarray(second, np.float64), np.asarray(groups)
     if x.ndim != 1 or x.shape != y.shape or x.shape != group.shape:
-        raise ValueError(f"measurements and groups need one entry an item: {x.shape}, {y.shape}, {group.shape}.")
+        raise ValueError(f"measurements and groups need one entry per item: {x.shape}, {y.shape}, {group.shape}.")
     known = np.isfinite(x) & np.isfinite(y)
-    return x[known], y[known], _codes(group[known])
-
-
-def _codes(labels: np.ndarray) -> Groups:
-    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
+    return x[known], y[known], codes(group[known])
 
 
 def _centred(values: Values, group: Groups) -> Values:
@@ -337,5 +322,5 @@ def _centred(values: Values, group: Groups) -> Values:
     return np.asarray(origin - (np.bincount(group, weights=origin) / np.bincount(group))[group])
 
 
-def _sums(columns: Float64[np.ndarray, " n k"], group: Groups) -> Float64[np.ndarray, " g k"]:
-    return np.stack([np.bincount(group, weights=column) for column in columns.T], axis=1)
+def _sums(columns: Sequence[Values], group: Groups) -> Float64[np.ndarray, " k g"]:
+    return np.stack([np.bincount(group, weights=column) for column in columns])

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
-from flowrl.prompts.loading import EvalItem
+from flowrl.prompts.loading import EvalItem, Prompt
+from flowrl.prompts.loading import spread as places
 from flowrl.randomness import sample_normals
-from flowrl.samplers import KERNELS
+from flowrl.samplers import KERNELS, Velocity
 from flowrl.training.prompting import device_of, encode_prompts, guided
 from flowrl.trajectory import Schedule, start_state
 
@@ -33,36 +35,43 @@ def velocity_distance(
 
     `batch_size` prompts are run at once.
     """
-    parts = [items[first : first + batch_size] for first in range(0, len(items), batch_size)]
     total = 0.0
-    for part in parts:
-        total += len(part) * _distance(pipeline, policy, part, schedule, scale=scale, seed=seed, slot=slot)
+    for first in range(0, len(items), batch_size):
+        prompts = [item.prompt for item in items[first : first + batch_size]]
+        velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), scale)
+        base, tuned = (_under(policy, name, velocity) for name in ("reference", slot))
+        total += len(prompts) * distance_of(pipeline, prompts, base, tuned, schedule, seed=seed)
     return total / len(items)
 
 
-def _distance(
-    pipeline: Pipeline, policy: Policy, items: Sequence[EvalItem], schedule: Schedule, *, scale: float, seed: int,
-    slot: str,
-) -> float:  # fmt: skip
-    prompts = [item.prompt for item in items]
-    velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), scale)
+@torch.no_grad()
+def distance_of(
+    pipeline: Pipeline, prompts: Sequence[Prompt], base: Velocity, tuned: Velocity, schedule: Schedule, *, seed: int
+) -> float:
+    """`KL_TEXT`, of two velocity functions for these prompts."""
     noise = sample_normals(pipeline.latent_shape, [(seed, "eval", prompt.key, 0) for prompt in prompts])
     x = start_state(noise.to(device_of(pipeline)), schedule)
-    steps = schedule.num_steps
-    compared = {quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
+    compared = {quarter * schedule.num_steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
     distances = []
-    for step in range(steps):
+    for step in range(schedule.num_steps):
         sigma, timestep = schedule.sigma[step], schedule.timestep[step]
-        with policy.under("reference"):
-            base = velocity(x, sigma, timestep)
+        velocity = base(x, sigma, timestep)
         if step in compared:
-            with policy.under(slot):
-                distances.append(float((velocity(x, sigma, timestep) - base).double().square().mean()))
-        x = KERNELS["ode"](x, base, sigma, schedule.sigma[step + 1]).mean
+            distances.append(float((tuned(x, sigma, timestep) - velocity).double().square().mean()))
+        x = KERNELS["ode"](x, velocity, sigma, schedule.sigma[step + 1]).mean
     return sum(distances) / len(distances)
+
+
+def _under(policy: Policy, slot: str, velocity: Velocity) -> Velocity:
+    """The velocity function with the weights of a slot."""
+
+    def run(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
+        with policy.under(slot):
+            return velocity(x, sigma, timestep)
+
+    return run
 
 
 def spread(items: Sequence[EvalItem], count: int) -> list[EvalItem]:
     """Up to `count` items, evenly spread over the list."""
-    count = min(count, len(items))
-    return [items[(2 * k + 1) * len(items) // (2 * count)] for k in range(count)]
+    return [items[place] for place in places(len(items), count)]

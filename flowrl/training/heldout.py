@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.files import write_atomically
 from flowrl.media.kept import write_samples
 from flowrl.pipelines import Pipeline
@@ -23,13 +21,11 @@ from flowrl.progress import progress
 from flowrl.prompts.loading import EvalItem, Prompt, load_sources, spread
 from flowrl.randomness import counter_seed, sample_normals
 from flowrl.rewards.compose import WeightedSum
-from flowrl.samplers import KERNELS, rollout
-from flowrl.statistics.bootstrap import ScoreRow, bootstrap_mean, stratified_score, task_scores
+from flowrl.samplers import ode_rollout
+from flowrl.training.evaluation_rows import Row, summary
 from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
-
-Row = dict[str, Any]
 
 
 @torch.no_grad()
@@ -40,8 +36,7 @@ def generate(
     the ODE sampler. The noise may lie on any device."""
     x = x.to(device_of(pipeline))
     velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), guidance_scale)
-    done = rollout(velocity, x, schedule, KERNELS["ode"], lambda step: x, stochastic=())
-    return pipeline.decode(done.final)
+    return pipeline.decode(ode_rollout(velocity, x, schedule))
 
 
 def evaluate(
@@ -60,8 +55,8 @@ def evaluate(
 ) -> Row:
     """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid.
 
-    Files: `eval/iteration_<n>.jsonl` (a line an image), `samples/iteration_<n>/<k>.png` for `num_images` items spread
-    over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
+    Files: `eval/iteration_<n>.jsonl` (one line per image), `samples/iteration_<n>/<k>.png` for `num_images` items
+    spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
 
     Returns:
         The metrics row: `eval/reward/<name>`, and `eval/geneval/<...>` where a geneval reward took part.
@@ -147,52 +142,3 @@ def _write(
         for n in numbers
     ]  # fmt: skip
     write_atomically(folder / "samples" / "prompts.json", json.dumps(listed, indent=1) + "\n")
-
-
-def evaluations(folder: Path) -> list[int]:
-    """Iterations of a run that were evaluated, in order."""
-    return sorted(int(path.stem.removeprefix("iteration_")) for path in (folder / "eval").glob("iteration_*.jsonl"))
-
-
-def score_rows(rows: Sequence[Mapping[str, Any]]) -> list[ScoreRow]:
-    """Evaluation rows with a verdict, as the statistics take them."""
-    return [
-        ScoreRow(task=r["task"], prompt=r["prompt_id"], sample=r["sample"], value=float(r["correct"]))
-        for r in rows
-        if r["correct"] is not None
-    ]
-
-
-def summary(rows: Sequence[Row]) -> Row:
-    """Means with 95 % intervals: every reward, and the GenEval score (macro over tasks) where there are verdicts."""
-    metrics: Row = {}
-    for name in dict.fromkeys(name for row in rows for name in row["rewards"]):  # failed images may lack sub-scores
-        known = [row for row in rows if row["rewards"].get(name) is not None]
-        if "/" not in name and len(known) < len(rows):
-            metrics[f"eval/reward/{name}_invalid_ratio"] = 1 - len(known) / len(rows)
-        if not known:
-            continue
-        interval = bootstrap_mean([row["rewards"][name] for row in known], [row["prompt_id"] for row in known])
-        metrics[f"eval/reward/{name}"] = interval.mean
-        if "/" not in name:
-            metrics |= {f"eval/reward/{name}_low": interval.low, f"eval/reward/{name}_high": interval.high}
-    verdicts = score_rows(rows)
-    if verdicts:
-        score = stratified_score(verdicts)
-        metrics |= {
-            "eval/geneval/score": score.mean,
-            "eval/geneval/score_low": score.low,
-            "eval/geneval/score_high": score.high,
-        }
-        metrics["eval/geneval/graded"] = sum(row["graded"] for row in rows if row["correct"] is not None) / len(
-            verdicts
-        )
-        by_task = task_scores(verdicts)
-        metrics |= {f"eval/geneval/{task}": by_task[task].mean for task in TASKS if task in by_task}
-    return metrics
-
-
-def read_rows(folder: Path, iteration: int) -> list[Row]:
-    """Rows of an evaluation that a run folder holds."""
-    text = (folder / "eval" / f"iteration_{iteration:06d}.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]

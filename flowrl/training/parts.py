@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from flowrl.pipelines import Pipeline, family
 from flowrl.pipelines.lora import Policy
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
-from flowrl.samplers import KERNELS, Kernel
+from flowrl.samplers import Kernel
 from flowrl.training.prompting import encode_all
 from flowrl.training.run import Run
+from flowrl.training.sampler_checks import kernel_of
 from flowrl.trajectory import Schedule
 
 _OF_LOAD = (
@@ -126,8 +127,7 @@ def model_location(model: str) -> str:
 def sampler_of(settings: SamplerConfig, pipeline: Pipeline) -> tuple[Kernel, Schedule]:
     """The kernel with its settings bound, and the schedule of a rollout."""
     schedule = pipeline.schedule(settings.num_steps, settings.grid, settings.shift)
-    options: dict[str, Any] = {} if settings.noise_level is None else {"noise_level": settings.noise_level}
-    return partial(KERNELS[settings.kernel], sigma_max=schedule.sigma_max, **options), schedule
+    return replace(kernel_of(settings), sigma_max=schedule.sigma_max), schedule
 
 
 def encode_everything(

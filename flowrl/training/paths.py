@@ -12,7 +12,7 @@ from torch import Tensor
 from flowrl.config.train import SamplerConfig, TrainConfig
 from flowrl.credit import Method
 from flowrl.randomness import counter_integers, sample_normals
-from flowrl.samplers import Kernel, Velocity, rollout, window_steps
+from flowrl.samplers import Kernel, Velocity, rollout
 from flowrl.samplers.branching import sample_branches
 from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
@@ -47,7 +47,7 @@ def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int) -> tupl
     size = settings.sde_window_size or high - low
     if settings.sde_window == "uniform":
         start = counter_integers(low, high - size + 1, seed, "window", iteration)
-        return window_steps(settings.num_steps, size, low, high, start)
+        return tuple(range(start, start + size))
     return mixgrpo_window(
         iteration, settings.num_steps, size, strategy=settings.sde_window, interval=settings.sde_window_interval,
         stride=settings.sde_window_stride, seed=seed, published_off_by_one=settings.published_window,

@@ -297,7 +297,7 @@ def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
     return state, size
 
 
-def check_device(device: str) -> None:
+def check_device(device: str, key: str = "pipeline.device=") -> None:
     """Refuses a device that this machine does not have, and one GPU by number for several processes.
 
     Raises:
@@ -307,7 +307,7 @@ def check_device(device: str) -> None:
     usable = ["auto", "cpu", *(["cuda", *gpus] if gpus else [])]
     usable += ["mps"] if torch.backends.mps.is_available() else []
     if device not in usable:
-        raise ValueError(f"pipeline.device={device} is not available on this machine: choose {', '.join(usable)}")
+        raise ValueError(f"{key}{device} is not available on this machine: choose {', '.join(usable)}")
     if device in gpus and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             f"pipeline.device={device} names one GPU, but several processes were launched and each takes its own: "

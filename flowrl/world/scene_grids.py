@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from flowrl.benchmarks.geneval.detections import GENEVAL_THRESHOLDS
+from flowrl.benchmarks.geneval.detections import MIN_SCORE
 from flowrl.benchmarks.geneval.metadata import parse_record
 from flowrl.prompts.grids import cell_pairs, cell_prompts, split_grid
 from flowrl.world.detector import color_of, detect_shapes
@@ -93,7 +93,7 @@ def grid_verdict(image: UInt8[np.ndarray, " h w 3"], record: Mapping[str, Any]) 
 
 
 def _content(cell: UInt8[np.ndarray, " h w 3"]) -> Content:
-    found = [detection for detection in detect_shapes(cell) if detection.score > GENEVAL_THRESHOLDS.score]
+    found = [detection for detection in detect_shapes(cell) if detection.score > MIN_SCORE]
     return tuple(sorted((detection.label, color_of(cell, detection)) for detection in found))
 
 

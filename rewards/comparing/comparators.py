@@ -21,19 +21,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from flowrl.config.options import check_options
-from flowrl.rewards import Reward, RewardInputs
-from flowrl.rewards.nested import build_nested, check_nested
+from flowrl.config.options import RESERVED, build_options, options_class
+from flowrl.rewards import Reward, RewardInputs, load_target
+from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.user_file import _load, _users_line
 
 Pairs = Int64[np.ndarray, " n 2"]
+Gives = Literal["wins", "probabilities", "either"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,107 +85,80 @@ class FunctionComparator:
         return self.verdicts(inputs, pairs)
 
 
-def check_comparator(comparator: Any, *, owner: str) -> None:
-    """Checks the option `comparator`. Neither calls a server nor loads weights; imports a user's file.
+COMPARATORS = {
+    "reward": "flowrl.rewards.comparing.comparators:ScorerComparator",
+    "judge": "flowrl.rewards.comparing.judge_comparator:JudgeComparator",
+    "file": "flowrl.rewards.comparing.comparators:FileComparator",
+}
+"""Option that only a form has -> "module:Class", the form's options: a frozen dataclass, see `ComparatorOptions`."""
+
+
+class ComparatorOptions(Protocol):
+    """What the option `comparator` says; `gives` tells what its verdicts are: wins (0, 1/2, 1) or probabilities."""
+
+    @property
+    def gives(self) -> Gives: ...
+
+    def build(self, device: torch.device) -> Comparator:
+        """Makes the comparator; loads its weights, if any."""
+        ...
+
+
+def comparator_options(comparator: Mapping[str, Any]) -> ComparatorOptions:
+    """The checked option `comparator`. Neither calls a server nor loads weights; imports a user's file.
 
     Raises:
         ValueError: naming what was given and what is allowed.
     """
-    factory, check = _functions(comparator, owner)
-    check_options(factory, comparator, owner=f"{owner}, comparator", reserved=("device", "owner"))
-    check(**comparator, owner=f"{owner}, comparator")
-
-
-def build_comparator(comparator: Mapping[str, Any], *, device: torch.device, owner: str) -> Comparator:
-    """Makes what the option `comparator` describes.
-
-    Raises:
-        ValueError: as `check_comparator`, or a model cannot be loaded.
-    """
-    check_comparator(comparator, owner=owner)
-    built: Comparator = _functions(comparator, owner)[0](device=device, owner=f"{owner}, comparator", **comparator)
-    return built
-
-
-def check_soft(comparator: Mapping[str, Any], *, soft: bool, owner: str) -> None:
-    """Refuses `soft` where all verdicts are 0, 1/2 or 1 anyway, and a temperature where `soft` is not set."""
-    temperature = comparator.get("temperature")
-    hard = ("reward" in comparator and temperature is None) or (
-        "judge" in comparator and comparator.get("style") != "logprobs"
-    )
-    if soft and hard:
-        raise ValueError(
-            f"{owner}: soft takes probabilities as they are, and this comparator gives 0, 1/2 and 1 only: set "
-            f"temperature beside reward, or style: logprobs beside judge, or leave out soft."
-        )
-    if temperature is not None and not soft:
-        raise ValueError(f"{owner}: the comparator's temperature ({temperature}) means nothing without soft: true.")
-
-
-def _functions(comparator: Any, owner: str) -> tuple[Callable[..., Any], Callable[..., None]]:
-    from flowrl.rewards.comparing import judge_comparator
-
-    forms: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
-        "reward": (scorer_comparator, _check_scorer),
-        "judge": (judge_comparator.judge_comparator, judge_comparator.check),
-        "file": (file_comparator, _check_file),
-    }
-    found = [key for key in forms if isinstance(comparator, Mapping) and key in comparator]
+    found = [form for form in COMPARATORS if form in comparator]
     if len(found) != 1:
         raise ValueError(
-            f"{owner}: comparator must be a mapping with one of reward, judge, or file and function, such as "
+            f"comparator must be a mapping with one of reward, judge, or file and function, such as "
             f"{{judge: {{server: http://127.0.0.1:8000/v1, model: NAME}}}}, got {comparator!r}."
         )
-    return forms[found[0]]
+    made: ComparatorOptions = build_options(load_target(COMPARATORS[found[0]]), comparator, owner="comparator")
+    return made
 
 
 # ---- a scorer ----------------------------------------------------------------------------------------------------
 
 
-def scorer_comparator(
-    *,
-    device: torch.device,
-    owner: str,
-    reward: str,
-    options: Mapping[str, Any] | None = None,
-    tie_band: float = 0.0,
-    temperature: float | None = None,
-) -> Comparator:
-    """The sample with the greater value wins.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScorerComparator:
+    """The sample with the greater value wins."""
 
-    Args:
-        device: where the reward runs.
-        owner: who wants it, for messages.
-        reward: a built-in reward of kind pointwise or remote.
-        options: its options.
-        tie_band: values that differ by no more are a tie.
-        temperature: gives `sigmoid((s_1 - s_2) / temperature)` instead, for `soft: true`.
-    """
-    inner = build_nested(reward, options, device=device, owner=owner)
-    return FunctionComparator(
-        verdicts=partial(_by_score, reward=inner, tie_band=tie_band, temperature=temperature),
-        needs=inner.needs,
-        version=f"scorer:tie_band-{tie_band:g}:temperature-{temperature}:{inner.version}",
-        waits=inner.waits,
-        free=True,
-    )
+    reward: str
+    """A built-in reward of kind pointwise or remote."""
+    options: Mapping[str, Any] | None = None
+    """Its options."""
+    tie_band: float = 0.0
+    """Values that differ by no more are a tie."""
+    temperature: float | None = None
+    """Gives `sigmoid((s_1 - s_2) / temperature)` instead, for `soft: true`."""
 
+    def __post_init__(self) -> None:
+        if not self.tie_band >= 0:
+            raise ValueError(f"tie_band must be 0 or more, got {self.tie_band}.")
+        if self.temperature is not None and not self.temperature > 0:
+            raise ValueError(f"temperature must be positive or null, got {self.temperature}.")
+        if self.temperature is not None and self.tie_band:
+            raise ValueError("tie_band means nothing with a temperature, whose verdicts are smooth: give one.")
+        nested_options(self.reward, self.options)
 
-def _check_scorer(
-    *,
-    owner: str,
-    reward: str,
-    options: Mapping[str, Any] | None = None,
-    tie_band: float = 0.0,
-    temperature: float | None = None,
-) -> None:
-    if not (math.isfinite(tie_band) and tie_band >= 0):
-        raise ValueError(f"{owner}: tie_band must be 0 or more, got {tie_band}.")
-    if temperature is not None and not (math.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"{owner}: temperature must be positive or null, got {temperature}.")
-    if temperature is not None and tie_band:
-        raise ValueError(f"{owner}: tie_band means nothing with a temperature, whose verdicts are smooth: give one.")
-    check_nested(reward, options, owner=owner)
+    @property
+    def gives(self) -> Gives:
+        return "wins" if self.temperature is None else "probabilities"
+
+    def build(self, device: torch.device) -> Comparator:
+        """Makes the comparator."""
+        inner = build_nested(self.reward, self.options, device=device, owner="comparator")
+        return FunctionComparator(
+            verdicts=partial(_by_score, reward=inner, tie_band=self.tie_band, temperature=self.temperature),
+            needs=inner.needs,
+            version=f"scorer:tie_band-{self.tie_band:g}:temperature-{self.temperature}:{inner.version}",
+            waits=inner.waits,
+            free=True,
+        )
 
 
 @torch.no_grad()
@@ -210,47 +184,46 @@ def _by_score(
 # ---- a user's function -------------------------------------------------------------------------------------------
 
 
-def file_comparator(
-    *, device: torch.device, owner: str, file: str, function: str, options: Mapping[str, Any] | None = None
-) -> Comparator:
-    """A function of a user's file; see the module. A keyword-only parameter `device` is given the run's.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileComparator:
+    """A user's function; see the module. A keyword-only parameter `device` is given the run's."""
 
-    Args:
-        device: see above.
-        owner: who wants it, for messages.
-        file: path of a Python file.
-        function: name of a function at its top level, with four positional parameters.
-        options: its keyword-only arguments.
-    """
-    _check_file(owner=owner, file=file, function=function, options=options)
-    judge, chosen = _load(file, function), dict(options or {})
-    version = f"user_file:{Path(file).name}:{function}:{_fingerprint(file)}:{dict(sorted(chosen.items()))!r}"
-    if "device" in inspect.signature(judge).parameters:
-        chosen["device"] = device
-    return FunctionComparator(
-        verdicts=partial(_by_function, function=partial(judge, **chosen), file=file, where=f"{file}:{function}"),
-        needs=frozenset({"images", "prompts", "metadata"}),
-        version=version,
-    )
+    file: str
+    """Path of a Python file."""
+    function: str
+    """Name of a function at its top level, with four positional parameters."""
+    options: Mapping[str, Any] | None = None
+    """Its keyword-only arguments."""
 
+    def __post_init__(self) -> None:
+        judge = _load(self.file, self.function)
+        parameters = list(inspect.signature(judge).parameters.values())
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(positional) != 4 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+            given = ", ".join(str(p) for p in parameters)
+            raise ValueError(
+                f"the parameters of {self.file}:{self.function} must be (first_images, second_images, prompts, "
+                f"metadata), and options after a bare *, got ({given})."
+            )
+        build_options(options_class(judge, RESERVED), self.options or {}, owner=f"{self.file}:{self.function}")
 
-def _check_file(*, owner: str, file: str, function: str, options: Mapping[str, Any] | None = None) -> None:
-    if options is not None and not isinstance(options, Mapping):
-        raise ValueError(f"{owner}: options must be a mapping or null, got {options!r}.")
-    judge = _load(file, function)
-    parameters = list(inspect.signature(judge).parameters.values())
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(positional) != 4 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        given = ", ".join(str(p) for p in parameters)
-        raise ValueError(
-            f"{owner}: the parameters of {file}:{function} must be (first_images, second_images, prompts, metadata), "
-            f"and options after a bare *, got ({given})."
+    @property
+    def gives(self) -> Gives:
+        return "either"
+
+    def build(self, device: torch.device) -> Comparator:
+        """Makes the comparator."""
+        judge, chosen = _load(self.file, self.function), dict(self.options or {})
+        digest = hashlib.sha256(Path(self.file).read_bytes()).hexdigest()[:12]
+        shown = f"{Path(self.file).name}:{self.function}:sha256-{digest}:{dict(sorted(chosen.items()))!r}"
+        if "device" in inspect.signature(judge).parameters:
+            chosen["device"] = device
+        where = f"{self.file}:{self.function}"
+        return FunctionComparator(
+            verdicts=partial(_by_function, function=partial(judge, **chosen), file=self.file, where=where),
+            needs=frozenset({"images", "prompts", "metadata"}),
+            version=f"user_file:{shown}",
         )
-    check_options(judge, options or {}, owner=f"{owner}, {file}:{function}")
-
-
-def _fingerprint(file: str) -> str:
-    return f"sha256-{hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]}"
 
 
 @torch.no_grad()
@@ -270,9 +243,9 @@ def _by_function(
             result = result.detach().cpu()
         wins = np.array([math.nan if v is None else float(v) for v in result], dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one a pair: {error}") from error
+        raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair: {error}") from error
     if wins.shape != (len(pairs),):
-        raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one a pair, got {len(wins)}.")
+        raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair, got {len(wins)}.")
     if bool(((wins < 0) | (wins > 1)).any()):
         worst = float(wins[(wins < 0) | (wins > 1)][0])
         raise ValueError(

@@ -12,29 +12,33 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from flowrl.rewards import RewardInputs, to_uint8
-from flowrl.rewards.comparing.comparators import Comparator, FunctionComparator, Pairs, Verdicts
-from flowrl.rewards.frames import frame_places
+from flowrl.rewards import RewardInputs
+from flowrl.rewards.comparing.comparators import Comparator, FunctionComparator, Gives, Pairs, Verdicts
 from flowrl.rewards.judges.answers import parse_winner, yes_no
-from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, check_chat
+from flowrl.rewards.judges.asking import ask_all, pixels_of, shown_of
+from flowrl.rewards.judges.chat import (
+    TOP_LOGPROBS,
+    Answer,
+    Chat,
+    Pixels,
+    Question,
+    build_chat,
+    check_chat,
+    is_server,
+)
+from flowrl.rewards.judges.templates import fill, read_template
 
-Style = Literal["answer_tag", "scores_json", "logprobs"]
-Media = Literal["image", "video", "edit"]
-Unparsed = Literal["failed", "tie"]
-
-_TEMPLATES = {"image": "pairwise.txt", "video": "pairwise_video.txt", "edit": "pairwise_edit.txt"}
+_TEMPLATES = {"image": "pairwise", "video": "pairwise_video", "edit": "pairwise_edit"}
 _NEEDS = {"image": ("images",), "video": ("videos",), "edit": ("images", "source_images")}
 _MAX_TOKENS = {"answer_tag": 2048, "scores_json": 1024, "logprobs": 1}
 _FRAMES = 8  # of each video, as Pref-GRPO shows them
-_TOP_LOGPROBS = 20  # the most that OpenAI-compatible servers give
 _ANSWERS = {
     "answer_tag": "Reason step by step first. Then end with one line, which is <answer>{name} 1 is better</answer> or "
     "<answer>{name} 2 is better</answer>, or, if there is nothing to choose between them, <answer>tie</answer>.",
@@ -44,72 +48,65 @@ _ANSWERS = {
 }
 
 
-def judge_comparator(
-    *,
-    device: torch.device,
-    owner: str,
-    judge: Mapping[str, Any],
-    style: Style = "answer_tag",
-    media: Media = "image",
-    template: str | None = None,
-    frames: int | None = None,
-    max_tokens: int | None = None,
-    unparsed: Unparsed = "failed",
-) -> Comparator:
-    """Asks a judge about every pair, all pairs of a call at once.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeComparator:
+    """Asks a judge about every pair, all pairs of a call at once."""
 
-    Args:
-        device: where a model in this process runs.
-        owner: who wants it, for messages.
-        judge: the model, see `flowrl.rewards.judges.chat`.
-        style: `answer_tag`: it reasons and names the winner in <answer>...</answer>. `scores_json`: it ends with
-            {"scores": [a, b]}, and the greater wins. `logprobs`: one digit, and the verdict is
-            `sigmoid(lp_1 - lp_2)` of its log-probabilities; cheap, no reasoning, and smooth with `soft: true`.
-        media: what is compared: images; videos by some frames of each; or edits, shown with their source.
-        template: path of a text file of your own.
-        frames: of each video, spread evenly; null takes 8.
-        max_tokens: of the answer; null takes 2048, 1024 and 1, by style.
-        unparsed: an answer in which no winner is found has `failed`, or counts as a `tie` (Pref-GRPO).
+    judge: Mapping[str, Any]
+    """The model, see `flowrl.rewards.judges.chat`."""
+    style: Literal["answer_tag", "scores_json", "logprobs"] = "answer_tag"
+    """`answer_tag`: it reasons and names the winner in <answer>...</answer>. `scores_json`: it ends with {"scores": [a,
+    b]}, and the greater wins. `logprobs`: one digit, and the verdict is `sigmoid(lp_1 - lp_2)` of its
+    log-probabilities; cheap, no reasoning, and smooth with `soft: true`."""
+    media: Literal["image", "video", "edit"] = "image"
+    """What is compared: images; videos by some frames of each; or edits, shown with their source."""
+    template: str | None = None
+    """Path of a text file of your own."""
+    frames: int | None = None
+    """Frames of each video, spread evenly; null takes 8."""
+    max_tokens: int | None = None
+    """Length of the answer; null takes 2048, 1024 and 1, by style."""
+    unparsed: Literal["failed", "tie"] = "failed"
+    """An answer in which no winner is found has `failed`, or counts as a `tie` (Pref-GRPO)."""
 
-    Raises:
-        ValueError: for options that cannot work; when called, if the batch has no videos or sources for `media`.
-    """
-    options: dict[str, Any] = {"style": style, "media": media, "unparsed": unparsed}
-    check(
-        owner=owner, judge=judge, template=template, frames=frames, max_tokens=max_tokens, **options
-    )  # fmt: skip
-    chat = build_chat(judge, device=device, owner=owner)
-    text = _template(template, media, owner)
-    tokens, count = max_tokens or _MAX_TOKENS[style], frames or _FRAMES
-    shown = f":frames-{count}" if media == "video" else ""
-    digest = hashlib.sha256((text + _ANSWERS[style]).encode()).hexdigest()[:12]
-    return FunctionComparator(
-        verdicts=partial(_compare, chat=chat, template=text, frames=count, max_tokens=tokens, **options),
-        needs=frozenset({"prompts", *_NEEDS[media]}),
-        version=f"judge:{chat.version}:{style}:{media}{shown}:template-{digest}:max_tokens-{tokens}:unparsed-{unparsed}",
-        waits="server" in judge,
-    )
+    def __post_init__(self) -> None:
+        if self.frames is not None and (self.media != "video" or self.frames < 1):
+            raise ValueError(
+                f"frames is a number of at least 1 for media: video, got {self.frames} for {self.media!r}."
+            )
+        one = self.style == "logprobs"
+        if self.max_tokens is not None and (self.max_tokens < 1 or (one and self.max_tokens != 1)):
+            bound = "1 with style: logprobs, which reads one digit" if one else "at least 1"
+            raise ValueError(f"max_tokens must be {bound}, got {self.max_tokens}.")
+        check_chat(self.judge)
+        self.text()
 
+    @property
+    def gives(self) -> Gives:
+        return "either" if self.style == "logprobs" else "wins"
 
-def check(
-    *,
-    owner: str,
-    judge: Mapping[str, Any],
-    style: Style = "answer_tag",
-    media: Media = "image",
-    template: str | None = None,
-    frames: int | None = None,
-    max_tokens: int | None = None,
-    unparsed: Unparsed = "failed",
-) -> None:
-    """Refuses option values that are wrong; reads the template, loads no model and calls no server."""
-    if frames is not None and (media != "video" or frames < 1):
-        raise ValueError(f"{owner}: frames is a number of at least 1 for media: video, got {frames} for {media!r}.")
-    if max_tokens is not None and (max_tokens < 1 or (style == "logprobs" and max_tokens != 1)):
-        bound = "1 with style: logprobs, which reads one digit" if style == "logprobs" else "at least 1"
-        raise ValueError(f"{owner}: max_tokens must be {bound}, got {max_tokens}.")
-    check_chat(judge, owner=owner)
-    _template(template, media, owner)
+    def text(self) -> str:
+        """The template, ours or the user's."""
+        return read_template(_TEMPLATES[self.media], self.template)
+
+    def build(self, device: torch.device) -> Comparator:
+        """Makes the comparator.
+
+        Raises:
+            ValueError: a judge in this process cannot be loaded; when called, if the batch has no videos or sources
+                for `media`.
+        """
+        chat, text = build_chat(self.judge, device=device), self.text()
+        tokens, count = self.max_tokens or _MAX_TOKENS[self.style], self.frames or _FRAMES
+        shown = f":frames-{count}" if self.media == "video" else ""
+        digest = hashlib.sha256((text + _ANSWERS[self.style]).encode()).hexdigest()[:12]
+        return FunctionComparator(
+            verdicts=partial(_compare, chat=chat, text=text, options=self),
+            needs=frozenset({"prompts", *_NEEDS[self.media]}),
+            version=f"judge:{chat.version}:{self.style}:{self.media}{shown}:template-{digest}:max_tokens-{tokens}:"
+            f"unparsed-{self.unparsed}",
+            waits=is_server(self.judge),
+        )
 
 
 def parse_scores(text: str) -> tuple[float, float] | None:
@@ -127,83 +124,56 @@ def parse_scores(text: str) -> tuple[float, float] | None:
     return None
 
 
-def _template(path: str | None, media: Media, owner: str) -> str:
-    if path is None:
-        return (resources.files("flowrl.rewards") / "templates" / _TEMPLATES[media]).read_text(encoding="utf-8")
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{owner}: template {path!r} cannot be read as UTF-8 text ({error}).") from error
-    if "{prompt}" not in text:
-        raise ValueError(f"{owner}: template {path!r} must say {{prompt}} where the prompt goes.")
-    return text
-
-
-def _compare(
-    inputs: RewardInputs,
-    pairs: Pairs,
-    *,
-    chat: Chat,
-    template: str,
-    style: Style,
-    media: Media,
-    frames: int,
-    max_tokens: int,
-    unparsed: Unparsed,
-) -> Verdicts:
-    wanted = _ANSWERS[style].replace("{name}", "Video" if media == "video" else "Image")
-    shown = {place: _images(inputs, place, media, frames) for place in np.unique(pairs).tolist()}
+def _compare(inputs: RewardInputs, pairs: Pairs, *, chat: Chat, text: str, options: JudgeComparator) -> Verdicts:
+    wanted = _ANSWERS[options.style].replace("{name}", "Video" if options.media == "video" else "Image")
+    shown = {place: _images(inputs, place, options) for place in np.unique(pairs).tolist()}
     errors: list[str | None] = [None] * len(pairs)
     questions, asked = [], []
     for number, (first, second) in enumerate(pairs.tolist()):
-        sources = inputs.source_images[first] if media == "edit" and inputs.source_images is not None else []
-        if media == "edit" and not sources:
+        sources = inputs.source_images[first] if options.media == "edit" and inputs.source_images is not None else []
+        if options.media == "edit" and not sources:
             errors[number] = "missing_field"
             continue
-        text = _filled(template, prompt=inputs.prompts[first], answer=wanted)
-        images = [*(to_uint8(source[None])[0] for source in sources), *shown[first], *shown[second]]
-        top = _TOP_LOGPROBS if style == "logprobs" else 0
-        questions.append(Question(parts=(*images, text), max_tokens=max_tokens, top_logprobs=top))
+        images = [*(pixels_of(source) for source in sources), *shown[first], *shown[second]]
+        words = fill(text, {"prompt": inputs.prompts[first], "answer": wanted}).strip()
+        questions.append(
+            Question(
+                parts=(*images, words),
+                max_tokens=options.max_tokens or _MAX_TOKENS[options.style],
+                top_logprobs=TOP_LOGPROBS if options.style == "logprobs" else 0,
+            )
+        )
         asked.append(number)
     wins = np.full(len(pairs), np.nan)
-    for number, answer in zip(asked, chat.ask(questions) if questions else [], strict=True):
-        verdict, errors[number] = _verdict(answer, style)
-        if errors[number] == "unparsable" and unparsed == "tie":
-            verdict, errors[number] = 0.5, None
-        wins[number] = np.nan if verdict is None else verdict
+    for number, answer in zip(asked, ask_all(chat, questions), strict=True):
+        silent = options.style == "logprobs" and not answer.logprobs
+        lost = answer.error or ("no_logprobs" if silent else None)
+        verdict = None if lost else _verdict(answer, options.style)
+        if verdict is None and not lost and options.unparsed == "tie":
+            verdict = 0.5
+        if verdict is None:
+            errors[number] = lost or "unparsable"
+        else:
+            wins[number] = verdict
     return Verdicts(first_wins=wins, errors=tuple(errors))
 
 
-def _filled(template: str, **words: str) -> str:
-    """The template with its two places filled; braces of the words themselves stay as they are."""
-    return re.sub(r"\{(prompt|answer)\}", lambda match: words[match[1]], template).strip()
-
-
-def _images(inputs: RewardInputs, place: int, media: Media, frames: int) -> list[np.ndarray]:
-    if media == "video":
+def _images(inputs: RewardInputs, place: int, options: JudgeComparator) -> list[Pixels]:
+    if options.media == "video":
         if inputs.videos is None:
             raise ValueError("comparator: media is video, but images are made: set media: image.")
-        return list(
-            to_uint8(inputs.videos[place, frame_places(inputs.videos.shape[1], policy="uniform", count=frames)])
-        )
-    if media == "edit" and inputs.source_images is None:
+        return shown_of(inputs, place, options.frames or _FRAMES)
+    if options.media == "edit" and inputs.source_images is None:
         raise ValueError("comparator: media is edit, but the samples have no source images: set media: image.")
-    return list(to_uint8(inputs.images[place : place + 1]))
+    return shown_of(inputs, place)
 
 
-def _verdict(answer: Answer, style: Style) -> tuple[float | None, str | None]:
-    """The probability that the first is better, or why there is none."""
-    if answer.error is not None:
-        return None, answer.error
-    verdict: float | None = None
+def _verdict(answer: Answer, style: str) -> float | None:
+    """The probability that the first is better, None where the answer does not say."""
     if style == "logprobs":
-        if not answer.logprobs:
-            return None, "no_logprobs"
-        verdict = yes_no(answer.logprobs[0], yes=("1",), no=("2",))
-    elif style == "scores_json":
+        return yes_no(answer.logprobs[0], yes=("1",), no=("2",))
+    if style == "scores_json":
         scores = parse_scores(answer.text)
-        verdict = None if scores is None else 0.5 * (1 + (scores[0] > scores[1]) - (scores[0] < scores[1]))
-    else:
-        winner = parse_winner(answer.text)
-        verdict = None if winner is None else {"A": 1.0, "B": 0.0, "tie": 0.5}[winner]
-    return verdict, "unparsable" if verdict is None else None
+        return None if scores is None else 0.5 * (1 + (scores[0] > scores[1]) - (scores[0] < scores[1]))
+    winner = parse_winner(answer.text)
+    return None if winner is None else {"A": 1.0, "B": 0.0, "tie": 0.5}[winner]

@@ -1,6 +1,6 @@
 """Who beats whom: rates, ranks and rewards of a group from comparisons of two of its members at a time.
 
-A tournament is a generator: it yields the matches of a round, is sent their scores, and returns one number a member,
+A tournament is a generator: it yields the matches of a round, is sent their scores, and returns one number per member,
 greater is better. `hold` plays several side by side, so that the matches of a round are judged at the same time:
 
     keys = hold([swiss(8), swiss(8)], play)       # play: the matches of each tournament -> their scores
@@ -12,7 +12,6 @@ Letters: N members of a group, numbered from 0; n matches. Arithmetic is float64
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Literal
 
@@ -22,7 +21,7 @@ from jaxtyping import Float64, Int64
 Matches = Int64[np.ndarray, " n 2"]
 Scores = Float64[np.ndarray, " n 2"]
 Keys = Float64[np.ndarray, " members"]
-Tournament = Generator[Matches, Scores, Keys]
+Play = Generator[Matches, Scores, Keys]
 Byes = Literal["top_seeds", "published"]
 Ties = Literal["average", "order", "best"]
 
@@ -38,9 +37,6 @@ def win_rate(first_wins_NN: Float64[np.ndarray, " N N"], *, min_comparisons: int
         first_wins_NN: Entry [i, j] is the probability that i beats j when i is shown first; NaN where that was not
             asked or failed. A pair asked in both orders counts once, with the mean of `v[i, j]` and `1 - v[j, i]`.
         min_comparisons: A member with fewer comparisons has no rate (NaN).
-
-    Raises:
-        ValueError: the matrix is not square, or a verdict lies outside [0, 1].
     """
     wins_NN = _merged_orders(first_wins_NN)
     count_N = (~np.isnan(wins_NN)).sum(1)
@@ -65,14 +61,7 @@ def bradley_terry(
     Returns:
         [N]; NaN for members that no chain of comparisons connects with the largest part of the group: strengths of
         two parts cannot be compared.
-
-    Raises:
-        ValueError: as `win_rate`, or the penalty is not positive.
     """
-    if not (math.isfinite(penalty) and penalty > 0):
-        raise ValueError(
-            f"the penalty must be positive, got {penalty}: without it, who wins always is infinitely strong"
-        )
     wins_NN = np.nan_to_num(_merged_orders(first_wins_NN))
     count_NN = wins_NN + wins_NN.T
     theta_N = np.zeros(len(wins_NN))
@@ -110,12 +99,8 @@ def rank_reward(value_N: Keys, *, ties: Ties = "average", denominator: Literal["
 
     Returns:
         [N]; all NaN where fewer than two values are known.
-
-    Raises:
-        ValueError: `best` with denominator n.
     """
-    if ties == "best" and denominator == "n":
-        raise ValueError("ties: best ranks from 0 to 1 by the worst place that occurs: denominator must be n-1")
+    assert ties != "best" or denominator == "n-1", "best ranks by the worst place that occurs"
     known_N = ~np.isnan(value_N)
     value = value_N[known_N]
     reward_N = np.full(len(value_N), np.nan)
@@ -145,12 +130,7 @@ def ring_pairs(order: Sequence[int], opponents: int) -> Matches:
     Args:
         order: [N] the members, in the order of the ring; draw it at random.
         opponents: Even, at least 2: N opponents / 2 pairs.
-
-    Raises:
-        ValueError: the number of opponents is odd or below 2.
     """
-    if opponents < 2 or opponents % 2:
-        raise ValueError(f"opponents must be even and at least 2, half on each side of the ring, got {opponents}")
     members = len(order)
     if opponents >= members - 1:
         return all_pairs(members)
@@ -171,25 +151,23 @@ def bracket(num_members: int) -> list[int]:
     return slots
 
 
-def round_robin(num_members: int) -> Tournament:
+def round_robin(num_members: int) -> Play:
     """Everyone meets everyone, in one round; the key is the share of matches won, a tie being half."""
-    _check_members(num_members)
     matches = all_pairs(num_members)
     table = _Table(num_members)
     table.add(matches, (yield matches))
     return table.rate(table.points)
 
 
-def anchor(num_members: int) -> Tournament:
+def anchor(num_members: int) -> Play:
     """Everyone meets member 0, in one round; the key is one's own score there, of member 0 the mean of its scores."""
-    _check_members(num_members)
     matches = _against_anchor(num_members)
     table = _Table(num_members)
     table.add(matches, (yield matches))
     return table.rate(table.score)
 
 
-def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Tournament:
+def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Play:
     """A knock-out tournament, seeded by a round against member 0 (ArenaRL, arXiv 2601.06487): 2 (N - 1) matches.
 
     The champion is first, then come who lost later before who lost earlier, and within a round the higher mean score
@@ -198,11 +176,10 @@ def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Tournam
 
     Args:
         num_members: N, at least 2.
-        byes: `top_seeds`: where N is no power of two, the best seeds skip the first round. `published`: the missing
+        byes: `top_seeds`: where N is not a power of two, the best seeds skip the first round. `published`: the missing
             seeds are taken out before neighbours are paired, and the last slot of an odd round waits; the best seeds
             then have no byes, and may meet early.
     """
-    _check_members(num_members)
     table = _Table(num_members)
     seeding = _against_anchor(num_members)
     table.add(seeding, (yield seeding))
@@ -229,13 +206,12 @@ def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Tournam
     return _lexicographic(round_N, table.rate(table.score))
 
 
-def swiss(num_members: int) -> Tournament:
+def swiss(num_members: int) -> Play:
     """ceil(log2 N) rounds between members with like points who have not met, floor(N / 2) matches each.
 
     The key orders by points (a win 1, a tie half, and one for sitting out, at most once), then by Buchholz's sum of the
     opponents' points; who agrees in both is tied. Points are scaled up where a match had no verdict.
     """
-    _check_members(num_members)
     table = _Table(num_members)
     bye_N, due_N = np.zeros(num_members), np.zeros(num_members)
     met: set[frozenset[int]] = set()
@@ -265,7 +241,7 @@ def swiss(num_members: int) -> Tournament:
     return _lexicographic(np.where(table.games > 0, points_N, np.nan), buchholz_N)
 
 
-def hold(tournaments: Sequence[Tournament], play: Callable[[list[Matches]], list[Scores]]) -> list[Keys]:
+def hold(tournaments: Sequence[Play], play: Callable[[list[Matches]], list[Scores]]) -> list[Keys]:
     """Plays tournaments side by side, a round of all of them at a time.
 
     Args:
@@ -306,7 +282,7 @@ class _Table:
             np.add.at(self.points, members, (own > other) + 0.5 * (own == other))
 
     def rate(self, total_N: Keys) -> Keys:
-        """A total a match; NaN for members without one."""
+        """A total per match; NaN for members without one."""
         return np.where(self.games > 0, total_N / np.maximum(self.games, 1), np.nan)
 
 
@@ -328,7 +304,7 @@ def _against_anchor(num_members: int) -> Matches:
 
 
 def _lexicographic(first_N: Keys, second_N: Keys) -> Keys:
-    """One number a member, in the order of (first, second), equal where both are; NaN where one is NaN."""
+    """One number per member, in the order of (first, second), equal where both are; NaN where one is NaN."""
     known = ~(np.isnan(first_N) | np.isnan(second_N))
     key_N = np.full(len(first_N), np.nan)
     columns = np.stack([first_N[known], second_N[known].round(12)], axis=1)  # sums in another order are not a win
@@ -338,15 +314,10 @@ def _lexicographic(first_N: Keys, second_N: Keys) -> Keys:
 
 def _merged_orders(first_wins_NN: Float64[np.ndarray, " N N"]) -> Float64[np.ndarray, " N N"]:
     """P(i beats j) from both orders, NaN where neither is known and on the diagonal."""
-    verdict_NN = np.asarray(first_wins_NN, dtype=np.float64)
-    if verdict_NN.ndim != 2 or verdict_NN.shape[0] != verdict_NN.shape[1]:
-        raise ValueError(f"verdicts must be a square matrix [N, N], got shape {list(verdict_NN.shape)}")
-    if bool(((verdict_NN < 0) | (verdict_NN > 1)).any()):
-        raise ValueError("verdicts must lie in [0, 1]: 1 where the first wins, 0 where it loses, 0.5 for a tie")
-    both = np.stack([verdict_NN, 1 - verdict_NN.T])
+    both = np.stack([first_wins_NN, 1 - first_wins_NN.T])
     known = ~np.isnan(both)
     merged = np.where(known, both, 0.0).sum(0) / np.maximum(known.sum(0), 1)
-    return np.where(known.any(0) & ~np.eye(len(verdict_NN), dtype=bool), merged, np.nan)
+    return np.where(known.any(0) & ~np.eye(len(first_wins_NN), dtype=bool), merged, np.nan)
 
 
 def _largest_part(count_NN: Float64[np.ndarray, " N N"]) -> np.ndarray:
@@ -356,8 +327,3 @@ def _largest_part(count_NN: Float64[np.ndarray, " N N"]) -> np.ndarray:
         reach_NN = reach_NN @ reach_NN
     start = int(np.argmax(reach_NN.sum(1)))
     return reach_NN[start] & (reach_NN[start].sum() > 1)
-
-
-def _check_members(num_members: int) -> None:
-    if num_members < 2:
-        raise ValueError(f"a tournament needs at least two members, got {num_members}")

@@ -40,23 +40,16 @@ class VerdictCache:
     """
 
     def __init__(self, size: int) -> None:
-        self.size, self.hits, self.misses = size, 0, 0
+        self.size = size
         self._verdicts: OrderedDict[bytes, float] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._verdicts)
-
     def get(self, key: bytes) -> float | None:
-        """A verdict asked for before; counts the hit or the miss."""
+        """A verdict asked for before."""
         with self._lock:
-            found = self._verdicts.get(key)
-            if found is None:
-                self.misses += 1
-            else:
-                self.hits += 1
+            if key in self._verdicts:
                 self._verdicts.move_to_end(key)
-            return found
+            return self._verdicts.get(key)
 
     def put(self, key: bytes, first_wins: float) -> None:
         """Keeps a verdict, unless it is a failure."""

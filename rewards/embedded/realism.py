@@ -62,7 +62,7 @@ def world_realism(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Interval:
-    """The distance (Gaussian kernel) of generated images to drawn scenes of the same records; 0: no difference seen.
+    """The kernel distance of generated images to drawn scenes of the same records; 0: no difference seen.
 
     To compare two models on the same prompts and start noise, `flowrl.statistics.kernel_distance.kernel_change` of
     their `world_features` and those of `scene_images` is sharper.
@@ -83,9 +83,7 @@ def world_realism(
     own = [str(record.get("prompt")) for record in records] if labels is None else labels
     real = world_features(scene_images(records, seed=seed), device=device)
     made = world_features(images, device=device)
-    return kernel_interval(
-        made, real, kernel="gaussian", labels=own, real_labels=own, num_resamples=num_resamples, seed=seed
-    )
+    return kernel_interval(made, real, own, num_resamples=num_resamples, seed=seed)
 
 
 @torch.no_grad()

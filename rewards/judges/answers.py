@@ -14,7 +14,6 @@ from typing import Literal
 
 Winner = Literal["A", "B", "tie"]
 
-NUMBER = r"([-+]?\d+(?:\.\d+)?)"
 _NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _SPACES = " \t\r\n\u0120\u2581"  # the last two stand for a space in vocabularies of GPT-2 and of SentencePiece
 
@@ -117,23 +116,22 @@ def soft_tifa(scores: Sequence[float], *, aggregation: Literal["am", "gm"] = "am
     return math.exp(math.fsum(math.log(score) for score in scores) / len(scores))
 
 
-def parse_score(
-    text: str, *, pattern: str = NUMBER, low: float, high: float, which: Literal["last", "first"] = "last"
-) -> float | None:
-    """The number in a text, clamped to [low, high]; None where the pattern does not match.
+def parse_score(text: str, *, pattern: str, low: float, high: float) -> float | None:
+    """The last number in a text, clamped to [low, high]; None where the pattern does not match.
+
+    The last, because judges quote the scale before they rate.
 
     Args:
         text: the judge's answer.
         pattern: a regular expression, case ignored, whose first group is the number: r"final score:\\s*([\\d.]+)".
         low: lower bound.
         high: upper bound.
-        which: match that counts. Judges quote the scale before they rate, so by default the last.
     """
     found = list(re.finditer(pattern, text, flags=re.IGNORECASE))
     if not found:
         return None
     try:
-        number = float(found[-1 if which == "last" else 0].group(1).rstrip("."))
+        number = float(found[-1].group(1).rstrip("."))
     except ValueError:
         return None
     return min(max(number, low), high) if math.isfinite(number) else None
@@ -146,14 +144,14 @@ def parse_word(text: str, words: Sequence[str]) -> str | None:
     return found[-1] if found else None
 
 
-def parse_winner(text: str, *, tag: str = "answer") -> Winner | None:
+def parse_winner(text: str) -> Winner | None:
     """Which of two images a judge prefers: "A" the first, "B" the second, "tie", or None where it cannot be read.
 
-    Read is what stands in the last `<tag>`; where there is none, the last line and then the whole answer. "Image 1",
+    Read is what stands in the last `<answer>`; where there is none, the last line and then the whole answer. "Image 1",
     "picture A", "the second image", "1" alone and the like name a side. A side that is said to be better or to win is
     preferred; else "tie", "equal", "neither" and the like are a tie; else a side that is named alone is preferred.
     """
-    tagged = re.findall(rf"<{tag}>(.*?)(?:</{tag}>|$)", text, flags=re.IGNORECASE | re.DOTALL)
+    tagged = re.findall(r"<answer>(.*?)(?:</answer>|$)", text, flags=re.IGNORECASE | re.DOTALL)
     places = tagged[-1:] or [text.rstrip().rpartition("\n")[2], text]
     return next((winner for winner in map(_verdict, places) if winner is not None), None)
 

@@ -1,4 +1,4 @@
-"""Rewards made of judges: what they have in common, from an item's images to a list of its answers."""
+"""Rewards made of judges: what they have in common, from an item's images to the score read from its answers."""
 
 from __future__ import annotations
 
@@ -6,28 +6,36 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from flowrl.randomness import counter_seed
-from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, to_uint8
-from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question
+from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.frames import frame_places
+from flowrl.rewards.judges.answers import yes_no
+from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, is_server
 
 MISSING = "missing_field"
 UNPARSED = "unparsed"
 """Why an item failed: it lacks a field; the judge answered, but not what was asked for."""
 
-BLANK: Pixels = np.zeros((1, 1, 3), dtype=np.uint8)
-"""Stands for an image where it is checked whether a template has a place for each."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """What became of an item: its value, or the short word for why it has none, and its sub-scores."""
+
+    value: float | None = None
+    error: str | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 def judged_reward(
     name: str, score: Callable[[RewardInputs], RewardOutput], *, judge: Mapping[str, Any], needs: set[str], version: str
 ) -> FunctionReward:
     """A reward made of a judge's answers; one that asks a server runs beside the next rollout."""
-    remote = "server" in judge
+    remote = is_server(judge)
     return FunctionReward(
         name=name,
         score=score,
@@ -38,19 +46,65 @@ def judged_reward(
     )
 
 
-def ask_items(chat: Chat, questions: Sequence[Sequence[Question]]) -> list[list[Answer]]:
-    """Asks all questions of all items at once; returns each item's answers in their order."""
-    flat = [question for item in questions for question in item]
-    answers = chat.ask(flat) if flat else []
-    if len(answers) != len(flat):
-        raise ValueError(f"the judge was asked {len(flat)} questions and gave {len(answers)} answers: it must match.")
-    rest = iter(answers)
-    return [[next(rest) for _ in item] for item in questions]
+def judge_items(
+    inputs: RewardInputs,
+    chat: Chat,
+    ask: Callable[[int], list[Question] | str],
+    read: Callable[[int, list[Answer]], Scored],
+    *,
+    parts: Sequence[str] = (),
+) -> RewardOutput:
+    """Asks all questions about all items at once, and scores every item by its answers.
+
+    Args:
+        inputs: the items.
+        chat: the judge.
+        ask: the questions about the item at a place, or the short word for why it cannot be judged.
+        read: what the answers to them, in their order, are worth.
+        parts: names of the sub-scores; NaN where an item has none.
+    """
+    asked = [ask(item) for item in range(len(inputs))]
+    answers = iter(ask_all(chat, [question for each in asked if not isinstance(each, str) for question in each]))
+    rows = [
+        Scored(error=each) if isinstance(each, str) else read(item, [next(answers) for _ in each])
+        for item, each in enumerate(asked)
+    ]
+    return output_of(
+        [row.value for row in rows],
+        inputs,
+        {name: [row.parts.get(name, math.nan) for row in rows] for name in parts},
+        [row.error for row in rows],
+    )
+
+
+def ask_all(chat: Chat, questions: Sequence[Question]) -> list[Answer]:
+    """The answers to some questions; a judge is not called for none.
+
+    Raises:
+        ValueError: the judge gave another number of answers.
+    """
+    answers = chat.ask(questions) if questions else []
+    if len(answers) != len(questions):
+        raise ValueError(
+            f"the judge was asked {len(questions)} questions and gave {len(answers)} answers: it must match."
+        )
+    return answers
 
 
 def first_error(answers: Sequence[Answer]) -> str | None:
     """Why the first failed answer failed, None if all are there."""
     return next((answer.error for answer in answers if answer.error is not None), None)
+
+
+def all_of(answers: Sequence[Answer], scores: Sequence[float | None]) -> list[float] | str:
+    """The scores that some answers were read as, or the short word for why one has none."""
+    found = [score for score in scores if score is not None]
+    return first_error(answers) or (found if len(found) == len(scores) else UNPARSED)
+
+
+def probability_of_yes(answer: Answer) -> float | None:
+    """P(yes) at the first answered token, None where the judge failed or said neither yes nor no."""
+    return yes_no(answer.logprobs[0]) if answer.error is None and answer.logprobs else None
 
 
 def pixels_of(image: Tensor) -> Pixels:
@@ -59,15 +113,28 @@ def pixels_of(image: Tensor) -> Pixels:
     return pixels
 
 
+def shown_of(inputs: RewardInputs, item: int, num_frames: int | None = None) -> list[Pixels]:
+    """The image of an item, or so many frames of its video, spread evenly."""
+    if num_frames is None:
+        return [pixels_of(inputs.images[item])]
+    if inputs.videos is None:
+        raise ValueError(
+            f"a judge is to see {num_frames} frames, but images are made, not videos: leave the option out."
+        )
+    return list(to_uint8(inputs.videos[item, frame_places(inputs.videos.shape[1], policy="uniform", count=num_frames)]))
+
+
 def source_of(inputs: RewardInputs, item: int) -> Pixels | None:
     """The image that an editing instruction is about, None where the item has none; of several the first."""
     sources = inputs.source_images[item] if inputs.source_images is not None else []
     return pixels_of(sources[0]) if sources else None
 
 
-def draw_seed(name: str, inputs: RewardInputs, item: int, draw: int = 0) -> int:
-    """A seed for a sampled answer that goes by the sample alone, in any batch. 31 bits fit every server."""
-    return counter_seed(name, inputs.iteration, int(inputs.sample_ids[item]), draw) % 2**31
+def draw_seed(name: str, inputs: RewardInputs, item: int, temperature: float, draw: int = 0) -> int | None:
+    """A seed for a sampled answer that goes by the sample alone, in any batch; None for a greedy one."""
+    if temperature <= 0:
+        return None
+    return counter_seed(name, inputs.iteration, int(inputs.sample_ids[item]), draw) % 2**31  # 31 bits fit every server
 
 
 def number_list(text: str, count: int, low: float, high: float) -> list[float] | None:
@@ -95,13 +162,18 @@ def number_list(text: str, count: int, low: float, high: float) -> list[float] |
     return [min(max(number, low), high) for number in numbers]
 
 
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean of one value or more."""
+    return math.fsum(values) / len(values)
+
+
 def weighted_mean(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:
     """`sum w_k x_k / sum w_k` over the names in `scores`."""
     total = sum(weights[name] for name in scores)
     return sum(weights[name] * score for name, score in scores.items()) / total
 
 
-def check_weights(weights: Any, names: Sequence[str], *, owner: str) -> dict[str, float]:
+def full_weights(weights: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, float]:
     """The option `weights` with 0 for what it leaves out; None gives 1 to all.
 
     Raises:
@@ -109,21 +181,20 @@ def check_weights(weights: Any, names: Sequence[str], *, owner: str) -> dict[str
     """
     if weights is None:
         return dict.fromkeys(names, 1.0)
-    good = isinstance(weights, Mapping) and all(
+    good = all(
         name in names and isinstance(w, int | float) and not isinstance(w, bool) and math.isfinite(w) and w >= 0
         for name, w in weights.items()
     )
     if not good or not any(weights.values()):
         raise ValueError(
-            f"{owner}: weights must be a mapping of {', '.join(names)} to numbers of at least 0, one above 0, got "
-            f"{weights!r}."
+            f"weights must be a mapping of {', '.join(names)} to numbers of at least 0, one above 0, got {weights!r}."
         )
     return {name: float(weights.get(name, 0.0)) for name in names}
 
 
-def check_answer_options(max_tokens: int | None, temperature: float | None, *, owner: str) -> None:
+def check_answer_options(max_tokens: int | None, temperature: float | None) -> None:
     """Refuses lengths and temperatures that no judge takes; None is the style's own."""
     if max_tokens is not None and max_tokens < 1:
-        raise ValueError(f"{owner}: max_tokens must be at least 1, got {max_tokens}.")
-    if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
-        raise ValueError(f"{owner}: temperature must be at least 0 (greedy), got {temperature}.")
+        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}.")
+    if temperature is not None and not temperature >= 0:
+        raise ValueError(f"temperature must be at least 0 (greedy), got {temperature}.")

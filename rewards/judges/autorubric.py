@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from flowrl.config.options import check_options
+from flowrl.prompts.pairs import Pair
 from flowrl.randomness import counter_choice
-from flowrl.rewards.judges.asking import BLANK, check_answer_options
+from flowrl.rewards.judges.asking import check_answer_options
 from flowrl.rewards.judges.chat import Chat, build_chat, check_chat
 from flowrl.rewards.judges.rubric import Rule, save_rubric
-from flowrl.rewards.judges.rubric_answers import AnswerCache, PreferencePair, load_pairs, propose_rules, score_rules
+from flowrl.rewards.judges.rubric_answers import AnswerCache, load_pairs, propose_rules, score_rules
 from flowrl.rewards.judges.rubric_fit import (
     Negative,
     accuracy,
@@ -67,103 +67,118 @@ class TrainedRubric:
     errors: dict[str, int]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RubricTraining:
+    """How a rubric is learned. About `2 num_pairs rules_per_round` questions are asked per round."""
+
+    judge: Mapping[str, Any]
+    """Who answers the rules, in training and later in the reward, see `flowrl.rewards.judges.chat`; a server that
+    batches is advised."""
+    proposer: Mapping[str, Any] | None = None
+    """Who writes the rules; null for the judge. It is asked once per pair, so it may be a larger model."""
+    num_pairs: int = 256
+    """Pairs that are fitted to, chosen by margin and by how unlike their prompts are."""
+    rounds: int = 3
+    """Rounds of proposing and fitting; the first explains all pairs, the others the hardest."""
+    num_hard: int = 64
+    """Pairs of the smallest margin that a later round explains."""
+    rules_per_pair: int = 5
+    """Rules asked for on each pair."""
+    rules_per_round: int = 60
+    """New rules taken up per round, those proposed most often first."""
+    similarity: float = 0.8
+    """Overlap of words, in (0, 1], from which on two rules are the same."""
+    penalty: float = 0.01
+    """Penalty of the l1 norm of the weights; more of it keeps fewer rules."""
+    top: int = 20
+    """Rules kept at most."""
+    negative: Negative = "reject"
+    """What becomes of rules whose yes speaks against an image: `reject` leaves them out and fits again, `flip` keeps
+    them with the good answer no."""
+    held_out: float = 0.2
+    """Fraction of the pairs on which the finished rubric is measured, and which it never sees."""
+    temperature: float = 0.0
+    """Temperature of the proposals; 0 is greedy."""
+    seed: int = 0
+    """Which pairs are held out."""
+    template: str | None = None
+    """A folder with rubric_propose.txt or rubric_rule.txt to replace; the latter must then be the reward's option
+    template as well."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "num_hard", "rules_per_pair", "rules_per_round", "top"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.num_pairs < 2:
+            raise ValueError(f"num_pairs must be at least 2, got {self.num_pairs}.")
+        if not 0 < self.similarity <= 1:
+            raise ValueError(f"similarity must be above 0 and at most 1, got {self.similarity}.")
+        if not (math.isfinite(self.penalty) and self.penalty > 0):
+            raise ValueError(f"penalty must be a positive number, got {self.penalty}.")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out must be at least 0 and below 1, got {self.held_out}.")
+        check_answer_options(None, self.temperature)
+        self.templates()
+        check_chat(self.judge)
+        if self.proposer is not None:
+            check_chat(self.proposer, owner="proposer")
+
+    def templates(self) -> dict[str, Template]:
+        """The templates of proposals and of rules, by name."""
+        return load_templates({"rubric_propose": 2, "rubric_rule": 1}, self.template)
+
+
 def train_rubric(
     pairs: str | Path,
     out: str | Path,
+    options: RubricTraining,
     *,
-    judge: Mapping[str, Any],
-    proposer: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
-    num_pairs: int = 256,
-    rounds: int = 3,
-    num_hard: int = 64,
-    rules_per_pair: int = 5,
-    rules_per_round: int = 60,
-    similarity: float = 0.8,
-    penalty: float = 0.01,
-    top: int = 20,
-    negative: Negative = "reject",
-    held_out: float = 0.2,
-    temperature: float = 0.0,
-    seed: int = 0,
-    template: str | None = None,
     show: bool = True,
 ) -> TrainedRubric:
     """Learns a rubric and writes it to `out`, for the reward `rubric`.
 
-    Asks about `2 num_pairs rules_per_round` questions a round, for which a server that batches is advised.
-
     Args:
-        pairs: the file of preference pairs, see `flowrl.rewards.judges.rubric_answers`.
+        pairs: the file of preference pairs, see `flowrl.prompts.pairs`.
         out: the JSON file to write.
-        judge: who answers the rules, in training and later in the reward, see `flowrl.rewards.judges.chat`.
-        proposer: who writes the rules; null for the judge. It is asked once a pair, so it may be a larger model.
+        options: who is asked, and how weights are fitted.
         device: where judges in this process run.
-        num_pairs: pairs that are fitted to, chosen by margin and by how unlike their prompts are.
-        rounds: of proposing and fitting; the first explains all pairs, the others the hardest.
-        num_hard: pairs of the smallest margin that a later round explains.
-        rules_per_pair: rules asked for on each pair.
-        rules_per_round: new rules taken up a round, those proposed most often first.
-        similarity: overlap of words, in (0, 1], from which on two rules are the same.
-        penalty: of the l1 norm of the weights; more of it keeps fewer rules.
-        top: rules kept at most.
-        negative: what becomes of rules whose yes speaks against an image: `reject` leaves them out and fits again,
-            `flip` keeps them with the good answer no.
-        held_out: fraction of the pairs on which the finished rubric is measured, and which it never sees.
-        temperature: of the proposals; 0 is greedy.
-        seed: which pairs are held out.
-        template: a folder with rubric_propose.txt or rubric_rule.txt to replace; the latter must then be the reward's
-            option template as well.
         show: whether progress is shown.
 
     Raises:
-        ValueError: for bad values, before the judge is asked; if the judge proposes or answers nothing that can be
-            used; if the penalty leaves no rule.
+        ValueError: for bad pairs, before the judge is asked; if the judge proposes or answers nothing that can be used;
+            if the penalty leaves no rule.
     """
-    check_options(
-        train_rubric,
-        {"num_pairs": num_pairs, "rounds": rounds, "num_hard": num_hard, "rules_per_pair": rules_per_pair,
-         "rules_per_round": rules_per_round, "similarity": similarity, "penalty": penalty, "top": top,
-         "negative": negative, "held_out": held_out, "temperature": temperature, "seed": seed, "judge": judge},
-        owner=OWNER,
-    )  # fmt: skip
-    counts = {"num_hard": num_hard, "rules_per_pair": rules_per_pair, "rules_per_round": rules_per_round}
-    _check(counts | {"rounds": rounds, "top": top}, num_pairs, similarity, penalty, held_out)
-    check_answer_options(None, temperature, owner=OWNER)
     require_scikit_learn()
-    templates = load_templates(("rubric_propose", "rubric_rule"), template, owner=OWNER)
-    templates["rubric_propose"].parts([BLANK, BLANK])
-    templates["rubric_rule"].parts([BLANK])
-    check_chat(judge, owner=OWNER)
-    if proposer is not None:
-        check_chat(proposer, owner=f"{OWNER}, proposer")
-    fitted, unseen = _split(load_pairs(pairs), num_pairs, held_out, seed)
+    fitted, unseen = _split(load_pairs(pairs), options.num_pairs, options.held_out, options.seed)
     out = Path(out).expanduser()
     out.parent.mkdir(parents=True, exist_ok=True)
 
-    chat = build_chat(judge, device=torch.device(device), owner=OWNER)
+    chat = build_chat(options.judge, device=torch.device(device))
     author = chat
-    if proposer is not None:
-        author = build_chat(proposer, device=torch.device(device), owner=f"{OWNER}, proposer")
+    if options.proposer is not None:
+        author = build_chat(options.proposer, device=torch.device(device), owner="proposer")
+    templates = options.templates()
     words = templates["rubric_rule"]
     cache = AnswerCache(out.with_name(f"{out.name}.cache.jsonl"), judge=chat.version, words=words)
     errors: Counter[str] = Counter()
     candidates: list[str] = []
-    explained: Sequence[PreferencePair] = fitted
+    explained: Sequence[Pair] = fitted
     delta, weights = np.zeros((0, 0)), np.zeros(0)
-    for _ in range(rounds):
+    for _ in range(options.rounds):
         proposed, failed = propose_rules(
-            author, explained, templates["rubric_propose"], count=rules_per_pair, temperature=temperature, show=show
-        )
+            author, explained, templates["rubric_propose"], count=options.rules_per_pair,
+            temperature=options.temperature, show=show,
+        )  # fmt: skip
         errors += failed
-        fresh = distinct_rules(proposed, candidates, similarity=similarity, limit=rules_per_round)
+        fresh = distinct_rules(proposed, candidates, similarity=options.similarity, limit=options.rules_per_round)
         if not fresh:
             break
         candidates += fresh
         scores, failed = score_rules(chat, fitted, candidates, words, cache, show=show)
         errors += failed
-        delta, places, weights = _fit(scores, penalty, top, negative, errors)
-        explained = [fitted[places[i]] for i in hard_pairs(delta, weights, num_hard)]
+        delta, places, weights = _fit(scores, options, errors)
+        explained = [fitted[places[i]] for i in hard_pairs(delta, weights, options.num_hard)]
     if not candidates:
         raise ValueError(f"{OWNER}: the judge proposed no rule for {len(fitted)} pairs ({_reasons(errors)}).")
 
@@ -183,43 +198,27 @@ def train_rubric(
         errors=dict(errors + failed),
     )
     info = {
-        "judge": chat.version, "proposer": author.version, "template": words.digest, "penalty": penalty,
-        "negative": negative, "seed": seed, "num_pairs": result.num_pairs, "num_candidates": result.num_candidates,
-        "accuracy": result.accuracy, "errors": result.errors,
+        "judge": chat.version, "proposer": author.version, "template": words.digest, "penalty": options.penalty,
+        "negative": options.negative, "seed": options.seed, "num_pairs": result.num_pairs,
+        "num_candidates": result.num_candidates, "accuracy": result.accuracy, "errors": result.errors,
         "held_out_accuracy": None if math.isnan(held_out_accuracy) else held_out_accuracy,
     }  # fmt: skip
     save_rubric(out, result.rules, info)
     return result
 
 
-def _check(counts: Mapping[str, int], num_pairs: int, similarity: float, penalty: float, held_out: float) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{OWNER}: {name} must be at least 1, got {count}.")
-    if num_pairs < 2:
-        raise ValueError(f"{OWNER}: num_pairs must be at least 2, got {num_pairs}.")
-    if not 0 < similarity <= 1:
-        raise ValueError(f"{OWNER}: similarity must be above 0 and at most 1, got {similarity}.")
-    if not (math.isfinite(penalty) and penalty > 0):
-        raise ValueError(f"{OWNER}: penalty must be a positive number, got {penalty}.")
-    if not 0 <= held_out < 1:
-        raise ValueError(f"{OWNER}: held_out must be at least 0 and below 1, got {held_out}.")
-
-
-def _split(
-    pairs: Sequence[PreferencePair], num_pairs: int, held_out: float, seed: int
-) -> tuple[list[PreferencePair], list[PreferencePair]]:
+def _split(pairs: Sequence[Pair], num_pairs: int, held_out: float, seed: int) -> tuple[list[Pair], list[Pair]]:
     """Pairs to fit to, and pairs to measure on; whole prompts are held out, or the same question would be in both.
 
     As many are held out as the fraction asks of the pairs that are fitted to, since each costs as much.
     """
-    by_prompt: dict[str, list[PreferencePair]] = {}
+    by_prompt: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_prompt.setdefault(pair.prompt, []).append(pair)
     prompts = sorted(by_prompt)
     wanted = round(held_out * min(len(pairs), num_pairs))
     held: set[str] = set()
-    unseen: list[PreferencePair] = []
+    unseen: list[Pair] = []
     for place in counter_choice(len(prompts), len(prompts), "held out", seed):
         more = by_prompt[prompts[place]]
         if len(unseen) + len(more) <= wanted:
@@ -233,7 +232,7 @@ def _split(
 
 
 def _fit(
-    scores: Float64[np.ndarray, " n 2 m"], penalty: float, top: int, negative: Negative, errors: Mapping[str, int]
+    scores: Float64[np.ndarray, " n 2 m"], options: RubricTraining, errors: Mapping[str, int]
 ) -> tuple[Float64[np.ndarray, " a m"], np.ndarray, Float64[np.ndarray, " m"]]:
     """The differences of the pairs without failed answers, their places, and the weights of all rules.
 
@@ -247,17 +246,18 @@ def _fit(
         )
     delta = np.zeros((len(places), scores.shape[2]))
     delta[:, rules] = scores[places][:, 0, rules] - scores[places][:, 1, rules]
-    weights = select_rules(delta, penalty, top=top, negative=negative)
+    weights = select_rules(delta, options.penalty, top=options.top, negative=options.negative)
     if not weights.any():
         raise ValueError(
-            f"{OWNER}: no rule got a weight with penalty {penalty}: all are 0 from {largest_penalty(delta):.4g} on; "
-            f"choose a smaller penalty, negative: flip, or a judge that tells the pairs apart."
+            f"{OWNER}: no rule got a weight with penalty {options.penalty}: all are 0 from "
+            f"{largest_penalty(delta):.4g} on; choose a smaller penalty, negative: flip, or a judge that tells the "
+            f"pairs apart."
         )
     return delta, places, weights
 
 
 def _measure(
-    chat: Chat, unseen: Sequence[PreferencePair], rules: Sequence[str], weights: Float64[np.ndarray, " k"],
+    chat: Chat, unseen: Sequence[Pair], rules: Sequence[str], weights: Float64[np.ndarray, " k"],
     words: Template, cache: AnswerCache, show: bool,
 ) -> tuple[float, Counter[str]]:  # fmt: skip
     """The fraction of pairs that were held out on which the rubric is right, over those with all answers."""

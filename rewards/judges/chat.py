@@ -8,7 +8,6 @@ A reward's option `judge` says which one:
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,9 +16,19 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from flowrl.config.options import check_options
+from flowrl.config.options import build_options
+from flowrl.rewards import load_target
 
 Pixels = UInt8[np.ndarray, " h w 3"]
+
+TOP_LOGPROBS = 20
+"""Candidates of a token that are asked for, the most that hosted servers give."""
+
+CHATS = {
+    "local": "flowrl.rewards.judges.local_chat:LocalChat",
+    "server": "flowrl.rewards.judges.server_chat:ServerChat",
+}
+"""Name -> "module:Class", the options of a judge: a frozen dataclass whose `build(device)` makes the `Chat`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,34 +80,37 @@ class Chat(Protocol):
         ...
 
 
-def check_chat(judge: Mapping[str, Any], *, owner: str) -> None:
-    """Checks the option `judge`: names, types and values. Neither calls a server nor loads weights.
+class ChatOptions(Protocol):
+    """The options of a judge; see `CHATS`."""
+
+    def build(self, device: torch.device) -> Chat:
+        """Makes the judge; loads its weights, if it runs here."""
+        ...
+
+
+def is_server(judge: Mapping[str, Any]) -> bool:
+    """Whether a judge runs elsewhere, so that asking it means waiting."""
+    return "server" in judge
+
+
+def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> ChatOptions:
+    """The checked options of a judge. Neither calls a server nor loads weights.
+
+    Args:
+        judge: the option, see the module.
+        owner: what messages begin with.
 
     Raises:
         ValueError: naming what was given and what is allowed.
     """
-    factory, check = _functions(judge, owner)
-    check_options(factory, judge, owner=f"{owner}, option judge")
-    check(**judge)
+    made: ChatOptions = build_options(load_target(CHATS["server" if is_server(judge) else "local"]), judge, owner=owner)
+    return made
 
 
-def build_chat(judge: Mapping[str, Any], *, device: torch.device, owner: str) -> Chat:
+def build_chat(judge: Mapping[str, Any], *, device: torch.device, owner: str = "judge") -> Chat:
     """Makes the judge that `judge` describes.
 
     Raises:
         ValueError: as `check_chat`, or a model in this process cannot be loaded.
     """
-    check_chat(judge, owner=owner)
-    chat: Chat = _functions(judge, owner)[0](device=device, **judge)
-    return chat
-
-
-def _functions(judge: Any, owner: str) -> tuple[Any, Any]:
-    if not isinstance(judge, Mapping) or "model" not in judge:
-        raise ValueError(
-            f"{owner}: judge must be a mapping with model, and with server for a model that runs elsewhere, such as "
-            f"{{server: http://127.0.0.1:8000/v1, model: NAME}}, got {judge!r}."
-        )
-    name = "server_chat" if "server" in judge else "local_chat"
-    module = importlib.import_module(f"flowrl.rewards.judges.{name}")
-    return vars(module)[name], module.check
+    return check_chat(judge, owner=owner).build(device)

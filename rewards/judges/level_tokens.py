@@ -13,19 +13,19 @@ model of transformers, whose values rank images but are not those scores.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from PIL import Image
-from torch import Tensor
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.networks import pretrained, qwen_vl
-from flowrl.rewards.networks.qwen_vl import DTYPES, Dtype
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.judges.answers import expected_level
+from flowrl.rewards.judges.local_chat import load_vision_language
+from flowrl.rewards.judges.templates import read_template, template_name
+from flowrl.rewards.networks.pretrained import check_model, fingerprint
 
-Weights = Literal["deqa", "qalign", "zero_one"]
 LEVELS = ("excellent", "good", "fair", "poor", "bad")
 WEIGHTS: dict[str, tuple[float, ...]] = {
     "deqa": (5.0, 4.0, 3.0, 2.0, 1.0),
@@ -39,83 +39,69 @@ ANSWER = "<|answer|>"
 OWNER = "reward 'level_tokens'"
 
 
-def check(
-    *,
-    model: str = DEFAULT_MODEL,
-    revision: str | None = None,
-    weights: Weights = "zero_one",
-    template: str | None = None,
-    dtype: Dtype = "bfloat16",
-    batch_size: int = 1,
-) -> None:
-    """Refuses option values that are wrong, without loading the model."""
-    if weights not in WEIGHTS:
-        raise ValueError(f"{OWNER}: weights must be one of {', '.join(WEIGHTS)}, got {weights!r}.")
-    qwen_vl.check_scorer(dtype=dtype, position_mode="mrope", batch_size=batch_size, owner=OWNER)
-    split_template(_template(template))
-    pretrained.check_model(model, owner=OWNER, what="vision-language")
-
-
-def level_tokens(
-    *,
-    device: torch.device,
-    model: str = DEFAULT_MODEL,
-    revision: str | None = None,
-    weights: Weights = "zero_one",
-    template: str | None = None,
-    dtype: Dtype = "bfloat16",
-    batch_size: int = 1,
-) -> Reward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LevelTokens:
     """The expected level of each image, in [1, 5] for `deqa`, [0, 1] for `qalign`, [0.2, 1] for `zero_one`.
 
     A template is the question, a line `<|answer|>`, and the beginning of the answer, after which the level follows.
     Published scores of Q-Align and DeQA need their models and templates (repositories Q-Future/Q-Align and
     zhiyuanyou/DeQA-Score).
-
-    Args:
-        device: where the model runs.
-        model: an image-text-to-text model of transformers with a chat template, a folder or a hub id.
-        revision: branch, tag or commit on the hub.
-        weights: of the five levels; `deqa`, `qalign` or `zero_one`.
-        template: a text file instead of this package's.
-        dtype: of the model; the softmax runs in float64.
-        batch_size: images that the model sees at once. With one, no value depends on the others; in bfloat16 larger
-            batches change the last digits.
-
-    Raises:
-        ValueError: if the model cannot be had, or a level is more than one of its tokens.
     """
-    from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    check(model=model, revision=revision, weights=weights, template=template, dtype=dtype, batch_size=batch_size)
-    text = _template(template)
-    question, start = split_template(text)
-    processor = pretrained.load_processor(
-        AutoProcessor, model, revision=revision, owner=OWNER, option="model", what="vision-language"
-    )
-    processor.tokenizer.padding_side = "right"  # causal: what follows a token cannot change it
-    levels = level_ids(processor.tokenizer, start)
-    network = pretrained.load_network(
-        AutoModelForImageTextToText, model, device=device, revision=revision, owner=OWNER, option="model",
-        what="vision-language", dtype=DTYPES[dtype],
-    )  # fmt: skip
-    turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
-    chat = processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) + start
-    rows = network.get_output_embeddings().weight[list(levels)]
-    return FunctionReward(
-        name="level_tokens",
-        score=partial(
-            _score, network=network, processor=processor, chat=chat, levels=levels, weights=WEIGHTS[weights],
-            batch_size=batch_size, device=device,
-        ),
-        needs=frozenset({"images"}),
-        version=f"level_tokens:{model}@{pretrained.fingerprint([rows])}:{weights}:{qwen_vl.template_name(text)}:"
-        f"{type(processor).__name__}:{dtype}",
-    )  # fmt: skip
+    model: str = DEFAULT_MODEL
+    """An image-text-to-text model of transformers with a chat template, a folder or a hub id."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    weights: Literal["deqa", "qalign", "zero_one"] = "zero_one"
+    """Weights of the five levels; `deqa`, `qalign` or `zero_one`."""
+    template: str | None = None
+    """A text file instead of this package's."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of the model; the softmax runs in float64."""
+    batch_size: int = 1
+    """Images that the model sees at once. With one, no value depends on the others; in bfloat16 larger batches change
+    the last digits."""
 
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
+        split_template(self.text())
+        check_model(self.model, what="vision-language")
 
-def _template(path: str | None) -> str:
-    return qwen_vl.read_template(path, "level_tokens.txt", once=(ANSWER,), owner=OWNER)
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (Model(self.model, getattr(torch, self.dtype).itemsize),)
+
+    def text(self) -> str:
+        """The template, ours or the user's."""
+        return read_template("level_tokens", self.template, once=(ANSWER,))
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward.
+
+        Raises:
+            ValueError: if the model cannot be had, or a level is more than one of its tokens.
+        """
+        text = self.text()
+        question, start = split_template(text)
+        network, processor = load_vision_language(
+            self.model, revision=self.revision, dtype=getattr(torch, self.dtype), device=device, owner=OWNER
+        )
+        processor.tokenizer.padding_side = "right"  # causal: what follows a token cannot change it
+        levels = level_ids(processor.tokenizer, start)
+        turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
+        chat = processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) + start
+        rows = network.get_output_embeddings().weight[list(levels)]
+        return FunctionReward(
+            name="level_tokens",
+            score=partial(
+                _score, network=network, processor=processor, chat=chat, levels=levels, weights=WEIGHTS[self.weights],
+                batch_size=self.batch_size, device=device,
+            ),
+            needs=frozenset({"images"}),
+            version=f"level_tokens:{self.model}@{fingerprint([rows])}:{self.weights}:"
+            f"{template_name(text)}:{type(processor).__name__}:{self.dtype}",
+        )  # fmt: skip
 
 
 def split_template(text: str) -> tuple[str, str]:
@@ -126,7 +112,7 @@ def split_template(text: str) -> tuple[str, str]:
     """
     question, _, start = (piece.strip() for piece in text.partition(ANSWER))
     if not question or not start:
-        raise ValueError(f"{OWNER}: the template must have a question before {ANSWER} and an answer's beginning after.")
+        raise ValueError(f"the template must have a question before {ANSWER} and an answer's beginning after.")
     return question, start
 
 
@@ -149,11 +135,6 @@ def level_ids(tokenizer: Any, start: str, words: Sequence[str] = LEVELS) -> tupl
     return tuple(found)
 
 
-def expected_level(logits: Float[Tensor, " b k"], weights: Sequence[float]) -> Float[Tensor, " b"]:
-    """`sum_k w_k softmax(z)_k` over the levels alone, in float64."""
-    return logits.double().softmax(-1) @ torch.tensor(list(weights), dtype=torch.float64, device=logits.device)
-
-
 @torch.no_grad()
 def _score(
     inputs: RewardInputs,
@@ -167,7 +148,8 @@ def _score(
     device: torch.device,
 ) -> RewardOutput:
     images = [Image.fromarray(image) for image in to_uint8(inputs.images)]
-    values: list[float] = []
+    worth = dict(zip(LEVELS, weights, strict=True))
+    values: list[float | None] = []
     for begin in range(0, len(images), batch_size):
         part = images[begin : begin + batch_size]
         batch = processor(text=[chat] * len(part), images=part, padding=True, return_tensors="pt")
@@ -176,5 +158,6 @@ def _score(
             logits = network(**batch, use_cache=False).logits
         last = batch["attention_mask"].sum(-1) - 1
         rows = torch.arange(len(part), device=logits.device)
-        values.extend(expected_level(logits[rows, last][:, list(levels)], weights).tolist())
+        for row in logits[rows, last][:, list(levels)].double().tolist():
+            values.append(expected_level(dict(zip(LEVELS, row, strict=True)), worth))
     return output_of(values, inputs)

@@ -26,95 +26,87 @@ from flowrl.rewards.networks.pretrained import (
     load_processor,
 )
 
-Dtype = Literal["float32", "bfloat16", "float16"]
 
-
-def check(
-    *,
-    model: str,
-    revision: str | None = None,
-    dtype: Dtype = "float32",
-    batch_size: int = 8,
-    seed: int = 0,
-) -> None:
-    """Refuses option values that are wrong, without loading the model."""
-    if batch_size < 1:
-        raise ValueError(f"judge: batch_size must be 1 or more questions at a time, got {batch_size}.")
-    check_model(model, owner="judge", what="vision-language")
-
-
-def local_chat(
-    *,
-    device: torch.device,
-    model: str,
-    revision: str | None = None,
-    dtype: Dtype = "float32",
-    batch_size: int = 8,
-    seed: int = 0,
-) -> Chat:
-    """A judge that is a model on `device`, its questions put in the words of the checkpoint's own chat template.
-
-    In float32 an answer does not depend on what else is in the batch; in half precision the log-probabilities move in
-    the third digit with it. What the checkpoint says about generation (temperature, repetition penalty) is not used.
-
-    Args:
-        device: where the model runs.
-        model: a local folder, or an id on the Hugging Face hub.
-        revision: branch, tag or commit on the hub.
-        dtype: of weights and arithmetic; the log-probabilities are taken in float32 from the logits.
-        batch_size: questions at a time.
-        seed: of sampled answers to questions without one.
+def load_vision_language(
+    model: str, *, revision: str | None, dtype: torch.dtype, device: torch.device, owner: str
+) -> tuple[Any, Any]:
+    """An image-and-text model of transformers, frozen, and its processor.
 
     Raises:
-        ValueError: if the model is neither on disk nor to be had from the hub, or has no chat template.
+        ValueError: if it is neither on disk nor to be had from the hub.
     """
-    check(model=model, revision=revision, dtype=dtype, batch_size=batch_size, seed=seed)
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
     try:
         AutoConfig.from_pretrained(expanded(model), revision=revision)
     except (OSError, ValueError) as error:  # the second for a folder that holds something else
-        reason = OSError(str(error))
-        raise cannot_load(model, reason, owner="judge", option="model", what="vision-language") from error
+        raise cannot_load(model, OSError(str(error)), owner=owner, option="model", what="vision-language") from error
     network = load_network(
-        AutoModelForImageTextToText,
-        model,
-        device=device,
-        revision=revision,
-        owner="judge",
-        option="model",
-        what="vision-language",
-        dtype=getattr(torch, dtype),
-    )
+        AutoModelForImageTextToText, model, device=device, revision=revision, owner=owner, option="model",
+        what="vision-language", dtype=dtype,
+    )  # fmt: skip
     processor = load_processor(
-        AutoProcessor, model, revision=revision, owner="judge", option="model", what="vision-language"
+        AutoProcessor, model, revision=revision, owner=owner, option="model", what="vision-language"
     )
-    if not processor.chat_template:
-        raise ValueError(f"judge: {model!r} has no chat template: take a model that was tuned to answer questions.")
-    processor.tokenizer.padding_side = "left"  # so that what comes last in every row is where its answer begins
-    if processor.tokenizer.pad_token_id is None:
-        processor.tokenizer.pad_token = processor.tokenizer.eos_token
-    return LocalChat(
-        name=model, network=network, processor=processor, dtype=dtype, batch_size=batch_size, seed=seed, device=device
-    )
+    return network, processor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalChat:
+    """A judge that is a model of this process, its questions put in the words of the checkpoint's own chat template.
+
+    In float32 an answer does not depend on what else is in the batch; in half precision the log-probabilities move in
+    the third digit with it. What the checkpoint says about generation (temperature, repetition penalty) is not used.
+    """
+
+    model: str
+    """A local folder, or an id on the Hugging Face hub."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of weights and arithmetic; the log-probabilities are taken in float32 from the logits."""
+    batch_size: int = 8
+    """Questions at a time."""
+    seed: int = 0
+    """Seed of sampled answers to questions without one."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more questions at a time, got {self.batch_size}.")
+        check_model(self.model, what="vision-language")
+
+    def build(self, device: torch.device) -> Chat:
+        """Loads the model.
+
+        Raises:
+            ValueError: if the model is neither on disk nor to be had from the hub, or has no chat template.
+        """
+        network, processor = load_vision_language(
+            self.model, revision=self.revision, dtype=getattr(torch, self.dtype), device=device, owner="judge"
+        )
+        if not processor.chat_template:
+            raise ValueError(
+                f"judge: {self.model!r} has no chat template: take a model that was tuned to answer questions."
+            )
+        processor.tokenizer.padding_side = "left"  # so that what comes last in every row is where its answer begins
+        if processor.tokenizer.pad_token_id is None:
+            processor.tokenizer.pad_token = processor.tokenizer.eos_token
+        return LocalJudge(options=self, network=network, processor=processor, device=device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LocalChat:
-    """See `local_chat`."""
+class LocalJudge:
+    """A model that is loaded, with its processor."""
 
-    name: str
+    options: LocalChat
     network: Any
     processor: Any
-    dtype: Dtype
-    batch_size: int
-    seed: int
     device: torch.device
 
     @property
     def version(self) -> str:
         weights = fingerprint([self.network.get_output_embeddings().weight.float()])
-        return f"local_chat:{self.name}@{weights}:{type(self.processor).__name__}:{self.dtype}"
+        return f"local_chat:{self.options.model}@{weights}:{type(self.processor).__name__}:{self.options.dtype}"
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """Answers in the order of the questions; see `Chat`."""
@@ -125,15 +117,11 @@ class LocalChat:
             forms.setdefault((images, question.max_tokens, question.temperature > 0), []).append(place)
         answers = [Answer()] * len(questions)
         for places in forms.values():
-            for start in range(0, len(places), self.batch_size):
-                batch = places[start : start + self.batch_size]
+            for start in range(0, len(places), self.options.batch_size):
+                batch = places[start : start + self.options.batch_size]
                 for place, answer in zip(batch, self._answer([questions[i] for i in batch]), strict=True):
                     answers[place] = answer
         return answers
-
-    def token_ids(self, words: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """The vocabulary's tokens of each word; see `single_token_ids`."""
-        return single_token_ids(self.processor.tokenizer, words)
 
     @torch.no_grad()
     def _answer(self, questions: list[Question]) -> list[Answer]:
@@ -165,7 +153,7 @@ class LocalChat:
         )
         noise = LogitsProcessorList()
         if questions[0].temperature > 0:
-            noise.append(GumbelNoise(questions, self.seed, prompt_length=inputs["input_ids"].shape[1]))  # type: ignore[arg-type]
+            noise.append(GumbelNoise(questions, self.options.seed, prompt_length=inputs["input_ids"].shape[1]))  # type: ignore[arg-type]
         with torch.autocast(self.device.type, enabled=False):
             made = self.network.generate(**inputs, generation_config=settings, logits_processor=noise)
         tokens = made.sequences[:, inputs["input_ids"].shape[1] :].tolist()
@@ -233,25 +221,6 @@ def messages_of(question: Question) -> list[dict[str, Any]]:
     if question.system is not None:
         turns.insert(0, {"role": "system", "content": [{"type": "text", "text": question.system}]})
     return turns
-
-
-def single_token_ids(tokenizer: Any, words: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The tokens that are a word by themselves, as given, capitalised or in capitals, with a space before or without.
-
-    Raises:
-        ValueError: if the vocabulary has no such token for one of the words, so that one token cannot say it.
-    """
-    found: dict[str, tuple[int, ...]] = {}
-    for word in words:
-        forms = dict.fromkeys((word, word.capitalize(), word.upper()))
-        pieces = [tokenizer.encode(space + form, add_special_tokens=False) for form in forms for space in ("", " ")]
-        found[word] = tuple(dict.fromkeys(piece[0] for piece in pieces if len(piece) == 1))
-    if missing := [word for word, ids in found.items() if not ids]:
-        raise ValueError(
-            f"judge: the model's vocabulary has no single token for {', '.join(map(repr, missing))}: ask for words "
-            f"that it has, such as digits."
-        )
-    return found
 
 
 def _end_tokens(network: Any, tokenizer: Any) -> set[int]:

@@ -15,26 +15,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flowrl.rewards import RewardInputs, RewardOutput, output_of
-from flowrl.rewards.judges.answers import parse_score, yes_no
+from flowrl.rewards import RewardInputs, RewardOutput
+from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
     MISSING,
     UNPARSED,
-    ask_items,
+    Scored,
+    all_of,
+    ask_all,
     draw_seed,
-    first_error,
+    judge_items,
+    mean,
     pixels_of,
+    probability_of_yes,
     source_of,
     weighted_mean,
 )
-from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question
 from flowrl.rewards.judges.templates import Template
 
 Verify = Literal["reasoned", "yes_no"]
 Aggregate = Literal["mean", "geometric", "min"]
 Plan = tuple["Principle", ...]
 KINDS = ("keep", "follow", "quality")
-TOP_LOGPROBS = 20
 MAX_PLANS = 4096
 SCORE = r"(?m)^\W*score\W{0,4}[:\uff1a]\W{0,4}?(\d+(?:\.\d+)?)"
 
@@ -48,9 +51,10 @@ class Principle:
 
 
 def parse_principles(text: str, limit: int) -> Plan:
-    """The principles in a judge's list, such as "KEEP: the sky is unchanged" a line, at most `limit` distinct ones.
+    """The principles in a judge's list, each on a line such as "KEEP: the sky is unchanged".
 
-    Where there are more, each kind is cut in turn, so that none is lost to the length of another.
+    At most `limit` distinct ones: where there are more, each kind is cut in turn, so that none is lost to the length of
+    another.
     """
     found = re.findall(rf"(?im)^[^\w\n]*(?:\d+[^\w\n]+)?({'|'.join(KINDS)})[^\w\n:]*[:\uff1a][^\w\n]*(\w.*?)\s*$", text)
     distinct = dict.fromkeys(Principle(kind=kind.lower(), text=words) for kind, words in found)
@@ -79,7 +83,7 @@ def aggregate_principles(
     if not kinds:
         raise ValueError(f"no principle is of a kind with weight: {[p.kind for p in principles]}, weights {weights}.")
     by_kind = {kind: [score for p, score in zip(principles, scores, strict=True) if p.kind == kind] for kind in kinds}
-    means = {kind: math.fsum(values) / len(values) for kind, values in by_kind.items()}
+    means = {kind: mean(values) for kind, values in by_kind.items()}
     if aggregate == "min":
         return min(min(values) for values in by_kind.values()), means
     if aggregate == "mean":
@@ -92,7 +96,7 @@ def aggregate_principles(
 class Planner:
     """Turns instructions into principles, each pair of instruction and source image once.
 
-    All samples of a group thus are held to the same principles, and a batch costs one question a prompt. Failed
+    All samples of a group thus are held to the same principles, and a batch costs one question per prompt. Failed
     decompositions are not kept. Greedy answers, so that processes that ask separately agree. Safe to use from several
     threads: one asks while the others wait for its plans.
     """
@@ -115,16 +119,13 @@ class Planner:
             if key not in self.plans
         }
         questions = [
-            Question(
-                parts=self.words.parts([source], prompt=instruction),
-                system=self.words.system_of(prompt=instruction),
-                max_tokens=self.max_tokens,
-            )
+            self.words.question([source], {"prompt": instruction}, max_tokens=self.max_tokens)
             for instruction, source in new.values()
         ]
-        fresh: dict[str, Plan | str] = {}
-        for key, (answer,) in zip(new, ask_items(self.chat, [[question] for question in questions]), strict=True):
-            fresh[key] = answer.error or parse_principles(answer.text, self.limit) or UNPARSED
+        fresh: dict[str, Plan | str] = {
+            key: answer.error or parse_principles(answer.text, self.limit) or UNPARSED
+            for key, answer in zip(new, ask_all(self.chat, questions), strict=True)
+        }
         plans = [fresh[key] if key in fresh else self.plans[key] for key in keys]
         self.plans |= {key: plan for key, plan in fresh.items() if not isinstance(plan, str)}
         for key in list(self.plans)[: max(0, len(self.plans) - MAX_PLANS)]:
@@ -160,64 +161,56 @@ def score_principles(
     verify: Verify,
     weights: Mapping[str, float],
     aggregate: Aggregate,
-    answer: Mapping[str, Any],
+    max_tokens: int,
+    temperature: float,
 ) -> RewardOutput:
-    """Values in [0, 1] of a batch of edits, with the mean of each kind as sub-scores; see `edit_principles`."""
+    """Values in [0, 1] of a batch of edits, with the mean of each kind as sub-scores; see `EditPrinciples`."""
     sources = [source_of(inputs, item) for item in range(len(inputs))]
-    plans: list[Plan | str | None] = [given_principles(record, planner.limit) for record in inputs.metadata]
-    asked = [item for item, source in enumerate(sources) if source is not None and plans[item] is None]
-    made = planner.plan([inputs.prompts[i] for i in asked], [s for i in asked if (s := sources[i]) is not None])
-    for item, fresh in zip(asked, made, strict=True):
-        plans[item] = fresh
-    for item, whole in enumerate(plans):
-        if isinstance(whole, tuple):  # a kind without weight is not asked about
-            plans[item] = tuple(p for p in whole if weights[p.kind] > 0) or UNPARSED
-    questions: list[list[Question]] = []
-    for item, (source, plan) in enumerate(zip(sources, plans, strict=True)):
-        checked = plan if source is not None and isinstance(plan, tuple) else ()
-        images = [source, pixels_of(inputs.images[item])] if source is not None else []
-        questions.append([
-            _check_question(words, images, inputs, item, number, principle, verify, answer)
-            for number, principle in enumerate(checked)
-        ])  # fmt: skip
-    values: list[float | None] = []
-    errors: list[str | None] = []
-    rows: list[dict[str, float]] = []
-    for source, plan, answers in zip(sources, plans, ask_items(chat, questions), strict=True):
-        scores = [_verdict(reply, verify) for reply in answers]
-        error = MISSING if source is None else plan if isinstance(plan, str) else first_error(answers)
-        value: float | None = None
-        means: dict[str, float] = {}
-        if error is None and isinstance(plan, tuple):
-            read = [score for score in scores if score is not None]
-            if len(read) == len(plan):
-                value, means = aggregate_principles(plan, read, weights, aggregate)
-            error = UNPARSED if value is None else None
-        values.append(value)
-        errors.append(error)
-        rows.append(means)
-    parts = {kind: [row.get(kind, math.nan) for row in rows] for kind in KINDS if weights[kind] > 0}
-    return output_of(values, inputs, parts=parts, errors=errors)
+    given = [given_principles(record, planner.limit) for record in inputs.metadata]
+    edits = [
+        (prompt, source)
+        for prompt, source, own in zip(inputs.prompts, sources, given, strict=True)
+        if source is not None and own is None
+    ]
+    made = iter(planner.plan([prompt for prompt, _ in edits], [source for _, source in edits]))
+    plans: list[Plan | str] = []
+    for source, own in zip(sources, given, strict=True):
+        plan = MISSING if source is None else next(made) if own is None else own
+        # A kind without weight is not asked about.
+        plans.append(plan if isinstance(plan, str) else tuple(p for p in plan if weights[p.kind] > 0) or UNPARSED)
+    checked: dict[int, Plan] = {}
+    reasoned = verify == "reasoned"
+
+    def ask(item: int) -> list[Question] | str:
+        plan = plans[item]
+        if isinstance(plan, str):
+            return plan
+        checked[item] = plan
+        images = [source for source in (sources[item], pixels_of(inputs.images[item])) if source is not None]
+        return [
+            words.question(
+                images,
+                {"prompt": inputs.prompts[item], "principle": principle.text, "kind": principle.kind},
+                max_tokens=max_tokens if reasoned else 1,
+                temperature=temperature,
+                top_logprobs=0 if reasoned else TOP_LOGPROBS,
+                seed=draw_seed("principle", inputs, item, temperature, number),
+            )
+            for number, principle in enumerate(plan)
+        ]
+
+    def read(item: int, answers: list[Answer]) -> Scored:
+        scores = all_of(answers, [_satisfied(answer) if reasoned else probability_of_yes(answer) for answer in answers])
+        if isinstance(scores, str):
+            return Scored(error=scores)
+        value, means = aggregate_principles(checked[item], scores, weights, aggregate)
+        return Scored(value=value, parts=means)
+
+    return judge_items(inputs, chat, ask, read, parts=[kind for kind in KINDS if weights[kind] > 0])
 
 
-def _check_question(
-    words: Template, images: Sequence[Pixels], inputs: RewardInputs, item: int, number: int, principle: Principle,
-    verify: Verify, answer: Mapping[str, Any],
-) -> Question:  # fmt: skip
-    fields = {"prompt": inputs.prompts[item], "principle": principle.text, "kind": principle.kind}
-    parts, system = words.parts(images, **fields), words.system_of(**fields)
-    if verify == "yes_no":
-        return Question(parts=parts, system=system, top_logprobs=TOP_LOGPROBS)
-    seed = draw_seed("principle", inputs, item, number) if answer["temperature"] > 0 else None
-    return Question(parts=parts, system=system, seed=seed, **answer)
-
-
-def _verdict(answer: Answer, verify: Verify) -> float | None:
-    """How well a principle is satisfied, in [0, 1]."""
-    if answer.error:
-        return None
-    if verify == "yes_no":
-        return yes_no(answer.logprobs[0]) if answer.logprobs else None
+def _satisfied(answer: Answer) -> float | None:
+    """How well a principle is satisfied by a reasoned answer, in [0, 1]."""
     score = parse_score(answer.text, pattern=SCORE, low=0, high=10)
     return None if score is None else score / 10
 

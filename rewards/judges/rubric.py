@@ -12,23 +12,27 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from flowrl.config.options import build_options
 from flowrl.files import replacing
-from flowrl.rewards import Reward, RewardInputs, RewardOutput, output_of
-from flowrl.rewards.judges.answers import yes_no
-from flowrl.rewards.judges.asking import BLANK, UNPARSED, ask_items, first_error, judged_reward, pixels_of
-from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, build_chat, check_chat
-from flowrl.rewards.judges.templates import Template, load_templates
-
-OWNER = "reward 'rubric'"
-SCHEMA = 1
-TOP_LOGPROBS = 20
+from flowrl.rewards import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.judges.asking import (
+    UNPARSED,
+    Scored,
+    first_error,
+    judge_items,
+    judged_reward,
+    pixels_of,
+    probability_of_yes,
+)
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, build_chat, check_chat
+from flowrl.rewards.judges.templates import Template, load_template
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +41,29 @@ class Rule:
 
     text: str
     weight: float = 1.0
-    answer: str = "yes"
+    answer: Literal["yes", "no"] = "yes"
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise ValueError("text must be a question, got an empty one.")
+        if not self.weight > 0:
+            raise ValueError(
+                f"weight is {self.weight}: it must be above 0. A rule that speaks against an image takes "
+                f'"answer": "no" with a positive weight.'
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RubricFile:
+    """What a rubric's file holds; `info` is for people."""
+
+    schema: Literal[1]
+    rules: tuple[Rule, ...]
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.rules:
+            raise ValueError("rules must hold one rule or more.")
 
 
 def load_rubric(path: str | Path) -> tuple[Rule, ...]:
@@ -48,43 +74,22 @@ def load_rubric(path: str | Path) -> tuple[Rule, ...]:
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ValueError(f"there is no rubric {str(path)!r}: write one by hand or with `flowrl reward train`.")
+        raise ValueError(f"there is no rubric {str(path)!r}: write one by hand or with `flowrl reward rubric`.")
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"the rubric {str(path)!r} is no JSON: {error}.") from None
-    rules = record.get("rules") if isinstance(record, dict) and record.get("schema") == SCHEMA else None
-    if not isinstance(rules, list) or not rules:
-        raise ValueError(
-            f'the rubric {str(path)!r} must hold {{"schema": {SCHEMA}, "rules": [...]}} with a rule or more.'
-        )
-    return tuple(_rule(rule, number, path) for number, rule in enumerate(rules, 1))
-
-
-def _rule(rule: Any, number: int, path: str | Path) -> Rule:
-    known = isinstance(rule, dict) and set(rule) <= {"text", "weight", "answer"}
-    text, weight, answer = (
-        (rule.get("text"), rule.get("weight", 1.0), rule.get("answer", "yes")) if known else (0, 0, 0)
-    )
-    number_given = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not (isinstance(text, str) and text.strip() and number_given and answer in ("yes", "no")):
-        raise ValueError(
-            f"rule {number} of {str(path)!r} must be a mapping with text, a number weight and answer yes or no, got "
-            f"{rule!r}."
-        )
-    if not (math.isfinite(weight) and weight > 0):
-        raise ValueError(
-            f"rule {number} of {str(path)!r} has weight {weight}: it must be above 0. A rule that speaks against a "
-            f'image takes "answer": "no" with a positive weight.'
-        )
-    return Rule(text=text.strip(), weight=float(weight), answer=answer)
+        raise ValueError(f"the rubric {str(path)!r} is not JSON: {error}.") from None
+    if not isinstance(record, dict):
+        raise ValueError(f'the rubric {str(path)!r} must hold {{"schema": 1, "rules": [...]}}.')
+    loaded = build_options(RubricFile, record, owner=f"the rubric {str(path)!r}")
+    return tuple(replace(rule, text=rule.text.strip()) for rule in loaded.rules)
 
 
 def save_rubric(path: str | Path, rules: Sequence[Rule], info: Mapping[str, Any] | None = None) -> Path:
     """Writes a rubric, and under "info" what is known about it. The file appears whole or not at all."""
     path = Path(path).expanduser()
-    rows = [{"text": rule.text, "weight": rule.weight, "answer": rule.answer} for rule in rules]
-    text = json.dumps({"schema": SCHEMA, "rules": rows, "info": dict(info or {})}, indent=2, ensure_ascii=False) + "\n"
+    file = RubricFile(schema=1, rules=tuple(rules), info=dict(info or {}))
+    text = json.dumps(asdict(file), indent=2, ensure_ascii=False) + "\n"
     with replacing(path) as stream:
         stream.write(text.encode("utf-8"))
     return path
@@ -92,86 +97,72 @@ def save_rubric(path: str | Path, rules: Sequence[Rule], info: Mapping[str, Any]
 
 def rule_question(words: Template, image: Pixels, prompt: str, rule: str) -> Question:
     """What the judge is asked about one rule."""
-    fields = {"prompt": prompt, "rule": rule}
-    return Question(parts=words.parts([image], **fields), system=words.system_of(**fields), top_logprobs=TOP_LOGPROBS)
+    return words.question([image], {"prompt": prompt, "rule": rule}, top_logprobs=TOP_LOGPROBS)
 
 
-def rule_probability(answer: Answer) -> float | None:
-    """P(yes) at the first answered token, None where the judge failed or said neither."""
-    return yes_no(answer.logprobs[0]) if answer.error is None and answer.logprobs else None
-
-
-def check(*, judge: Mapping[str, Any], rules: str, normalise: bool = False, template: str | None = None) -> None:
-    """Refuses option values that are wrong, without asking the judge."""
-    load_rubric(rules)
-    load_templates(("rubric_rule",), template, owner=OWNER)["rubric_rule"].parts([BLANK], prompt="", rule="")
-    check_chat(judge, owner=OWNER)
-
-
-def rubric(
-    *,
-    device: torch.device,
-    judge: Mapping[str, Any],
-    rules: str,
-    normalise: bool = False,
-    template: str | None = None,
-) -> Reward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rubric:
     """`s(x) = sum_j w_j P(the good answer to rule j)`, in [0, sum w]; the judge is asked once for each rule.
 
     The sub-scores `rule_01`, `rule_02` ... are the probabilities, so the log shows which rule a run learns or exploits.
     An item any of whose rules failed has failed: a sum over the others would be another score.
-
-    Args:
-        device: where a judge in this process runs.
-        judge: which one, see `flowrl.rewards.judges.chat`; one that gives log-probabilities. Weights that were fitted
-            to one judge mean little for another.
-        rules: the rubric's JSON file, see the module.
-        normalise: divide by the sum of the weights, which brings the score to [0, 1].
-        template: a text file that takes the place of rubric_rule.txt; the one that the weights were fitted with.
-
-    Raises:
-        ValueError: for bad values, or a rubric, judge or template that is not there.
     """
-    check(judge=judge, rules=rules, normalise=normalise, template=template)
-    loaded = load_rubric(rules)
-    words = load_templates(("rubric_rule",), template, owner=OWNER)["rubric_rule"]
-    chat = build_chat(judge, device=device, owner=OWNER)
-    digest = hashlib.sha256(repr(loaded).encode()).hexdigest()[:12]
-    return judged_reward(
-        "rubric",
-        partial(_score, chat=chat, rules=loaded, words=words, normalise=normalise),
-        judge=judge,
-        needs=set(),
-        version=f"rubric:{len(loaded)}-rules@{digest}:{'normalised' if normalise else 'sum'}:template-{words.digest}:"
-        f"{chat.version}",
-    )
+
+    judge: Mapping[str, Any]
+    """Which one, see `flowrl.rewards.judges.chat`; one that gives log-probabilities. Weights that were fitted to one
+    judge mean little for another."""
+    rules: str
+    """The rubric's JSON file, see the module."""
+    normalise: bool = False
+    """Divide by the sum of the weights, which brings the score to [0, 1]."""
+    template: str | None = None
+    """A text file that takes the place of rubric_rule.txt; the one that the weights were fitted with."""
+
+    def __post_init__(self) -> None:
+        load_rubric(self.rules)
+        self.words()
+        check_chat(self.judge)
+
+    def words(self) -> Template:
+        """The template of a question."""
+        return load_template("rubric_rule", self.template, images=1)
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; loads the judge, if it runs here."""
+        rules, words, chat = load_rubric(self.rules), self.words(), build_chat(self.judge, device=device)
+        digest = hashlib.sha256(repr(rules).encode()).hexdigest()[:12]
+        return judged_reward(
+            "rubric",
+            partial(_score, chat=chat, rules=rules, words=words, normalise=self.normalise),
+            judge=self.judge,
+            needs=set(),
+            version=f"rubric:{len(rules)}-rules@{digest}:{'normalised' if self.normalise else 'sum'}:"
+            f"template-{words.digest}:{chat.version}",
+        )
 
 
 def _score(
     inputs: RewardInputs, *, chat: Chat, rules: Sequence[Rule], words: Template, normalise: bool
 ) -> RewardOutput:
-    questions = []
-    for item, prompt in enumerate(inputs.prompts):
+    total = math.fsum(rule.weight for rule in rules) if normalise else 1.0
+    names = [f"rule_{number:02d}" for number in range(1, len(rules) + 1)]
+
+    def ask(item: int) -> list[Question]:
         image = pixels_of(inputs.images[item])
-        questions.append([rule_question(words, image, prompt, rule.text) for rule in rules])
-    total = math.fsum(rule.weight for rule in rules)
-    values: list[float | None] = []
-    errors: list[str | None] = []
-    columns: list[list[float]] = [[] for _ in rules]
-    for answers in ask_items(chat, questions):
+        return [rule_question(words, image, inputs.prompts[item], rule.text) for rule in rules]
+
+    def read(item: int, answers: list[Answer]) -> Scored:
         agreed = [_agreement(answer, rule) for answer, rule in zip(answers, rules, strict=True)]
-        for column, value in zip(columns, agreed, strict=True):
-            column.append(value)
         score = math.fsum(rule.weight * value for rule, value in zip(rules, agreed, strict=True))
-        values.append(score / total if normalise else score)
-        errors.append(first_error(answers) or (UNPARSED if math.isnan(score) else None))
-    parts = {f"rule_{number:02d}": column for number, column in enumerate(columns, 1)}
-    return output_of(values, inputs, parts=parts, errors=errors)
+        error = first_error(answers) or (UNPARSED if math.isnan(score) else None)
+        return Scored(value=score / total, error=error, parts=dict(zip(names, agreed, strict=True)))
+
+    return judge_items(inputs, chat, ask, read, parts=names)
 
 
 def _agreement(answer: Answer, rule: Rule) -> float:
     """The probability of the rule's good answer, NaN where there is none."""
-    probability = rule_probability(answer)
+    probability = probability_of_yes(answer)
     if probability is None:
         return math.nan
     return probability if rule.answer == "yes" else 1.0 - probability

@@ -1,8 +1,6 @@
 """What learning a rubric asks a judge: why winners win, and every rule of both images of every pair.
 
-Pairs are lines of JSON, with images by path, relative to the file. `margin` is another reward's lead of the winner:
-
-    {"prompt": "a red cat", "winner": "a/0.png", "loser": "a/1.png", "margin": 0.8}
+Pairs are those of `flowrl.prompts.pairs`; their `margin` is another reward's lead of the winner.
 """
 
 from __future__ import annotations
@@ -13,80 +11,43 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float64
 
 from flowrl.progress import Advance, progress
+from flowrl.prompts.pairs import Pair, read_pairs
 from flowrl.rewards.image_files import read_image
-from flowrl.rewards.judges.asking import UNPARSED
+from flowrl.rewards.judges.asking import UNPARSED, probability_of_yes
 from flowrl.rewards.judges.chat import Chat, Pixels, Question
-from flowrl.rewards.judges.rubric import rule_probability, rule_question
+from flowrl.rewards.judges.rubric import rule_question
 from flowrl.rewards.judges.templates import Template
 
 QUESTIONS_AT_ONCE = 256  # between two lines of the cache: what a broken-off run asks again at most
 MAX_TOKENS = 1024
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreferencePair:
-    """Two images of one prompt, of which people preferred `winner`."""
-
-    prompt: str
-    winner: Path
-    loser: Path
-    margin: float = 1.0
-
-
-def load_pairs(path: str | Path) -> list[PreferencePair]:
-    """The pairs of a file of JSON lines; see the module.
+def load_pairs(path: str | Path) -> list[Pair]:
+    """The pairs of a file, see `flowrl.prompts.pairs`.
 
     Raises:
-        ValueError: naming file and line, for a line that is no pair or an image that is not there.
+        ValueError: as `read_pairs`, or there are fewer than two.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ValueError(f"there is no file of pairs {str(path)!r}.")
-    pairs = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip():
-            pairs.append(_pair(line, f"{path}:{number}", file.parent))
+    pairs = read_pairs(Path(path).expanduser())
     if len(pairs) < 2:
         raise ValueError(f"{str(path)!r} holds {len(pairs)} pairs: it takes two at least, a few hundred to be good.")
     return pairs
 
 
-def _pair(line: str, where: str, folder: Path) -> PreferencePair:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where} is no JSON: {error}.") from None
-    named = isinstance(record, dict) and all(isinstance(record.get(k), str) for k in ("prompt", "winner", "loser"))
-    margin = record.get("margin", 1.0) if named else None
-    if not isinstance(margin, int | float) or isinstance(margin, bool) or not math.isfinite(margin):
-        raise ValueError(f"{where} must have the texts prompt, winner and loser, and margin a number if given.")
-    paths = {side: folder / Path(record[side]).expanduser() for side in ("winner", "loser")}
-    for side, image in paths.items():
-        if not image.is_file():
-            raise ValueError(f"{where}: there is no image {str(image)!r} ({side}).")
-    return PreferencePair(prompt=record["prompt"], margin=float(margin), **paths)
-
-
-def load_image(path: Path) -> Pixels:
-    """An image of a pair, see `read_image`."""
-    return read_image(path, owner="preference pairs")
-
-
 def parse_rules(text: str) -> list[str]:
-    """The rules in a judge's answer, a line each: "RULE: Are the hands well formed?"."""
+    """The rules in a judge's answer, one per line: "RULE: Are the hands well formed?"."""
     return re.findall(r"(?im)^[^\w\n]*(?:\d+[^\w\n]+)?RULE[^\w\n:]*:[^\w\n]*(\w.*?)[*_\s]*$", text)
 
 
 def propose_rules(
     chat: Chat,
-    pairs: Sequence[PreferencePair],
+    pairs: Sequence[Pair],
     words: Template,
     *,
     count: int,
@@ -117,11 +78,14 @@ def propose_rules(
     return rules, errors
 
 
-def _why(pair: PreferencePair, words: Template, count: int, temperature: float, seed: int) -> Question:
-    fields = {"prompt": pair.prompt, "count": str(count)}
-    return Question(
-        parts=words.parts([load_image(pair.winner), load_image(pair.loser)], **fields),
-        system=words.system_of(**fields),
+def _pixels(path: Path) -> Pixels:
+    return read_image(path, owner="preference pairs")
+
+
+def _why(pair: Pair, words: Template, count: int, temperature: float, seed: int) -> Question:
+    return words.question(
+        [_pixels(pair.winner), _pixels(pair.loser)],
+        {"prompt": pair.prompt, "count": str(count)},
         max_tokens=MAX_TOKENS,
         temperature=temperature,
         seed=seed if temperature > 0 else None,
@@ -164,7 +128,7 @@ class AnswerCache:
 
 def score_rules(
     chat: Chat,
-    pairs: Sequence[PreferencePair],
+    pairs: Sequence[Pair],
     rules: Sequence[str],
     words: Template,
     cache: AnswerCache,
@@ -199,11 +163,11 @@ def _ask_rules(
     chat: Chat, keys: Sequence[str], needed: Mapping[str, tuple[Path, str, str]], words: Template, cache: AnswerCache,
     errors: Counter[str], advance: Advance,
 ) -> None:  # fmt: skip
-    images = {path: load_image(path) for path in {needed[key][0] for key in keys}}
+    images = {path: _pixels(path) for path in {needed[key][0] for key in keys}}
     questions = [rule_question(words, images[path], prompt, rule) for path, prompt, rule in (needed[k] for k in keys)]
     new: dict[str, float] = {}
     for key, answer in zip(keys, chat.ask(questions), strict=True):
-        probability = rule_probability(answer)
+        probability = probability_of_yes(answer)
         if probability is None:
             errors[answer.error or UNPARSED] += 1
         else:

@@ -9,7 +9,6 @@ import base64
 import io
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import requests
+import torch
 from PIL import Image
 
 from flowrl.randomness import counter_seed
@@ -28,140 +28,98 @@ from flowrl.rewards.judges.answers import logsumexp
 from flowrl.rewards.judges.chat import Answer, Chat, Question
 from flowrl.rewards.serving.retries import Failed, call_with_retries, open_session, post_json
 
-ImageFormat = Literal["png", "jpeg95"]
-TokensKey = Literal["max_tokens", "max_completion_tokens"]
-
-OWN_KEYS = frozenset({"model", "messages", "temperature", "logprobs", "top_logprobs", "seed", "n", "stream"})
-"""Keys of a request that are not for `extra_body`, besides the two of the answer's length."""
+OWN_KEYS = frozenset({
+    "model", "messages", "temperature", "logprobs", "top_logprobs", "seed", "n", "stream",
+    "max_tokens", "max_completion_tokens",
+})  # fmt: skip
+"""Keys of a request that are not for `extra_body`."""
 
 _log = logging.getLogger(__name__)
 
 
-def check(
-    *,
-    server: str,
-    model: str,
-    api_key_env: str | None = None,
-    concurrency: int = 16,
-    timeout: float = 60.0,
-    deadline: float = 120.0,
-    retries: int = 4,
-    image_format: ImageFormat = "png",
-    tokens_key: TokensKey = "max_tokens",
-    seed: int = 0,
-    extra_body: Mapping[str, Any] | None = None,
-) -> None:
-    """Refuses option values that are wrong, without calling the server."""
-    parts = urlsplit(server)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"judge: server must be an address such as http://127.0.0.1:8000/v1, got {server!r}.")
-    if parts.username or parts.password:
-        raise ValueError("judge: server must hold no user name or password: put the key in a variable of the "
-                         "environment and name that in api_key_env.")  # fmt: skip
-    if not model:
-        raise ValueError("judge: model must be the name under which the server offers the model, got an empty text.")
-    if concurrency < 1:
-        raise ValueError(f"judge: concurrency must be 1 or more requests at a time, got {concurrency}.")
-    if retries < 0:
-        raise ValueError(f"judge: retries must be 0 or more, got {retries}.")
-    for name, seconds in (("timeout", timeout), ("deadline", deadline)):
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise ValueError(f"judge: {name} must be a positive number of seconds, got {seconds}.")
-    if extra_body is not None and not isinstance(extra_body, Mapping):
-        raise ValueError(f"judge: extra_body must be a mapping, got {extra_body!r}.")
-    if taken := sorted(set(extra_body or {}) & (OWN_KEYS | {"max_tokens", "max_completion_tokens"})):
-        raise ValueError(f"judge: extra_body must leave {', '.join(taken)} to the reward: take it out.")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerChat:
+    """A judge that is asked by `POST server/chat/completions`, one request per question."""
 
+    server: str
+    """Address up to /v1. On this machine no proxy of the environment is used."""
+    model: str
+    """Name under which the server offers the model."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key, null where none is needed."""
+    concurrency: int = 16
+    """Requests at a time."""
+    timeout: float = 60.0
+    """Seconds for one try."""
+    deadline: float = 120.0
+    """Seconds for all tries of one question."""
+    retries: int = 4
+    """Tries after the first, see `flowrl.rewards.serving.retries`. An answer that is not a chat completion is asked for
+    again, with another seed where answers are sampled."""
+    image_format: Literal["png", "jpeg95"] = "png"
+    """How images travel: `png`, without loss, or `jpeg95`, smaller."""
+    tokens_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the server calls the length of the answer; some hosted models know the second only."""
+    seed: int = 0
+    """Seed of the waits between tries."""
+    extra_body: Mapping[str, Any] | None = None
+    """Further keys of the request, such as {chat_template_kwargs: {enable_thinking: false}}."""
 
-def server_chat(
-    *,
-    device: Any = None,
-    server: str,
-    model: str,
-    api_key_env: str | None = None,
-    concurrency: int = 16,
-    timeout: float = 60.0,
-    deadline: float = 120.0,
-    retries: int = 4,
-    image_format: ImageFormat = "png",
-    tokens_key: TokensKey = "max_tokens",
-    seed: int = 0,
-    extra_body: Mapping[str, Any] | None = None,
-) -> Chat:
-    """A judge that is asked by `POST server/chat/completions`, one request a question.
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.server)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"server must be an address such as http://127.0.0.1:8000/v1, got {self.server!r}.")
+        if parts.username or parts.password:
+            raise ValueError(
+                "server must hold no user name or password: put the key in a variable of the environment and name "
+                "that in api_key_env."
+            )
+        if not self.model:
+            raise ValueError("model must be the name under which the server offers the model, got an empty text.")
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency must be 1 or more requests at a time, got {self.concurrency}.")
+        if self.retries < 0:
+            raise ValueError(f"retries must be 0 or more, got {self.retries}.")
+        for name, seconds in (("timeout", self.timeout), ("deadline", self.deadline)):
+            if not seconds > 0:
+                raise ValueError(f"{name} must be a positive number of seconds, got {seconds}.")
+        if taken := sorted(set(self.extra_body or {}) & OWN_KEYS):
+            raise ValueError(f"extra_body must leave {', '.join(taken)} to the reward: take it out.")
 
-    Args:
-        device: not used; the model runs elsewhere.
-        server: the address up to /v1. On this machine no proxy of the environment is used.
-        model: the name under which the server offers the model.
-        api_key_env: name of the environment variable that holds the key, null where none is needed.
-        concurrency: requests at a time.
-        timeout: seconds for one try.
-        deadline: seconds for all tries of one question.
-        retries: tries after the first, see `flowrl.rewards.serving.retries`. An answer that is no chat completion is
-            asked for again, with another seed where answers are sampled.
-        image_format: how images travel: `png`, without loss, or `jpeg95`, smaller.
-        tokens_key: what the server calls the length of the answer; some hosted models know the second only.
-        seed: of the waits between tries.
-        extra_body: further keys of the request, such as {chat_template_kwargs: {enable_thinking: false}}.
+    def build(self, device: torch.device) -> Chat:
+        """Opens the connection; the model runs elsewhere.
 
-    Raises:
-        ValueError: for a bad value, or an environment variable that is not set.
-    """
-    check(
-        server=server,
-        model=model,
-        api_key_env=api_key_env,
-        concurrency=concurrency,
-        timeout=timeout,
-        deadline=deadline,
-        retries=retries,
-        image_format=image_format,
-        tokens_key=tokens_key,
-        seed=seed,
-        extra_body=extra_body,
-    )
-    api_key = os.environ.get(api_key_env) if api_key_env else None
-    if api_key_env and not api_key:
-        raise ValueError(f"judge: the environment variable {api_key_env} (api_key_env) is not set: put the key there.")
-    return ServerChat(
-        url=server.rstrip("/") + "/chat/completions",
-        model=model,
-        session=open_session(server, api_key=api_key, connections=concurrency),
-        concurrency=concurrency,
-        timeout=timeout,
-        deadline=deadline,
-        retries=retries,
-        image_format=image_format,
-        tokens_key=tokens_key,
-        seed=seed,
-        extra_body=dict(extra_body or {}),
-    )
+        Raises:
+            ValueError: the environment variable of the key is not set.
+        """
+        key = os.environ.get(self.api_key_env) if self.api_key_env else None
+        if self.api_key_env and not key:
+            raise ValueError(
+                f"judge: the environment variable {self.api_key_env} (api_key_env) is not set: put the key there."
+            )
+        return ServerJudge(options=self, session=open_session(self.server, api_key=key, connections=self.concurrency))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ServerChat:
-    """See `server_chat`; `clock` and `sleep` are there for tests."""
+class ServerJudge:
+    """A server with its connection; `clock` and `sleep` are there for tests."""
 
-    url: str
-    model: str
+    options: ServerChat
     session: requests.Session
-    concurrency: int
-    timeout: float
-    deadline: float
-    retries: int
-    image_format: ImageFormat
-    tokens_key: TokensKey
-    seed: int
-    extra_body: Mapping[str, Any]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _told: set[str] = field(default_factory=set)
 
     @property
+    def url(self) -> str:
+        """Where questions are sent."""
+        return self.options.server.rstrip("/") + "/chat/completions"
+
+    @property
     def version(self) -> str:
-        extra = json.dumps(self.extra_body, sort_keys=True, default=str) if self.extra_body else "none"
-        return f"server_chat:{self.model}@{urlsplit(self.url).netloc}:{self.image_format}:extra-{extra}"
+        given = self.options
+        extra = json.dumps(given.extra_body, sort_keys=True, default=str) if given.extra_body else "none"
+        return f"server_chat:{given.model}@{urlsplit(self.url).netloc}:{given.image_format}:extra-{extra}"
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """Answers in the order of the questions; see `Chat`."""
@@ -171,15 +129,15 @@ class ServerChat:
             body = self._body(questions[place], encoded)
             result = call_with_retries(
                 partial(self._try, questions[place], body),
-                deadline=self.deadline,
-                retries=self.retries,
-                seed=counter_seed(self.seed, "judge", place),
+                deadline=self.options.deadline,
+                retries=self.options.retries,
+                seed=counter_seed(self.options.seed, "judge", place),
                 clock=self.clock,
                 sleep=self.sleep,
             )
             return self._failed(result) if isinstance(result, Failed) else result
 
-        with ThreadPoolExecutor(max_workers=min(self.concurrency, max(len(questions), 1))) as pool:
+        with ThreadPoolExecutor(max_workers=min(self.options.concurrency, max(len(questions), 1))) as pool:
             return list(pool.map(one, range(len(questions))))
 
     def _body(self, question: Question, encoded: dict[int, str]) -> dict[str, Any]:
@@ -189,32 +147,36 @@ class ServerChat:
                 content.append({"type": "text", "text": part})
                 continue
             if id(part) not in encoded:
-                encoded[id(part)] = data_url(part, self.image_format)
+                encoded[id(part)] = data_url(part, self.options.image_format)
             content.append({"type": "image_url", "image_url": {"url": encoded[id(part)]}})
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if question.system is not None:
             messages.insert(0, {"role": "system", "content": question.system})
-        body: dict[str, Any] = {"model": self.model, "messages": messages, self.tokens_key: question.max_tokens}
+        body: dict[str, Any] = {
+            "model": self.options.model,
+            "messages": messages,
+            self.options.tokens_key: question.max_tokens,
+        }
         body["temperature"] = question.temperature
         if question.top_logprobs:
             body |= {"logprobs": True, "top_logprobs": question.top_logprobs}
-        return body | dict(self.extra_body)
+        return body | dict(self.options.extra_body or {})
 
     def _try(self, question: Question, body: dict[str, Any], attempt: int, left: float) -> Answer | Failed:
         if question.seed is not None:
             seed = counter_seed(question.seed, "again", attempt) if attempt and question.temperature else question.seed
             body = body | {"seed": seed % 2**31}
-        reply = post_json(self.session, self.url, body, timeout=min(self.timeout, left), clock=self.clock)
+        reply = post_json(self.session, self.url, body, timeout=min(self.options.timeout, left), clock=self.clock)
         return reply if isinstance(reply, Failed) else read_reply(reply, question)
 
     def _failed(self, failed: Failed) -> Answer:
-        if failed.error not in self._told:  # once a kind: the message says what the short word cannot
+        if failed.error not in self._told:  # once per kind: the message says what the short word cannot
             self._told.add(failed.error)
             _log.warning("judge %s: %s %s", self.url, failed.error, failed.message)
         return Answer(error=failed.error)
 
 
-def data_url(image: np.ndarray, image_format: ImageFormat) -> str:
+def data_url(image: np.ndarray, image_format: str) -> str:
     """An 8-bit image [H, W, 3] as the data URL of a file."""
     file = io.BytesIO()
     if image_format == "png":
@@ -260,5 +222,5 @@ def _candidates(position: Mapping[str, Any]) -> dict[str, float]:
 
 def _logprob(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value <= 1e-3:
-        raise ValueError(f"{value!r} is no log-probability")  # NaN, a text, or clearly positive
+        raise ValueError(f"{value!r} is not a log-probability")  # NaN, a text, or clearly positive
     return float(value)

@@ -13,7 +13,7 @@ Letters: B images, n cells of each.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,9 @@ from torch import Tensor
 
 from flowrl.prompts.grids import MAX_CELLS, cell_pairs, cell_prompts, check_grid, grid_shape, split_grid
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, reward_options
 from flowrl.rewards.judges.asking import MISSING
-from flowrl.rewards.nested import build_nested, check_nested
+from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.networks.clip_encoder import (
     ClipEncoder,
     Library,
@@ -41,57 +41,47 @@ DEFAULT_MODEL = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 CELLS_PER_CALL = 64
 FAILED = "cell_failed"
 OWNER = "reward 'subfigures'"
-SIMILARITY = "reward 'subfigure_similarity'"
 
 
 # ---- each cell by itself ---------------------------------------------------------------------------------------------
 
 
-def check_subfigures(
-    *,
-    reward: str,
-    options: Mapping[str, Any] | None = None,
-    grid: str | None = None,
-    cells_per_call: int = CELLS_PER_CALL,
-) -> None:
-    """Refuses option values that are wrong, without loading weights."""
-    _check(grid, cells_per_call, owner=OWNER)
-    check_nested(reward, options, owner=OWNER)
-
-
-def subfigures(
-    *,
-    device: torch.device,
-    reward: str,
-    options: Mapping[str, Any] | None = None,
-    grid: str | None = None,
-    cells_per_call: int = CELLS_PER_CALL,
-) -> Reward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subfigures:
     """The mean over the cells of a grid of another reward, each cell with the sub-prompt that describes it.
 
-    A prompt's metadata may have `sub_prompts`, a list with one entry a cell, row by row: a text, or an object with
+    A prompt's metadata may have `sub_prompts`, a list with one entry per cell, row by row: a text, or an object with
     `prompt` that is the cell's metadata. Otherwise they are read off the prompt, see
     `flowrl.prompts.grids.sub_prompts`. Source and reference images are given to every cell of their image.
 
-    An item has failed ("missing_field") if its prompt names no grid of two cells or more, or has not one sub-prompt a
+    An item has failed ("missing_field") if its prompt names no grid of two cells or more, or has not one sub-prompt per
     cell; and if any of its cells failed, under the cells' reason, or "cell_failed" where they give several. Sub-scores
     are averaged; the part `lowest` is the value of the worst cell.
-
-    Args:
-        device: where the inner reward runs.
-        reward: a built-in reward of images, of kind pointwise or remote.
-        options: its options.
-        grid: the shape of all grids, such as 2x2; null reads it off each prompt.
-        cells_per_call: cells that the inner reward is given at a time, rounded to whole images, at least one.
-
-    Raises:
-        ValueError: for a reward or options that cannot work; when called, for `sub_prompts` that are no such list.
     """
-    check_subfigures(reward=reward, options=options, grid=grid, cells_per_call=cells_per_call)
-    inner = build_nested(reward, options, device=device, owner=OWNER)
-    if "videos" in inner.needs:
-        raise ValueError(f"{OWNER}: reward {reward!r} looks at videos, and the cells of a grid are images.")
-    return mean_over_cells(inner, grid=grid, cells_per_call=cells_per_call)
+
+    reward: str
+    """A built-in reward of images, of kind pointwise or remote."""
+    options: Mapping[str, Any] | None = None
+    """Its options."""
+    grid: str | None = None
+    """The shape of all grids, such as 2x2; null reads it off each prompt."""
+    cells_per_call: int = CELLS_PER_CALL
+    """Cells that the inner reward is given at a time, rounded to whole images, at least one."""
+
+    def __post_init__(self) -> None:
+        _check(self.grid, self.cells_per_call)
+        nested_options(self.reward, self.options)
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward.
+
+        Raises:
+            ValueError: for an inner reward that cannot work; when called, for `sub_prompts` that are not such a list.
+        """
+        inner = build_nested(self.reward, self.options, device=device, owner=OWNER)
+        if "videos" in inner.needs:
+            raise ValueError(f"{OWNER}: reward {self.reward!r} looks at videos, and the cells of a grid are images.")
+        return mean_over_cells(inner, grid=self.grid, cells_per_call=self.cells_per_call)
 
 
 def mean_over_cells(inner: Reward, *, grid: str | None, cells_per_call: int = CELLS_PER_CALL) -> FunctionReward:
@@ -133,12 +123,12 @@ def _cells(inputs: RewardInputs, items: list[int], shape: Shape, prompts: Sequen
         images=split_grid(inputs.images[items], *shape).flatten(0, 1),
         prompts=[prompt.text for prompt in flat],
         metadata=[prompt.metadata for prompt in flat],
-        group_ids=repeated.group_ids * MAX_CELLS + places,  # one cell of one prompt: what draws by ids draws anew
+        group_ids=repeated.group_ids * MAX_CELLS + places,  # one cell of one prompt: what draws by ids draws again
     )
 
 
 def _mean(output: RewardOutput, images: int) -> RewardOutput:
-    """One value an image from those of its cells, which lie side by side."""
+    """One value per image from those of its cells, which lie side by side."""
     values, valid = output.values.unflatten(0, (images, -1)), output.valid.unflatten(0, (images, -1)).all(1)
     failed, reasons = int((~valid).sum()), list(output.errors)
     parts = {name: _row_mean(part.unflatten(0, (images, -1))) for name, part in output.parts.items()}
@@ -157,56 +147,46 @@ def _row_mean(values: Tensor) -> Tensor:
 # ---- cells against each other ----------------------------------------------------------------------------------------
 
 
-def check_subfigure_similarity(
-    *,
-    model: str = DEFAULT_MODEL,
-    revision: str | None = None,
-    library: Library = "transformers",
-    preprocess: Preprocess = "processor",
-    grid: str | None = None,
-    cells_per_call: int = CELLS_PER_CALL,
-) -> None:
-    """Refuses option values that are wrong, without loading the model."""
-    _check(grid, cells_per_call, owner=SIMILARITY)
-    given = {"model": model, "revision": revision, "library": library, "preprocess": preprocess}
-    check_nested("clip_score", given, owner=SIMILARITY)
-
-
-def subfigure_similarity(
-    *,
-    device: torch.device,
-    model: str = DEFAULT_MODEL,
-    revision: str | None = None,
-    library: Library = "transformers",
-    preprocess: Preprocess = "processor",
-    grid: str | None = None,
-    cells_per_call: int = CELLS_PER_CALL,
-) -> Reward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubfigureSimilarity:
     """How much the cells of a grid resemble each other: the mean cosine of CLIP's embeddings over all pairs, [-1, 1].
 
     In float32; differentiable with `preprocess` bilinear or bicubic. An item has failed ("missing_field") if its prompt
     names no grid of two cells or more. The part `lowest` is the cosine of the least similar pair.
-
-    Args:
-        device: where the model runs.
-        model: as of `clip_score`.
-        revision: branch, tag or commit on the hub.
-        library: as of `clip_score`.
-        preprocess: as of `clip_score`.
-        grid: the shape of all grids, such as 2x2; null reads it off each prompt.
-        cells_per_call: cells that are encoded at a time, rounded to whole images, at least one.
-
-    Raises:
-        ValueError: for bad values, or a model that is neither on disk nor to be had from the hub.
     """
-    check_subfigure_similarity(
-        model=model, revision=revision, library=library, preprocess=preprocess, grid=grid, cells_per_call=cells_per_call
-    )  # fmt: skip
-    if library == "open_clip":
-        encoder = open_clip_encoder(model, device=device, owner=SIMILARITY)
-    else:
-        encoder = transformers_clip(model, device=device, revision=revision, preprocess=preprocess, owner=SIMILARITY)
-    return mean_over_pairs(encoder, grid=grid, model=model, cells_per_call=cells_per_call)
+
+    model: str = DEFAULT_MODEL
+    """As of `clip_score`."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    library: Library = "transformers"
+    """As of `clip_score`."""
+    preprocess: Preprocess = "processor"
+    """As of `clip_score`."""
+    grid: str | None = None
+    """The shape of all grids, such as 2x2; null reads it off each prompt."""
+    cells_per_call: int = CELLS_PER_CALL
+    """Cells that are encoded at a time, rounded to whole images, at least one."""
+
+    def __post_init__(self) -> None:
+        _check(self.grid, self.cells_per_call)
+        given = {name: getattr(self, name) for name in ("model", "revision", "library", "preprocess")}
+        reward_options("clip_score", given)
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward.
+
+        Raises:
+            ValueError: for a model that is neither on disk nor to be had from the hub.
+        """
+        owner = "reward 'subfigure_similarity'"
+        if self.library == "open_clip":
+            encoder = open_clip_encoder(self.model, device=device, owner=owner)
+        else:
+            encoder = transformers_clip(
+                self.model, device=device, revision=self.revision, preprocess=self.preprocess, owner=owner
+            )
+        return mean_over_pairs(encoder, grid=self.grid, model=self.model, cells_per_call=self.cells_per_call)
 
 
 def mean_over_pairs(
@@ -239,10 +219,10 @@ def _score_pairs(inputs: RewardInputs, *, encoder: ClipEncoder, grid: str | None
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
-def _check(grid: str | None, cells_per_call: int, *, owner: str) -> None:
-    check_grid(grid, owner=owner)
+def _check(grid: str | None, cells_per_call: int) -> None:
+    check_grid(grid)
     if cells_per_call < 1:
-        raise ValueError(f"{owner}: cells_per_call must be at least 1, got {cells_per_call}.")
+        raise ValueError(f"cells_per_call must be at least 1, got {cells_per_call}.")
 
 
 def _shapes(inputs: RewardInputs, grid: str | None) -> list[Shape | None]:

@@ -16,18 +16,25 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from flowrl.rewards.judges.chat import Pixels
+import numpy as np
+
+from flowrl.rewards.judges.chat import Pixels, Question
 
 IMAGE = "<image>"
 USER = "=== user ==="
 
+BLANK: Pixels = np.zeros((1, 1, 3), dtype=np.uint8)
+"""Stands for an image where it is checked whether a template has a place for each."""
+
+_BENCHMARK = frozenset({"prompt", "testpoints", "definitions", "descriptions"})
 FIELDS: dict[str, frozenset[str]] = {
     "aesthetic": frozenset(),
+    "anomaly": frozenset(),
     "consistency": frozenset(),
     "consistency_edit": frozenset({"criterion"}),
     "edit_following": frozenset({"prompt"}),
@@ -37,6 +44,10 @@ FIELDS: dict[str, frozenset[str]] = {
     "edit_score_plain": frozenset({"prompt"}),
     "final_score": frozenset({"prompt"}),
     "dimensions": frozenset({"prompt"}),
+    "one_word": frozenset({"question"}),
+    "pairwise": frozenset({"prompt"}),
+    "pairwise_edit": frozenset({"prompt"}),
+    "pairwise_video": frozenset({"prompt"}),
     "principle_list": frozenset({"prompt"}),
     "principle_reasoned": frozenset({"prompt", "principle"}),
     "principle_yes_no": frozenset({"prompt", "principle"}),
@@ -44,8 +55,11 @@ FIELDS: dict[str, frozenset[str]] = {
     "rational_edit": frozenset({"prompt"}),
     "rubric_propose": frozenset({"prompt"}),
     "rubric_rule": frozenset({"rule"}),
+    "unigenbench_en": _BENCHMARK,
+    "unigenbench_zh": _BENCHMARK,
+    "yes_no": frozenset(),
 }
-"""Shipped templates, and the fields that each must hold, one that replaces it too; other fields it may hold."""
+"""Shipped templates, and the fields that each must hold, as must one that replaces it; other fields it may hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +76,23 @@ class Template:
 
     def system_of(self, **fields: str) -> str | None:
         """The system turn with its fields filled in."""
-        return None if self.system is None else _fill(self.system, fields)
+        return None if self.system is None else fill(self.system, fields)
+
+    def question(
+        self,
+        images: Sequence[Pixels],
+        fields: Mapping[str, str],
+        *,
+        max_tokens: int = 1,
+        temperature: float = 0.0,
+        top_logprobs: int = 0,
+        seed: int | None = None,
+    ) -> Question:
+        """What a judge is asked about some images; for the settings see `Question`."""
+        return Question(
+            parts=self.parts(images, **fields), system=self.system_of(**fields), max_tokens=max_tokens,
+            temperature=temperature, top_logprobs=top_logprobs, seed=seed,
+        )  # fmt: skip
 
     def parts(self, images: Sequence[Pixels], **fields: str) -> tuple[str | Pixels, ...]:
         """The user turn: texts and images in the order in which they are read.
@@ -71,7 +101,7 @@ class Template:
             ValueError: if the template marks places for another number of images.
         """
         pieces = self.user.split(IMAGE)
-        texts = [_fill(piece, fields) for piece in pieces]  # filled after splitting: a prompt may say <image>
+        texts = [fill(piece, fields) for piece in pieces]  # filled after splitting: a prompt may say <image>
         if len(pieces) == 1:
             return (*images, texts[0])
         if len(pieces) - 1 != len(images):
@@ -85,59 +115,89 @@ class Template:
         return tuple(part for part in mixed if not isinstance(part, str) or part.strip())
 
 
-def _fill(text: str, fields: dict[str, str]) -> str:
+def fill(text: str, fields: Mapping[str, str]) -> str:
+    """A text with `{name}` replaced for every name among the fields; other braces stay as they are."""
     # One pass: what is filled in is never searched again, so a prompt that says {rule} stays a prompt.
     return re.sub(r"\{(\w+)\}", lambda match: fields.get(match[1], match[0]), text)
 
 
 def parse_template(text: str) -> Template:
     """A template's text cut into its turns."""
-    system, mark, user = text.partition(f"{USER}\n")
-    return Template(user=user.strip(), system=system.strip() or None) if mark else Template(user=text.strip())
+    system, mark, user = text.replace("\r\n", "\n").partition(f"{USER}\n")
+    return Template(user=user.strip(), system=system.strip() or None) if mark else Template(user=system.strip())
 
 
-def load_templates(names: Sequence[str], template: str | None, *, owner: str) -> dict[str, Template]:
+def read_template(name: str, given: str | None, *, once: Collection[str] = ()) -> str:
+    """A template's text exactly as it stands in its file.
+
+    Args:
+        name: a shipped template.
+        given: the user's file that takes its place, None for the shipped one.
+        once: what must stand in it exactly once.
+
+    Raises:
+        ValueError: if it cannot be read, is empty, or lacks a field.
+    """
+    path = Path(str(resources.files("flowrl.rewards") / "templates" / f"{name}.txt"))
+    path = path if given is None else Path(given).expanduser()
+    try:
+        text = path.read_bytes().decode("utf-8")  # not read_text, which would translate line breaks
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"template {str(path)!r} cannot be read as UTF-8 text ({error}): give a text file, or leave template out."
+        ) from error
+    if not parse_template(text).user:
+        raise ValueError(f"the template {str(path)!r} is empty.")
+    if missing := sorted(field for field in FIELDS.get(name, ()) if f"{{{field}}}" not in text):
+        wanted = ", ".join(f"{{{field}}}" for field in missing)
+        raise ValueError(f"the template {str(path)!r} must hold {wanted}, so that the judge is told.")
+    for piece in once:
+        if (count := text.count(piece)) != 1:
+            raise ValueError(f"template {str(path)!r} must hold {piece} exactly once, it is there {count} times.")
+    return text
+
+
+def load_template(name: str, given: str | None, *, images: int | None = None) -> Template:
+    """A template of questions about `images` images each; None leaves the places for them unchecked.
+
+    Raises:
+        ValueError: as `read_template`, or it marks places for another number of images.
+    """
+    template = parse_template(read_template(name, given))
+    if images is not None:
+        template.parts([BLANK] * images)
+    return template
+
+
+def load_templates(images: Mapping[str, int], given: str | None) -> dict[str, Template]:
     """The templates of a reward by name: the shipped ones, or those that take their place.
 
     Args:
-        names: keys of `FIELDS`.
-        template: null for the shipped ones; a text file where there is one name; else a folder with `NAME.txt` for the
+        images: keys of `FIELDS`, and of how many images each asks.
+        given: null for the shipped ones; a text file where there is one name; else a folder with `NAME.txt` for the
             names that it replaces.
-        owner: who asks, for messages: "reward 'rubric'".
 
     Raises:
-        ValueError: if a file is not there, is empty, or lacks a field.
+        ValueError: as `load_template`, or a file is given where a folder is needed.
     """
-    return {name: _load(name, template, alone=len(names) == 1, owner=owner) for name in names}
+    files: dict[str, str | None] = dict.fromkeys(images, given)
+    if given is not None and Path(given).expanduser().is_dir():
+        own = {name: Path(given).expanduser() / f"{name}.txt" for name in images}
+        files = {name: str(path) if path.is_file() or len(images) == 1 else None for name, path in own.items()}
+    elif given is not None and len(images) > 1:
+        raise ValueError(
+            f"several templates are asked with: template must be a folder that holds the files to replace, got "
+            f"{given!r}."
+        )
+    return {name: load_template(name, files[name], images=number) for name, number in images.items()}
 
 
-def digest_of(templates: dict[str, Template]) -> str:
+def template_name(text: str) -> str:
+    """A short hash of a template's text, for a reward's version."""
+    return f"template-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def digest_of(templates: Mapping[str, Template]) -> str:
     """A short hash of the words of several templates, for a reward's version."""
     joined = " ".join(f"{name}:{templates[name].digest}" for name in sorted(templates))
     return hashlib.sha256(joined.encode()).hexdigest()[:8]
-
-
-def _load(name: str, template: str | None, *, alone: bool, owner: str) -> Template:
-    path = Path(str(resources.files("flowrl.rewards") / "templates" / f"{name}.txt"))
-    if template is not None:
-        given = Path(template).expanduser()
-        if given.is_dir():
-            path = given / f"{name}.txt" if (given / f"{name}.txt").is_file() or alone else path
-        elif alone:
-            path = given
-        else:
-            raise ValueError(
-                f"{owner} asks with several templates: template must be a folder that holds the files to replace, got "
-                f"{template!r}."
-            )
-    if not path.is_file():
-        raise ValueError(f"{owner}: there is no template {str(path)!r}: give a text file, or leave template out.")
-    text = path.read_text(encoding="utf-8").strip()
-    parsed = parse_template(text)
-    if not parsed.user:
-        raise ValueError(f"{owner}: the template {str(path)!r} is empty.")
-    missing = sorted(field for field in FIELDS[name] if f"{{{field}}}" not in text)
-    if missing:
-        wanted = ", ".join(f"{{{field}}}" for field in missing)
-        raise ValueError(f"{owner}: the template {str(path)!r} must hold {wanted}, so that the judge is told.")
-    return parsed

@@ -16,7 +16,6 @@ for the aesthetic judge; see `flowrl.rewards.judges.templates`.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,35 +24,35 @@ from typing import Any, Literal
 
 import torch
 
-from flowrl.rewards import Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.frames import frame_places
+from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
-    BLANK,
     MISSING,
     UNPARSED,
-    ask_items,
+    Scored,
     check_answer_options,
-    check_weights,
     draw_seed,
     first_error,
+    full_weights,
+    judge_items,
     judged_reward,
+    mean,
     number_list,
-    pixels_of,
+    shown_of,
     source_of,
     weighted_mean,
 )
-from flowrl.rewards.judges.chat import Chat, Pixels, Question, build_chat, check_chat
+from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, check_chat
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 Style = Literal["final_score", "dimensions", "aesthetic", "rational", "rational_edit", "edit"]
 Scale = Literal["raw", "divided", "unit"]
-OWNER = "reward 'unified_reward'"
+_BOTH = ("edit_instruction", "rational_edit")  # templates that show the source image and the edited one
 RATING = r"(\d+(?:\.\d+)?)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Ask:
+class Asked:
     """A style: its templates, the range of its scores, how it is usually scaled, and how long its answers are."""
 
     templates: tuple[str, ...]
@@ -66,110 +65,98 @@ class _Ask:
     edits: bool = False
 
 
-STYLES: dict[str, _Ask] = {
-    "final_score": _Ask(templates=("final_score",), low=1, high=5, scale="divided", max_tokens=4096),
-    "dimensions": _Ask(
+STYLES: dict[str, Asked] = {
+    "final_score": Asked(templates=("final_score",), low=1, high=5, scale="divided", max_tokens=4096),
+    "dimensions": Asked(
         templates=("dimensions",), low=1, high=5, scale="raw", max_tokens=4096,
         dimensions=("alignment", "coherence", "style"),
     ),
-    "aesthetic": _Ask(templates=("aesthetic",), low=1, high=5, scale="divided", max_tokens=2048),
-    "rational": _Ask(templates=("rational",), low=1, high=4, scale="unit", max_tokens=2048, temperature=0.1),
-    "rational_edit": _Ask(
+    "aesthetic": Asked(templates=("aesthetic",), low=1, high=5, scale="divided", max_tokens=2048),
+    "rational": Asked(templates=("rational",), low=1, high=4, scale="unit", max_tokens=2048, temperature=0.1),
+    "rational_edit": Asked(
         templates=("rational_edit",), low=1, high=4, scale="unit", max_tokens=2048, temperature=0.1, edits=True
     ),
-    "edit": _Ask(
+    "edit": Asked(
         templates=("edit_quality", "edit_instruction"), low=0, high=25, scale="raw", max_tokens=4096,
         dimensions=("quality", "instruction"), edits=True,
     ),
 }  # fmt: skip
 
 
-def check(
-    *,
-    judge: Mapping[str, Any],
-    style: Style = "dimensions",
-    scale: Scale | None = None,
-    weights: Mapping[str, float] | None = None,
-    num_frames: int = 1,
-    template: str | None = None,
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-) -> None:
-    """Refuses option values that are wrong, without asking the judge."""
-    ask = STYLES[style]
-    if weights is not None and not ask.dimensions:
-        raise ValueError(f"{OWNER}: style {style!r} has one score, so weights mean nothing: leave them out.")
-    check_weights(weights, ask.dimensions, owner=OWNER)
-    if num_frames < 1 or (num_frames > 1 and ask.edits):
-        raise ValueError(
-            f"{OWNER}: num_frames must be at least 1, and 1 for style {style!r} if it judges edits, got {num_frames}."
-        )
-    check_answer_options(max_tokens, temperature, owner=OWNER)
-    for name, words in load_templates(ask.templates, template, owner=OWNER).items():
-        words.parts([BLANK] * _num_images(name, num_frames), prompt="")
-    check_chat(judge, owner=OWNER)
-
-
-def unified_reward(
-    *,
-    device: torch.device,
-    judge: Mapping[str, Any],
-    style: Style = "dimensions",
-    scale: Scale | None = None,
-    weights: Mapping[str, float] | None = None,
-    num_frames: int = 1,
-    template: str | None = None,
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-) -> Reward:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnifiedReward:
     """A judge's written rating of each image, or of each edit of a source image.
 
     An answer without the score that was asked for is a failed item ("unparsed"), as is an edit without a source image
     ("missing_field"). A number outside the scale is cut to its end. Sub-scores are unscaled.
-
-    Args:
-        device: where a judge in this process runs.
-        judge: which one, see `flowrl.rewards.judges.chat`.
-        style: what is asked for, see the module.
-        scale: `raw`; `divided`, by the top of the scale; `unit`, (x - low) / (high - low). Null is the style's own.
-        weights: of the dimensions, only for `dimensions` (alignment, coherence, style) and `edit` (quality,
-            instruction); null weighs all alike. What has weight 0 need not be answered, and in `edit` is not asked.
-            For dimensions whose advantages are combined rather than their scores, name the reward once for each.
-        num_frames: frames of a video shown in one question, evenly spaced; 1 shows `images`.
-        template: a text file, or for `edit` a folder with edit_quality.txt and edit_instruction.txt.
-        max_tokens: length of an answer; null is the style's own.
-        temperature: 0 is greedy; null is the style's own. A sampled answer is seeded by iteration and sample.
-
-    Raises:
-        ValueError: for bad values, or a judge or template that is not there.
     """
-    check(
-        judge=judge, style=style, scale=scale, weights=weights, num_frames=num_frames, template=template,
-        max_tokens=max_tokens, temperature=temperature,
-    )  # fmt: skip
-    ask = STYLES[style]
-    own = check_weights(weights, ask.dimensions, owner=OWNER)
-    templates = load_templates(ask.templates, template, owner=OWNER)
-    if style == "edit":
-        templates = {name: words for name, words in templates.items() if own[name.removeprefix("edit_")] > 0}
-    chat = build_chat(judge, device=device, owner=OWNER)
-    settings = {
-        "max_tokens": max_tokens or ask.max_tokens,
-        "temperature": ask.temperature if temperature is None else temperature,
-    }
-    listed = ",".join(f"{name}-{weight:g}" for name, weight in own.items())
-    return judged_reward(
-        "unified_reward",
-        partial(
-            _score, chat=chat, style=style, scale=scale or ask.scale, weights=own, num_frames=num_frames,
-            templates=templates, settings=settings,
-        ),
-        judge=judge,
-        needs=({"source_images"} if ask.edits else set()) | ({"videos"} if num_frames > 1 else set()),
-        version=f"unified_reward:{style}:{scale or ask.scale}:{listed}:frames-{num_frames}:"
-        f"max_tokens-{settings['max_tokens']}:temperature-{settings['temperature']:g}:"
-        f"template-{digest_of(templates)}:{chat.version}",
-    )  # fmt: skip
+
+    judge: Mapping[str, Any]
+    """Which one, see `flowrl.rewards.judges.chat`."""
+    style: Style = "dimensions"
+    """What is asked for, see the module."""
+    scale: Scale | None = None
+    """`raw`; `divided`, by the top of the scale; `unit`, (x - low) / (high - low). Null is the style's own."""
+    weights: Mapping[str, float] | None = None
+    """Weights of the dimensions, only for `dimensions` (alignment, coherence, style) and `edit` (quality, instruction);
+    null weighs all alike. What has weight 0 need not be answered, and in `edit` is not asked. For dimensions whose
+    advantages are combined rather than their scores, name the reward once for each."""
+    num_frames: int = 1
+    """Frames of a video shown in one question, evenly spaced; 1 shows `images`."""
+    template: str | None = None
+    """A text file, or for `edit` a folder with edit_quality.txt and edit_instruction.txt."""
+    max_tokens: int | None = None
+    """Length of an answer; null is the style's own."""
+    temperature: float | None = None
+    """0 is greedy; null is the style's own. A sampled answer is seeded by iteration and sample."""
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and not self.ask.dimensions:
+            raise ValueError(f"style {self.style!r} has one score, so weights mean nothing: leave them out.")
+        self.full_weights()
+        if self.num_frames < 1 or (self.num_frames > 1 and self.ask.edits):
+            raise ValueError(
+                f"num_frames must be at least 1, and 1 for style {self.style!r} if it judges edits, got "
+                f"{self.num_frames}."
+            )
+        check_answer_options(self.max_tokens, self.temperature)
+        self.templates()
+        check_chat(self.judge)
+
+    @property
+    def ask(self) -> Asked:
+        """What the style asks for."""
+        return STYLES[self.style]
+
+    def full_weights(self) -> dict[str, float]:
+        """The weights of all dimensions."""
+        return full_weights(self.weights, self.ask.dimensions)
+
+    def templates(self) -> dict[str, Template]:
+        """The style's templates, or those that take their place, by name."""
+        images = {name: 2 if name in _BOTH else self.num_frames for name in self.ask.templates}
+        return load_templates(images, self.template)
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; loads the judge, if it runs here."""
+        ask, weights, templates = self.ask, self.full_weights(), self.templates()
+        if self.style == "edit":
+            templates = {name: words for name, words in templates.items() if weights[name.removeprefix("edit_")] > 0}
+        chat = build_chat(self.judge, device=device)
+        max_tokens = self.max_tokens or ask.max_tokens
+        temperature = ask.temperature if self.temperature is None else self.temperature
+        listed = ",".join(f"{name}-{weight:g}" for name, weight in weights.items())
+        return judged_reward(
+            "unified_reward",
+            partial(
+                _score, chat=chat, options=self, weights=weights, templates=templates, max_tokens=max_tokens,
+                temperature=temperature,
+            ),
+            judge=self.judge,
+            needs=({"source_images"} if ask.edits else set()) | ({"videos"} if self.num_frames > 1 else set()),
+            version=f"unified_reward:{self.style}:{self.scale or ask.scale}:{listed}:frames-{self.num_frames}:"
+            f"max_tokens-{max_tokens}:temperature-{temperature:g}:template-{digest_of(templates)}:{chat.version}",
+        )  # fmt: skip
 
 
 def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, float]) -> dict[str, float] | None:
@@ -185,7 +172,7 @@ def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, f
     if style == "edit":
         for name, text in texts.items():
             pair = number_list(text, 2, ask.low, ask.high)
-            ratings[name.removeprefix("edit_")] = None if pair is None else math.fsum(pair) / 2
+            ratings[name.removeprefix("edit_")] = None if pair is None else mean(pair)
     elif style in ("rational", "rational_edit"):
         ratings = {"mean": _mean_aspect(texts[style])}
     else:
@@ -218,64 +205,48 @@ def _mean_aspect(text: str) -> float | None:
     """The mean of the aspects' scores before the summary, each cut to 1 .. 4; those that say N/A do not count."""
     body = re.split(r"(?im)^\W*summary\b", text)[0]
     scores = [float(number) for number in re.findall(rf"(?im)^\W*score\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}", body)]
-    return math.fsum(min(max(score, 1.0), 4.0) for score in scores) / len(scores) if scores else None
-
-
-def _num_images(template: str, num_frames: int) -> int:
-    return 2 if template in ("edit_instruction", "rational_edit") else num_frames
+    return mean([min(max(score, 1.0), 4.0) for score in scores]) if scores else None
 
 
 def _score(
     inputs: RewardInputs,
     *,
     chat: Chat,
-    style: Style,
-    scale: Scale,
+    options: UnifiedReward,
     weights: Mapping[str, float],
-    num_frames: int,
     templates: Mapping[str, Template],
-    settings: Mapping[str, Any],
+    max_tokens: int,
+    temperature: float,
 ) -> RewardOutput:
-    ask = STYLES[style]
-    questions: list[list[Question]] = []
-    for item, prompt in enumerate(inputs.prompts):
-        source = source_of(inputs, item) if ask.edits else None
-        if ask.edits and source is None:
-            questions.append([])
-            continue
-        shown = _shown(inputs, item, num_frames)
+    style = options.ask
+
+    def ask(item: int) -> list[Question] | str:
+        source = source_of(inputs, item) if style.edits else None
+        if style.edits and source is None:
+            return MISSING
+        shown = shown_of(inputs, item, options.num_frames if options.num_frames > 1 else None)
         both = shown if source is None else [source, *shown]
-        questions.append([
-            Question(
-                parts=words.parts(shown if name == "edit_quality" else both, prompt=prompt),
-                system=words.system_of(prompt=prompt),
-                seed=draw_seed(style, inputs, item) if settings["temperature"] > 0 else None,
-                **settings,
+        return [
+            words.question(
+                shown if name == "edit_quality" else both,
+                {"prompt": inputs.prompts[item]},
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=draw_seed(options.style, inputs, item, temperature),
             )
             for name, words in templates.items()
-        ])  # fmt: skip
-    values: list[float | None] = []
-    errors: list[str | None] = []
-    rows: list[dict[str, float]] = []
-    for answers in ask_items(chat, questions):
-        error = first_error(answers) if answers else MISSING
-        texts = {name: answer.text for name, answer in zip(templates, answers, strict=False)}
-        ratings = read_ratings(style, texts, weights) if error is None else None
-        errors.append(UNPARSED if error is None and ratings is None else error)
-        rows.append(ratings or {})
-        mean = None if ratings is None else weighted_mean(ratings, weights) if ask.dimensions else sum(ratings.values())
-        values.append(None if mean is None else scaled(mean, low=ask.low, high=ask.high, scale=scale))
-    names = [name for name in ask.dimensions if weights[name] > 0]
-    return output_of(
-        values, inputs, parts={name: [row.get(name, math.nan) for row in rows] for name in names}, errors=errors
-    )
+        ]
 
+    def read(item: int, answers: list[Answer]) -> Scored:
+        if (error := first_error(answers)) is not None:
+            return Scored(error=error)
+        texts = {name: answer.text for name, answer in zip(templates, answers, strict=True)}
+        ratings = read_ratings(options.style, texts, weights)
+        if ratings is None:
+            return Scored(error=UNPARSED)
+        whole = weighted_mean(ratings, weights) if style.dimensions else sum(ratings.values())
+        scale = options.scale or style.scale
+        return Scored(value=scaled(whole, low=style.low, high=style.high, scale=scale), parts=ratings)
 
-def _shown(inputs: RewardInputs, item: int, num_frames: int) -> list[Pixels]:
-    """The image of an item, or frames of its video."""
-    if num_frames == 1:
-        return [pixels_of(inputs.images[item])]
-    if inputs.videos is None:
-        raise ValueError(f"{OWNER}: num_frames is {num_frames}, but images are made, not videos: leave it out.")
-    places = frame_places(inputs.videos.shape[1], policy="uniform", count=num_frames)
-    return list(to_uint8(inputs.videos[item, places]))
+    parts = [name for name in style.dimensions if weights[name] > 0]
+    return judge_items(inputs, chat, ask, read, parts=parts)

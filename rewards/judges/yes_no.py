@@ -9,229 +9,167 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from flowrl.rewards import Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.frames import frame_places
+from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word, soft_tifa
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
-from flowrl.rewards.judges.asking import MISSING, UNPARSED, ask_items, draw_seed, judged_reward, pixels_of
-from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, build_chat, check_chat
-from flowrl.rewards.judges.templates import Template, parse_template
+from flowrl.rewards.judges.asking import (
+    MISSING,
+    Scored,
+    all_of,
+    check_answer_options,
+    draw_seed,
+    judge_items,
+    judged_reward,
+    pixels_of,
+    shown_of,
+)
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, build_chat, check_chat
+from flowrl.rewards.judges.templates import Template, load_template
 
-Score = Literal["odds", "mass", "word"]
-Aggregation = Literal["am", "gm"]
-
-OWNER = "reward 'yes_no'"
-TOP_LOGPROBS = 20
-"""Candidates asked for, the most that hosted servers give."""
 WORD_TOKENS = 512
 BAD = "bad_field"
-"""Why an item failed: its field of questions is no list of questions with answers."""
-
-
-def check(
-    *,
-    judge: Mapping[str, Any],
-    template: str | None = None,
-    score: Score | None = None,
-    inverted: bool = False,
-    questions_field: str | None = None,
-    aggregation: Aggregation = "am",
-    with_sources: bool = False,
-    with_references: bool = False,
-    num_frames: int | None = None,
-    average: int = 1,
-    temperature: float = 0.0,
-    max_tokens: int | None = None,
-) -> None:
-    """Refuses option values that are wrong, without calling a server or loading weights."""
-    check_chat(judge, owner=OWNER)
-    if questions_field is not None and (score not in (None, "mass") or inverted):
-        raise ValueError(
-            f"{OWNER}: questions of the prompt's record are scored by the probability of the expected answer, so "
-            f"questions_field goes with score: mass and inverted: false, got score: {score}, inverted: {inverted}."
-        )
-    if questions_field is None and aggregation != "am":
-        raise ValueError(f"{OWNER}: aggregation {aggregation!r} is about several questions: set questions_field too.")
-    if score != "word" and (average != 1 or temperature != 0.0 or max_tokens is not None):
-        raise ValueError(
-            f"{OWNER}: average, temperature and max_tokens are for score: word; the others read the log-probabilities "
-            f"of the first token, which are the same in every draw."
-        )
-    if average < 1 or (average > 1 and not temperature > 0):
-        raise ValueError(
-            f"{OWNER}: average must be 1, or more draws with a temperature above 0, at which they differ, got average "
-            f"{average} at temperature {temperature:g}."
-        )
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise ValueError(f"{OWNER}: temperature must be at least 0 (greedy), got {temperature}.")
-    for name, number in (("max_tokens", max_tokens), ("num_frames", num_frames)):
-        if number is not None and number < 1:
-            raise ValueError(f"{OWNER}: {name} must be 1 or more, got {number}.")
-    _template(template, inverted=inverted, questions=questions_field is not None)
-
-
-def yes_no(
-    *,
-    device: torch.device,
-    judge: Mapping[str, Any],
-    template: str | None = None,
-    score: Score | None = None,
-    inverted: bool = False,
-    questions_field: str | None = None,
-    aggregation: Aggregation = "am",
-    with_sources: bool = False,
-    with_references: bool = False,
-    num_frames: int | None = None,
-    average: int = 1,
-    temperature: float = 0.0,
-    max_tokens: int | None = None,
-) -> Reward:
-    """A judge's answer to a question about the image, in [0, 1]; greedy, one token, unless the word is read.
-
-    Args:
-        device: where a judge in this process runs.
-        judge: which model answers, see `flowrl.rewards.judges.chat`.
-        template: a text file with the question, see `flowrl.rewards.judges.templates`; its fields are {prompt}, and
-            {question} with `questions_field`. Null takes ours: does the image match the prompt, for `inverted` is
-            there an anomaly.
-        score: `odds` (null without questions): `sigmoid(lp_yes - lp_no)`; `mass` (null with them): the probability of
-            yes, or of the expected answer, as it is, so that a judge which would say something else gives little;
-            `word`: 1 if the last yes or no in the text is the good one, else 0.
-        inverted: whether no is the good answer: `sigmoid(lp_no - lp_yes)`, the probability of no, 1 for no.
-        questions_field: field of the prompt's record with a list of [question, expected answer], or of mappings with
-            the keys question and answer. A count is expected as a digit or as a word.
-        aggregation: `am` arithmetic, `gm` geometric mean over the questions of a prompt; both are logged.
-        with_sources: whether the judge first sees the images that the prompt's instruction is about.
-        with_references: whether it then sees the reference images.
-        num_frames: of a video, how many frames the judge sees, spread evenly; null for the image, or first frame.
-        average: draws of which the mean is taken, for `word`; those that cannot be read are left out.
-        temperature: of the draws.
-        max_tokens: length of an answer at most, for `word`; null for 512.
-
-    Raises:
-        ValueError: as `check`, or a judge in this process cannot be loaded.
-    """
-    check(
-        judge=judge,
-        template=template,
-        score=score,
-        inverted=inverted,
-        questions_field=questions_field,
-        aggregation=aggregation,
-        with_sources=with_sources,
-        with_references=with_references,
-        num_frames=num_frames,
-        average=average,
-        temperature=temperature,
-        max_tokens=max_tokens,
-    )
-    chat = build_chat(judge, device=device, owner=OWNER)
-    words = _template(template, inverted=inverted, questions=questions_field is not None)
-    reads = score or ("odds" if questions_field is None else "mass")
-    asking = Asking(
-        template=words,
-        score=reads,
-        inverted=inverted,
-        questions_field=questions_field,
-        aggregation=aggregation,
-        with_sources=with_sources,
-        with_references=with_references,
-        num_frames=num_frames,
-        average=average,
-        temperature=temperature,
-        max_tokens=(max_tokens or WORD_TOKENS) if reads == "word" else 1,
-    )
-    needs = {
-        "metadata": questions_field is not None,
-        "source_images": with_sources,
-        "reference_images": with_references,
-        "videos": num_frames is not None,
-    }
-    seen = "+".join(name for name, needed in needs.items() if needed) or "images"
-    return judged_reward(
-        "yes_no",
-        partial(_score, chat=chat, asking=asking),
-        judge=judge,
-        needs={name for name, needed in needs.items() if needed},
-        version=f"yes_no:{reads}:{'no' if inverted else 'yes'}:{aggregation}:{seen}:{num_frames or 1}-frames:"
-        f"{average}-draws:temperature-{temperature:g}:{asking.max_tokens}-tokens:{words.digest}:{chat.version}",
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asking:
-    """How images are asked about; fields as the options of `yes_no`, defaults filled in."""
-
-    template: Template
-    score: Score
-    inverted: bool
-    questions_field: str | None
-    aggregation: Aggregation
-    with_sources: bool
-    with_references: bool
-    num_frames: int | None
-    average: int
-    temperature: float
-    max_tokens: int
-
+"""Why an item failed: its field of questions is not a list of questions with answers."""
 
 Forms = tuple[str, ...]
 
 
-def _score(inputs: RewardInputs, *, chat: Chat, asking: Asking) -> RewardOutput:
-    asked = [_ask(inputs, item, asking) for item in range(len(inputs))]
-    answers = ask_items(chat, [[] if isinstance(each, str) else [question for question, _ in each] for each in asked])
-    errors: list[str | None] = []
-    means: dict[str, list[float]] = {"am": [], "gm": []}
-    for each, given in zip(asked, answers, strict=True):
-        scores = each if isinstance(each, str) else _read([forms for _, forms in each], given, asking)
-        errors.append(scores if isinstance(scores, str) else None)
-        means["am"].append(math.nan if isinstance(scores, str) else soft_tifa(scores, aggregation="am"))
-        means["gm"].append(math.nan if isinstance(scores, str) else soft_tifa(scores, aggregation="gm"))
-    parts = means if asking.questions_field is not None else None
-    return output_of(means[asking.aggregation], inputs, parts=parts, errors=errors)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class YesNo:
+    """A judge's answer to a question about the image, in [0, 1]; greedy, one token, unless the word is read."""
 
+    judge: Mapping[str, Any]
+    """Which model answers, see `flowrl.rewards.judges.chat`."""
+    template: str | None = None
+    """A text file with the question, see `flowrl.rewards.judges.templates`; its fields are {prompt}, and {question}
+    with `questions_field`. Null takes ours: does the image match the prompt, for `inverted` is there an anomaly."""
+    score: Literal["odds", "mass", "word"] | None = None
+    """`odds` (null without questions): `sigmoid(lp_yes - lp_no)`; `mass` (null with them): the probability of yes, or
+    of the expected answer, as it is, so that a judge which would say something else gives little; `word`: 1 if the last
+    yes or no in the text is the good one, else 0."""
+    inverted: bool = False
+    """Whether no is the good answer: `sigmoid(lp_no - lp_yes)`, the probability of no, 1 for no."""
+    questions_field: str | None = None
+    """Field of the prompt's record with a list of [question, expected answer], or of mappings with the keys question
+    and answer. A count is expected as a digit or as a word."""
+    aggregation: Literal["am", "gm"] = "am"
+    """`am` arithmetic, `gm` geometric mean over the questions of a prompt; both are logged."""
+    with_sources: bool = False
+    """Whether the judge first sees the images that the prompt's instruction is about."""
+    with_references: bool = False
+    """Whether it then sees the reference images."""
+    num_frames: int | None = None
+    """Frames of a video that the judge sees, spread evenly; null for the image, or the first frame."""
+    average: int = 1
+    """Draws of which the mean is taken, for `word`; those that cannot be read are left out."""
+    temperature: float = 0.0
+    """Temperature of the draws."""
+    max_tokens: int | None = None
+    """Length of an answer at most, for `word`; null for 512."""
 
-def _ask(inputs: RewardInputs, item: int, asking: Asking) -> list[tuple[Question, Forms]] | str:
-    """What is asked about an item, with the forms of each good answer; or the word for what is missing."""
-    images = _images(inputs, item, asking)
-    expected = _expected(inputs.metadata[item], asking)
-    if isinstance(expected, str):
-        return expected
-    if images is None:
-        return MISSING
-    asked = []
-    for text, forms in expected:
-        fields = {"prompt": inputs.prompts[item]} | ({} if text is None else {"question": text})
-        parts, system = asking.template.parts(images, **fields), asking.template.system_of(**fields)
-        for draw in range(asking.average):
-            question = Question(
-                parts=parts,
-                system=system,
-                max_tokens=asking.max_tokens,
-                temperature=asking.temperature,
-                top_logprobs=0 if asking.score == "word" else TOP_LOGPROBS,
-                seed=draw_seed("yes_no", inputs, item, draw) if asking.temperature > 0 else None,
+    def __post_init__(self) -> None:
+        check_chat(self.judge)
+        if self.questions_field is not None and (self.score not in (None, "mass") or self.inverted):
+            raise ValueError(
+                f"questions of the prompt's record are scored by the probability of the expected answer, so "
+                f"questions_field goes with score: mass and inverted: false, got score: {self.score}, inverted: "
+                f"{self.inverted}."
             )
-            asked.append((question, forms))
-    return asked
+        if self.questions_field is None and self.aggregation != "am":
+            raise ValueError(f"aggregation {self.aggregation!r} is about several questions: set questions_field too.")
+        if self.score != "word" and (self.average != 1 or self.temperature != 0.0 or self.max_tokens is not None):
+            raise ValueError(
+                "average, temperature and max_tokens are for score: word; the others read the log-probabilities of the "
+                "first token, which are the same in every draw."
+            )
+        if self.average < 1 or (self.average > 1 and not self.temperature > 0):
+            raise ValueError(
+                f"average must be 1, or more draws with a temperature above 0, at which they differ, got average "
+                f"{self.average} at temperature {self.temperature:g}."
+            )
+        check_answer_options(self.max_tokens, self.temperature)
+        if self.num_frames is not None and self.num_frames < 1:
+            raise ValueError(f"num_frames must be at least 1, got {self.num_frames}.")
+        self.words()
+
+    @property
+    def reads(self) -> str:
+        """The option `score` with its default filled in."""
+        return self.score or ("odds" if self.questions_field is None else "mass")
+
+    @property
+    def tokens(self) -> int:
+        """Length of an answer at most."""
+        return (self.max_tokens or WORD_TOKENS) if self.reads == "word" else 1
+
+    def words(self) -> Template:
+        """The user's template, or ours for the case."""
+        asks = self.questions_field is not None
+        return load_template("one_word" if asks else "anomaly" if self.inverted else "yes_no", self.template)
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; loads the judge, if it runs here."""
+        chat, words = build_chat(self.judge, device=device), self.words()
+        needs = {
+            "metadata": self.questions_field is not None,
+            "source_images": self.with_sources,
+            "reference_images": self.with_references,
+            "videos": self.num_frames is not None,
+        }
+        seen = "+".join(name for name, needed in needs.items() if needed) or "images"
+        return judged_reward(
+            "yes_no",
+            partial(_score, chat=chat, words=words, options=self),
+            judge=self.judge,
+            needs={name for name, needed in needs.items() if needed},
+            version=f"yes_no:{self.reads}:{'no' if self.inverted else 'yes'}:{self.aggregation}:{seen}:"
+            f"{self.num_frames or 1}-frames:{self.average}-draws:temperature-{self.temperature:g}:{self.tokens}-tokens:"
+            f"{words.digest}:{chat.version}",
+        )
 
 
-def _expected(metadata: Mapping[str, Any], asking: Asking) -> list[tuple[str | None, Forms]] | str:
+def _score(inputs: RewardInputs, *, chat: Chat, words: Template, options: YesNo) -> RewardOutput:
+    good: dict[int, list[Forms]] = {}  # of the questions of each item, in their order
+
+    def ask(item: int) -> list[Question] | str:
+        expected, images = _expected(inputs.metadata[item], options), _images(inputs, item, options)
+        if isinstance(expected, str) or images is None:
+            return expected if isinstance(expected, str) else MISSING
+        good[item] = [forms for _, forms in expected for _ in range(options.average)]
+        return [
+            words.question(
+                images,
+                {"prompt": inputs.prompts[item]} | ({} if text is None else {"question": text}),
+                max_tokens=options.tokens,
+                temperature=options.temperature,
+                top_logprobs=0 if options.reads == "word" else TOP_LOGPROBS,
+                seed=draw_seed("yes_no", inputs, item, options.temperature, draw),
+            )
+            for text, _ in expected
+            for draw in range(options.average)
+        ]
+
+    def read(item: int, answers: list[Answer]) -> Scored:
+        scores = _read(good[item], answers, options)
+        if isinstance(scores, str):
+            return Scored(error=scores)
+        means = {"am": soft_tifa(scores, aggregation="am"), "gm": soft_tifa(scores, aggregation="gm")}
+        return Scored(value=means[options.aggregation], parts=means)
+
+    return judge_items(inputs, chat, ask, read, parts=() if options.questions_field is None else ("am", "gm"))
+
+
+def _expected(metadata: Mapping[str, Any], options: YesNo) -> list[tuple[str | None, Forms]] | str:
     """Questions of an item's record with the forms of their answers, or why there are none."""
-    if asking.questions_field is None:
-        return [(None, ("no",) if asking.inverted else ("yes",))]
-    listed = metadata.get(asking.questions_field)
+    if options.questions_field is None:
+        return [(None, ("no",) if options.inverted else ("yes",))]
+    listed = metadata.get(options.questions_field)
     if listed is None or listed == []:
         return MISSING
     found: list[tuple[str | None, Forms]] = []
@@ -248,64 +186,35 @@ def _expected(metadata: Mapping[str, Any], asking: Asking) -> list[tuple[str | N
     return found
 
 
-def _images(inputs: RewardInputs, item: int, asking: Asking) -> list[Pixels] | None:
+def _images(inputs: RewardInputs, item: int, options: YesNo) -> list[Pixels] | None:
     """What the judge sees, in its order: sources, references, then what was made. None where an item lacks some."""
     images: list[Pixels] = []
     for wanted, given in (
-        (asking.with_sources, inputs.source_images),
-        (asking.with_references, inputs.reference_images),
+        (options.with_sources, inputs.source_images),
+        (options.with_references, inputs.reference_images),
     ):
         if wanted and (given is None or not given[item]):
             return None
         if wanted and given is not None:
             images += [pixels_of(image) for image in given[item]]
-    if asking.num_frames is None:
-        return [*images, pixels_of(inputs.images[item])]
-    if inputs.videos is None:
-        raise ValueError(f"{OWNER}: num_frames is about videos, and images are made: leave it out.")
-    places = frame_places(inputs.videos.shape[1], policy="uniform", count=asking.num_frames)
-    return [*images, *to_uint8(inputs.videos[item, places])]
+    return [*images, *shown_of(inputs, item, options.num_frames)]
 
 
-def _read(forms: Sequence[Forms], answers: Sequence[Answer], asking: Asking) -> list[float] | str:
+def _read(forms: Sequence[Forms], answers: Sequence[Answer], options: YesNo) -> list[float] | str:
     """The scores of an item's questions, or why it has failed."""
-    scores: list[float] = []
-    failures: list[str] = []
-    for good, answer in zip(forms, answers, strict=True):
-        score = None if answer.error is not None else _one(good, answer, asking)
-        if score is None:
-            failures.append(answer.error or UNPARSED)
-        else:
-            scores.append(score)
+    scores = [
+        None if answer.error else _one(good, answer, options) for good, answer in zip(forms, answers, strict=True)
+    ]
     # Draws repeat one question, so a lost one costs precision; questions differ, so without one it is another mean.
-    enough = scores if asking.score == "word" else not failures
-    return scores if enough else failures[0]
+    found = [score for score in scores if score is not None] if options.reads == "word" else []
+    return found or all_of(answers, scores)
 
 
-def _one(good: Forms, answer: Answer, asking: Asking) -> float | None:
-    if asking.score == "word":
+def _one(good: Forms, answer: Answer, options: YesNo) -> float | None:
+    if options.reads == "word":
         word = parse_word(answer.text, ("yes", "no"))
         return None if word is None else float(word in good)
     first = answer.logprobs[0] if answer.logprobs else {}
-    if asking.score == "mass":
+    if options.reads == "mass":
         return answer_mass(first, good) if first else None
-    return yes_no_score(first, inverted=asking.inverted)
-
-
-def _template(template: str | None, *, inverted: bool, questions: bool) -> Template:
-    """The user's text, or ours for the case.
-
-    Raises:
-        ValueError: if there is no such file, it is empty, or it does not hold the field {question} that is asked.
-    """
-    shipped = "one_word" if questions else "anomaly" if inverted else "yes_no"
-    path = Path(str(resources.files("flowrl.rewards") / "templates" / f"{shipped}.txt"))
-    path = path if template is None else Path(template).expanduser()
-    if not path.is_file():
-        raise ValueError(f"{OWNER}: there is no template {str(path)!r}: give a text file, or leave template out.")
-    words = parse_template(path.read_text(encoding="utf-8"))
-    if not words.user:
-        raise ValueError(f"{OWNER}: the template {str(path)!r} is empty.")
-    if questions and "{question}" not in words.user:
-        raise ValueError(f"{OWNER}: the template {str(path)!r} must hold {{question}}, for questions_field.")
-    return words
+    return yes_no_score(first, inverted=options.inverted)

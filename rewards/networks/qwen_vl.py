@@ -13,12 +13,10 @@ Letters: b samples, l tokens, k special tokens, d hidden width, o outputs of the
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +33,6 @@ PositionMode = Literal["sequential", "mrope"]
 Dtype = Literal["bfloat16", "float32"]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
 PROMPT = "{prompt}"
 FACTOR = 28  # pixels of a merged token's side: patches of 14, merged two by two
 MAX_ASPECT = 200
@@ -101,53 +98,6 @@ def resized_frames(
     size = smart_resize(frames.shape[1], frames.shape[2], min_pixels=min_pixels, max_pixels=max_pixels)
     pixels = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)
     return vision.resize(pixels, list(size), interpolation=InterpolationMode.BICUBIC, antialias=True)
-
-
-def read_template(path: str | None, default: str, *, once: Sequence[str], owner: str = "") -> str:
-    """A template, exactly as it stands in the file: line breaks at its ends count.
-
-    Args:
-        path: a text file, None for the one of this package.
-        default: the name of that one.
-        once: what must stand in it exactly once: `{prompt}`, the reward tokens.
-        owner: whose option `template` it is, where messages must say so.
-
-    Raises:
-        ValueError: if it cannot be read, or something is missing or there twice.
-    """
-    start = f"{owner}: " if owner else ""
-    file = TEMPLATES / default if path is None else Path(path).expanduser()
-    try:
-        text = file.read_bytes().decode("utf-8")  # not read_text, which would translate line breaks
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{start}cannot read template {str(file)!r}: {error}. Give a text file in UTF-8.") from error
-    for piece in once:
-        if (count := text.count(piece)) != 1:
-            raise ValueError(
-                f"{start}template {str(file)!r} must hold {piece} exactly once, it is there {count} times."
-            )
-    return text
-
-
-def template_name(text: str) -> str:
-    """What a run's manifest says of a template: a hash of its text."""
-    return f"template-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-
-def check_scorer(*, dtype: str, position_mode: str, batch_size: int, owner: str) -> None:
-    """Refuses bad values of the options that all these scorers have.
-
-    Raises:
-        ValueError: naming what is allowed.
-    """
-    if dtype not in DTYPES:
-        raise ValueError(f"{owner}: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    if position_mode not in ("sequential", "mrope"):
-        raise ValueError(f"{owner}: position_mode must be sequential or mrope, got {position_mode!r}.")
-    try:
-        check_batch_size(batch_size)
-    except ValueError as error:
-        raise ValueError(f"{owner}: {error}") from error
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -226,7 +226,7 @@ def _file(value: Any, files: Mapping[str, bytes] | None, where: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise bad_request(f"{where} is no valid base64 ({error}); it may have been cut off") from error
+        raise bad_request(f"{where} is not valid base64 ({error}); it may have been cut off") from error
 
 
 def encode_reply(version: str, scores: Sequence[Score]) -> bytes:
@@ -301,7 +301,7 @@ def _json(body: bytes) -> Any:
     try:
         return json.loads(body, parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is no valid JSON ({short(str(error))})") from error
+        raise bad_request(f"the body is not valid JSON ({short(str(error))})") from error
 
 
 def _mapping(value: Any, where: str, keys: Sequence[str]) -> dict[str, Any]:

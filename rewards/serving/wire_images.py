@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
+from flowrl.prompts.source_images import as_rgb
+
 Pixels = UInt8[np.ndarray, " h w 3"]
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
@@ -53,12 +55,8 @@ def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixe
             if width * height > max_pixels:
                 raise _too_large(where, f"{width} x {height} pixels where {max_pixels} are left")
             if opened.mode not in _MODES:
-                raise bad_request(f"{where} has the pixel format {opened.mode}: send 8 bits a channel")
-            image: Image.Image = ImageOps.exif_transpose(opened)
-            if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image)
-            return np.asarray(image.convert("RGB"))
+                raise bad_request(f"{where} has the pixel format {opened.mode}: send 8 bits per channel")
+            return np.asarray(as_rgb(ImageOps.exif_transpose(opened)))
     except WireError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

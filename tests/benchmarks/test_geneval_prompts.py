@@ -7,12 +7,9 @@ import json
 from collections import Counter
 from typing import Any
 
-import pytest
-
 from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS, TASKS, parse_record
 from flowrl.benchmarks.geneval.published import (
     CLASSES,
-    draw_records,
     published_records,
 )
 from flowrl.rewards.networks import mask2former
@@ -87,16 +84,3 @@ def test_wording() -> None:
     assert not any(" a apple" in prompt or " an bench" in prompt for prompt in prompts)
     scissors = [record["prompt"] for record in RECORDS if "scissorses" in record["prompt"]]
     assert all(record.startswith("a photo of ") for record in scissors)
-
-
-def test_another_seed_draws_others_and_few_draws_are_a_prefix_of_the_first_task() -> None:
-    assert draw_records(seed=43, num_draws=100) == RECORDS
-    assert draw_records(seed=44, num_draws=100) != RECORDS
-    assert draw_records(seed=43, num_draws=0) == RECORDS[:80]
-    few = Counter(record["tag"] for record in draw_records(seed=1, num_draws=5))
-    assert few == {"single_object": 80, "two_object": 5, "counting": 5, "colors": 5, "position": 5, "color_attr": 5}
-
-
-def test_a_negative_number_of_draws_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_draws must be at least 0"):
-        draw_records(seed=43, num_draws=-1)

@@ -7,26 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from geneval_cases import clause, objects, record
 
-from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.benchmarks.geneval.detections import Box, Detection
 from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS, TASKS
 from flowrl.benchmarks.geneval.rules import graded, strict, verdict
-
-Box = tuple[float, float, float, float]
-SQUARE: Box = (0, 0, 40, 40)
-
-
-def clause(name: str, count: int = 1, **more: Any) -> dict[str, Any]:
-    return {"class": name, "count": count, **more}
-
-
-def record(*include: dict[str, Any], tag: str = "single_object", **more: Any) -> dict[str, Any]:
-    return {"tag": tag, "prompt": "a photo", "include": list(include), **more}
-
-
-def objects(label: str, number: int, *, first: float = 0.99, box: Box = SQUARE) -> list[Detection]:
-    """Detections by falling score, so that their order is known."""
-    return [Detection(label, box=box, score=first - 0.001 * i) for i in range(number)]
 
 
 def second_reading(

@@ -93,7 +93,7 @@ def compared(tiny: TinyRuns, compare: Callable[..., int], started: list[list[str
     """A finished comparison of two methods and two seeds, made once and copied for each test."""
     made, copy = tiny.folder / "made", tiny.folder / "cmp"
     if not made.exists():
-        assert compare("tiny_slow.yaml", "--out", "cmp", "tiny_fast.yaml", "--seeds", "2", *BUDGET) == 0
+        assert compare("tiny_slow.yaml", "--out", "cmp", "tiny_fast.yaml", "--num-seeds", "2", *BUDGET) == 0
         assert len(started) == 4
         shutil.copytree(copy, made)
         started.clear()
@@ -136,7 +136,7 @@ def test_the_same_command_again_trains_nothing(
     compared: Path, compare: Callable[..., int], started: list[list[str]]
 ) -> None:
     before = {path: path.read_bytes() for path in compared.glob("*/metrics.jsonl")}
-    assert compare("tiny_slow.yaml", "tiny_fast.yaml", "--seeds", "2", *BUDGET, "--out", "cmp") == 0
+    assert compare("tiny_slow.yaml", "tiny_fast.yaml", "--num-seeds", "2", *BUDGET, "--out", "cmp") == 0
     assert compare("--out", "cmp") == 0
     assert started == []
     assert len(before) == 4
@@ -148,7 +148,7 @@ def test_an_interrupted_comparison_goes_on_to_the_same_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     wanted = metrics(compared / "tiny_slow-s0")
-    command = ("tiny_slow.yaml", "--seeds", "2", *BUDGET, "--out", "again")
+    command = ("tiny_slow.yaml", "--num-seeds", "2", *BUDGET, "--out", "again")
     train = compare_run.start_process
 
     def interrupted(*arguments: Any) -> Any:
@@ -178,7 +178,7 @@ def test_a_failing_run_is_named_and_does_not_stop_the_others(
     (tiny.folder / "bad.py").write_text(source)
     config["rewards"] = [{"file": str(tiny.folder / "bad.py"), "function": "bad"}]
     write(tiny.folder / "broken.yaml", config)
-    assert compare("broken.yaml", "tiny_slow.yaml", "--seeds", "1", *BUDGET, "--out", "half") == 1
+    assert compare("broken.yaml", "tiny_slow.yaml", "--num-seeds", "1", *BUDGET, "--out", "half") == 1
     out = capsys.readouterr().out
     assert "1 of 2 runs are finished, 1 failed:" in out
     assert "the judge is away" in out
@@ -193,7 +193,7 @@ def test_a_failing_run_is_named_and_does_not_stop_the_others(
         (("tiny_slow.yaml", "tiny_fast.yaml", "optim.lr=1"), "the overrides were none, not optim.lr=1"),
         (("tiny_slow.yaml",), "tiny_fast is missing"),
         (("tiny_slow.yaml", "tiny_fast.yaml", "--evals", "3"), "--evals was 1, not 3"),
-        (("tiny_slow.yaml", "tiny_fast.yaml", "--seeds", "1"), "it has 2 seeds, not 1"),
+        (("tiny_slow.yaml", "tiny_fast.yaml", "--num-seeds", "1"), "it has 2 seeds, not 1"),
         (("tiny_slow.yaml", "tiny_slow.yaml"), "are both called tiny_slow"),
         (("tiny_slow.yaml", "seed=3"), "sets seed of every run itself"),
         (("--budget", "seconds=100"), "the budget was nfe=100, not seconds=100"),
@@ -264,7 +264,7 @@ def test_a_real_training_process(
     monkeypatch.setattr(compare_run, "_LOOK_EVERY", 0.1)
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-    assert compare("tiny_slow.yaml", "--seeds", "1", "--budget", "images=8", "--evals", "1", "--out", "real") == 0
+    assert compare("tiny_slow.yaml", "--num-seeds", "1", "--budget", "images=8", "--evals", "1", "--out", "real") == 0
     out, error = capsys.readouterr()
     assert "started   tiny_slow-s0" in error
     assert "1 of 1 runs are finished." in out

@@ -15,16 +15,16 @@ import pytest
 from flowrl.commands.compare.comparison_table import amount_text, markdown, text
 from flowrl.commands.compare.page import render
 from flowrl.commands.compare.question import Question
-from flowrl.commands.compare.result import SCORE, read_results, short_names
-from flowrl.statistics.bootstrap import ScoreRow, stratified_score
+from flowrl.commands.compare.result import read_results, short_names
+from flowrl.statistics.bootstrap import DETECTABLE_ERRORS, ScoreRow, stratified_score
 from flowrl.statistics.crossed import (
-    DETECTABLE_ERRORS,
     cost_to_reach,
     crossed_difference,
     crossed_estimate,
     holm,
     mean_curve,
 )
+from flowrl.training.evaluation_rows import SCORE
 
 TASKS = ("colors", "counting", "single_object")
 
@@ -153,7 +153,7 @@ def test_different_images_are_refused() -> None:
         crossed_estimate([rows(np.ones(3)), rows(np.ones(4))])
     with pytest.raises(ValueError, match="twice"):
         crossed_estimate([[*rows(np.ones(3)), *rows(np.ones(3))]])
-    with pytest.raises(ValueError, match="no images"):
+    with pytest.raises(ValueError, match="no rows to score"):
         crossed_estimate([])
 
 

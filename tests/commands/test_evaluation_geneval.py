@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from evaluation_folders import RECORDS, empty, read_rows, right, write_folder
+from evaluation_folders import RECORDS, empty, mixed, read_rows, right, write_folder
 from PIL import Image
 
 from flowrl.benchmarks.geneval.detections import Detection
@@ -59,11 +59,6 @@ def settings(images: Path, out: Path, base: Path | None = None, **options: Any) 
     return Settings(
         benchmark="geneval", subject=subject(out / "model", images), base=other, out=out, **given
     )  # fmt: skip
-
-
-def mixed(record: dict[str, Any], sample: int) -> np.ndarray:
-    """Right, then empty."""
-    return right(record, sample) if sample % 2 == 0 else empty(record, sample)
 
 
 def test_scenes_that_hold_are_right_and_empty_ones_are_not(tmp_path: Path) -> None:

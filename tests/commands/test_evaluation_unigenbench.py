@@ -368,9 +368,9 @@ def test_the_users_words_take_the_place_of_ours(
     [
         ({"tempalte": "x"}, "did you mean 'template'"),
         ({"attempts": "0"}, "at least 1"),
-        ({"temperature": "hot"}, "at least 0"),
+        ({"temperature": "hot"}, "temperature must be a finite number"),
         ({"dry_run": "yes"}, "true or false"),
-        ({"en_variant": "new"}, "head or published"),
+        ({"en_variant": "new"}, "en_variant must be"),
         ({"template": "missing.txt"}, "cannot be read"),
         ({"definitions": "missing.json"}, "cannot be read"),
     ],

@@ -307,6 +307,7 @@ def test_a_broken_file_of_weights_is_refused(tmp_path: Path) -> None:
         ("clip_score", {}, (("openai/clip-vit-large-patch14", 427_616_513, 4),)),
         ("hpsv3", {}, (("MizzenAI/HPSv3", 8_291_375_616, 2),)),
         ("hpsv3", {"dtype": "float32"}, (("MizzenAI/HPSv3", 8_291_375_616, 4),)),
+        ("level_tokens", {}, (("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656, 2),)),
         ("geneval", {}, ()),
         ("geneval", {"judge": "mask2former", "detector": "mine"}, None),
         ("adversarial", {"backbone": "clip", "references": "world"}, (("yuvalkirstain/PickScore_v1", 986_109_441, 4),)),

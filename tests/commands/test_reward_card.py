@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable
@@ -12,11 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flowrl.commands.reward.arguments import add_card
-from flowrl.commands.reward.card import as_json, card, draw_images, without_cache
-from flowrl.commands.reward.card_measure import Card, judge_order, measure
-from flowrl.commands.reward.card_page import render
-from flowrl.commands.reward.card_text import overall, percent, summary, verdicts
+from flowrl import cli
+from flowrl.commands.reward.card.card_measure import Card, judge_order, measure
+from flowrl.commands.reward.card.card_text import overall, percent, summary, verdicts
+from flowrl.commands.reward.card.page import render
+from flowrl.commands.reward.card.run import as_json, draw_images, without_cache
+from flowrl.commands.reward.card.run import run as card
 from flowrl.generation.image_folder import Item, read_items
 from flowrl.media.perturbations import PERTURBATIONS, half_and_back, jpeg
 from flowrl.randomness import counter_normal
@@ -179,16 +179,16 @@ def test_repeats_for_a_reliable_mean() -> None:
 
 
 def test_intervals_of_a_mean_match_the_standard_error() -> None:
-    sums = np.stack([np.ones(400), np.random.default_rng(0).normal(size=400)], axis=1)
-    found = over_groups(sums, lambda s: s[:, 1] / s[:, 0])
-    assert found.mean == pytest.approx(sums[:, 1].mean())
-    assert found.high - found.low == pytest.approx(2 * 1.96 * sums[:, 1].std() / 20, rel=0.1)
-    assert over_groups(sums, lambda s: s[:, 1] / s[:, 0]) == found
-    assert not over_groups(sums[:1], lambda s: s[:, 1] / s[:, 0]).known
+    sums = np.stack([np.ones(400), np.random.default_rng(0).normal(size=400)])
+    found = over_groups(sums, lambda s: s[1] / s[0])
+    assert found.mean == pytest.approx(sums[1].mean())
+    assert found.high - found.low == pytest.approx(2 * 1.96 * sums[1].std() / 20, rel=0.1)
+    assert over_groups(sums, lambda s: s[1] / s[0]) == found
+    assert not over_groups(sums[:, :1], lambda s: s[1] / s[0]).known
 
 
 def test_lengths_that_differ_are_refused() -> None:
-    with pytest.raises(ValueError, match="one entry an item"):
+    with pytest.raises(ValueError, match="one entry per item"):
         agreement([1.0], [1.0, 2.0], [0, 0])
 
 
@@ -320,7 +320,7 @@ def test_the_order_of_a_pairwise_judge(
     function: str, bias: float, both: float, items: list[Item], tmp_path: Path
 ) -> None:
     (tmp_path / "judges.py").write_text(JUDGES, encoding="utf-8")
-    found = judge_order({"file": str(tmp_path / "judges.py"), "function": function}, items, device="cpu")
+    found = judge_order({"file": str(tmp_path / "judges.py"), "function": function}, items)
     assert (found.first_wins.mean, found.agreement.mean) == (bias, both)
     assert found.count == GROUPS * SIZE  # a ring: as many pairs as images
 
@@ -337,9 +337,7 @@ def test_answers_are_not_looked_up_in_the_second_pass() -> None:
 
 
 def run(*arguments: str | Path) -> int:
-    parser = argparse.ArgumentParser()
-    add_card(parser)
-    return card(parser.parse_args([str(text) for text in arguments]))
+    return card(cli.parse("reward card", [str(text) for text in arguments]))
 
 
 def test_the_card_of_a_pairwise_reward(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,14 +376,18 @@ def test_images_are_drawn_for_the_prompts_of_a_file(tmp_path: Path) -> None:
     given: list[str | Path] = ["attributes", "--model", "asset:tiny-sd3", "--prompts", prompts, "--samples", "2"]
     assert run(*given, "--out", out, "--perturb", "none") == 0
     drawn_items = read_items(out / "images")
-    assert [item.file for item in drawn_items] == [f"{p:05d}/samples/{s:04d}.png" for p in (0, 1) for s in (0, 1)]
+    assert [item.file for item in drawn_items] == [f"{p:05d}/samples/{s:05d}.png" for p in (0, 1) for s in (0, 1)]
     assert [item.prompt for item in drawn_items] == [texts[0]] * 2 + [texts[2]] * 2
     assert drawn_items[0].metadata["tag"] == "colors"
     assert len({item.path.read_bytes() for item in drawn_items}) == 4
     told = json.loads((out / "card.json").read_text(encoding="utf-8"))
     assert (told["images"], told["prompts"]) == (4, 2)
-    with pytest.raises(ValueError, match="is there already: give it as FOLDER"):
-        run(*given, "--out", out)
+    first = drawn_items[0].path.read_bytes()
+    drawn_items[0].path.unlink()
+    assert run(*given, "--out", out, "--perturb", "none") == 0  # draws what is missing
+    assert drawn_items[0].path.read_bytes() == first
+    with pytest.raises(ValueError, match="was drawn with other settings: num_steps 10 "):
+        run(*given, "--out", out, "--steps", "3")
 
 
 def test_edits_of_one_instruction_are_told_apart_by_their_images(tmp_path: Path) -> None:
@@ -396,9 +398,10 @@ def test_edits_of_one_instruction_are_told_apart_by_their_images(tmp_path: Path)
     rows = [{"prompt": text, "source": f"given/{name}.png"} for name in "aba"]
     prompts = tmp_path / "edits.jsonl"
     prompts.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    draw_images("asset:tiny-kontext", prompts, tmp_path / "images", num_prompts=8, samples=1)
+    given = ["jpeg_compressibility", "--model", "asset:tiny-kontext", "--prompts", str(prompts), "--samples", "1"]
+    draw_images(cli.parse("reward card", given), tmp_path / "images")
     drawn_items = read_items(tmp_path / "images")
-    assert [(item.file, item.prompt) for item in drawn_items] == [(f"{p:05d}/samples/0000.png", text) for p in (0, 1)]
+    assert [(item.file, item.prompt) for item in drawn_items] == [(f"{p:05d}/samples/00000.png", text) for p in (0, 1)]
     assert [item.metadata["sources"] for item in drawn_items] == [
         [str(tmp_path / "given" / f"{name}.png")] for name in "ab"
     ]
@@ -432,7 +435,11 @@ def test_names_and_prompts_are_escaped(images: Path) -> None:
         (("jpeg_compressibility",), "either a FOLDER of images or --model"),
         (("jpeg_compressibility", ".", "--model", "asset:tiny-sd3"), "either a FOLDER of images or --model"),
         (("jpeg_compressibility", "--model", "asset:tiny-sd3"), "add --prompts FILE"),
-        (("jpeg_compressibility", "--model", "x", "--prompts", "p.txt", "--samples", "1"), "--samples 2, got 24, 1"),
+        (
+            ("jpeg_compressibility", "--model", "x", "--prompts", "p.txt", "--samples", "1"),
+            "--samples must be at least 2, got 1",
+        ),
+        (("jpeg_compressibility", ".", "--guidance", "2"), "--guidance says how --model draws"),
         (("jpeg_compressibility,hps", "."), "a card is about one reward"),
         (("jpeg_compressibility", ".", "--perturb", "jpg95"), "did you mean 'jpeg95'"),
     ],

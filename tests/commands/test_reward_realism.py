@@ -48,7 +48,7 @@ def test_the_change_is_towards_the_scenes(run: Path, capsys: pytest.CaptureFixtu
 
 def test_runs_without_all_images_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reward", "realism", str(tmp_path)]) == 1
-    assert "is no run folder" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
     next((run / "samples" / "iteration_000009").glob("*.png")).unlink()
     assert main(["reward", "realism", str(run)]) == 1
     assert f"kept {COUNT - 1} of {COUNT} images: train with eval.num_images={COUNT}" in capsys.readouterr().err

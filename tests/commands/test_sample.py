@@ -16,10 +16,9 @@ from torch import Tensor
 from toy_pipeline import Toy
 
 from flowrl.cli import main
-from flowrl.commands import sample as module
-from flowrl.commands.sample import BATCH, parse_seeds, wanted_prompts
-from flowrl.generation import rlg
-from flowrl.generation.rlg import RLG
+from flowrl.commands.sample import run as module
+from flowrl.commands.sample.run import BATCH, parse_seeds, wanted_prompts
+from flowrl.generation import drawing
 from flowrl.prompts.loading import Prompt
 from flowrl.training import heldout as evaluate
 
@@ -63,9 +62,9 @@ def test_an_image_does_not_depend_on_its_neighbours_seeds(run: Path, tmp_path: P
 
 
 def test_training_shows_and_base_is_the_model_before(run: Path, tiny_sd3_folder: Path, tmp_path: Path) -> None:
-    tuned, base = _sample(run, tmp_path / "tuned"), _sample(run, tmp_path / "base", "--base")
+    tuned, base = _sample(run, tmp_path / "tuned"), _sample(run, tmp_path / "base", "--before-training")
     assert all(tuned[name] != base[name] for name in tuned)
-    steps = ("--num-steps", "3", "--max-sequence-length", "16", "--guidance-scale", "1")
+    steps = ("--steps", "3", "--max-sequence-length", "16", "--guidance", "1")
     assert _sample(tiny_sd3_folder, tmp_path / "model", *steps) == base
     assert _sample(tiny_sd3_folder, tmp_path / "lora", *steps, "--lora", str(run / "lora")) == tuned
 
@@ -83,7 +82,7 @@ def test_prompts_without_a_negative_prompt_take_that_of_the_run(tmp_path: Path) 
     file.write_text(
         '{"prompt": "a"}\n{"prompt": "b", "negative_prompt": "grey"}\n{"prompt": "c", "negative_prompt": ""}'
     )
-    rows = wanted_prompts(Namespace(prompt=["d"], prompts=file), "blurred")
+    rows = wanted_prompts(Namespace(prompt=["d"], prompts=str(file), source=[]), "blurred")
     assert [(row.text, row.negative) for row in rows] == [("d", "blurred"), ("a", "blurred"), ("b", "grey"), ("c", "")]
 
 
@@ -97,7 +96,7 @@ def test_videos_are_drawn_one_by_one(
         drawn.append(len(batch))
         return torch.zeros(len(batch), *((2,) if fps else ()), 3, 16, 16)
 
-    monkeypatch.setattr(module, "drawing", lambda source, settings: (draw, fps))
+    monkeypatch.setattr(module, "load_drawing", lambda source, settings, device: (draw, fps))
     monkeypatch.setattr(module, "save_mp4", lambda clip, path, fps: None)
     arguments = ["sample", "asset:tiny-wan", "--prompt", "a", "--seeds", "0-19", "--out", str(tmp_path / "out")]
     assert main(arguments) == 0
@@ -109,14 +108,20 @@ def test_noise_goes_to_where_the_network_is(monkeypatch: pytest.MonkeyPatch) -> 
         return SimpleNamespace(final=x)
 
     monkeypatch.setattr(evaluate, "rollout", arrived)
-    monkeypatch.setattr(rlg, "rollout", arrived)
-    monkeypatch.setattr(rlg, "rlg_velocity", lambda *given, **options: None)
+    monkeypatch.setattr(drawing, "rollout", arrived)
     pipeline = Toy()
     pipeline.denoiser.to("meta")
     x, schedule = torch.zeros(1, 3, 2, 2), pipeline.schedule(2, "diffusers")
     assert evaluate.generate(pipeline, ["a"], x, schedule, guidance_scale=1.0).device.type == "meta"
-    guided = RLG(loras=(Path("a"),), scales=(2.0,))
-    assert rlg.generate_rlg(pipeline, ["a"], ["a"], x, schedule, guided, guidance_scale=1.0).device.type == "meta"
+    arrived_at: list[Tensor] = []
+
+    def decode(x: Tensor) -> Tensor:
+        arrived_at.append(x)
+        return torch.zeros(1)
+
+    monkeypatch.setattr(pipeline, "decode", decode)
+    drawing.draw(pipeline, lambda prompts: lambda x, *at: x, [], x, schedule)
+    assert arrived_at[0].device.type == "meta"
 
 
 def test_seed_lists() -> None:

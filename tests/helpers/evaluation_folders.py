@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from flowrl.commands.eval.arguments import add_eval
-from flowrl.commands.eval.run import evaluate
+from flowrl import cli
+from flowrl.commands.eval.run import run
 from flowrl.world import scene_prompts as world
 from flowrl.world.scenes import draw_scene, random_scene
 
@@ -37,6 +37,11 @@ def empty(record: dict[str, Any], sample: int) -> np.ndarray:
     return draw_scene(())
 
 
+def mixed(record: dict[str, Any], sample: int) -> np.ndarray:
+    """Right, then empty."""
+    return right(record, sample) if sample % 2 == 0 else empty(record, sample)
+
+
 def write_folder(
     folder: Path,
     records: Sequence[dict[str, Any]] = RECORDS,
@@ -57,14 +62,12 @@ def write_folder(
 
 def parse(*arguments: object) -> argparse.Namespace:
     """The arguments of `flowrl eval`."""
-    parser = argparse.ArgumentParser()
-    add_eval(parser)
-    return parser.parse_args([str(argument) for argument in arguments])
+    return cli.parse("eval", [str(argument) for argument in arguments])
 
 
 def flowrl_eval(*arguments: object) -> int:
     """`flowrl eval ARGUMENTS`, errors as exceptions."""
-    return evaluate(parse(*arguments))
+    return run(parse(*arguments))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

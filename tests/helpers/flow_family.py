@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ def sample_ode(pipeline: Any, cond: Conditioning, negative: Conditioning | None,
     """Finished latents of the family's own grid, without any noise on the way."""
     schedule, x = pipeline.schedule(STEPS, "diffusers"), start_noise(pipeline, len(cond))
     velocity = pipeline.guided(pipeline.network, cond, negative, scale)
-    kernel = partial(KERNELS["ode"], sigma_max=schedule.sigma_max)
+    kernel = replace(KERNELS["ode"], sigma_max=schedule.sigma_max)
     return rollout(velocity, x, schedule, kernel, lambda step: x, stochastic=()).final
 
 
@@ -66,7 +66,7 @@ def adapted(pipeline: Any) -> Policy:
 def check_replay(pipeline: Any, policy: Policy, cond: Conditioning, negative: Conditioning, scale: float) -> set[str]:
     """Replays a rollout's steps, bit for bit, and gives the names of the LoRA tensors that got no gradient."""
     schedule, x = pipeline.schedule(STEPS, "diffusers"), start_noise(pipeline, len(cond))
-    kernel = partial(KERNELS["flow_sde"], sigma_max=schedule.sigma_max)
+    kernel = replace(KERNELS["flow_sde"], sigma_max=schedule.sigma_max)
     velocity = pipeline.guided(pipeline.network, cond, negative, scale)
     with torch.no_grad():
         trajectory = rollout(

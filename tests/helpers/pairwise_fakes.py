@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from scripted_judges import levels
 
 from flowrl.rewards import REWARDS, FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, output_of
 from flowrl.rewards.judges.chat import Answer, Question
@@ -30,7 +30,7 @@ def inputs_of(levels: Sequence[float], groups: Sequence[int] | None = None, **mo
 
 
 def levels_of(question: Question) -> list[float]:
-    return [float(part[0, 0, 0]) / 255 for part in question.parts if isinstance(part, np.ndarray)]
+    return [level / 255 for level in levels(question)]
 
 
 def says_brighter(question: Question) -> Answer:
@@ -43,19 +43,6 @@ def says_first(question: Question) -> Answer:
     return Answer(text="<answer>Image 1 is better</answer>")
 
 
-@dataclass
-class FakeChat:
-    reply: Callable[[Question], Answer]
-    version: str = "fake"
-    calls: list[int] = field(default_factory=list)
-    questions: list[Question] = field(default_factory=list)
-
-    def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        self.calls.append(len(questions))
-        self.questions += questions
-        return [self.reply(question) for question in questions]
-
-
 def scores(name: str, inputs: RewardInputs, **options: Any) -> RewardOutput:
     reward = build_reward(name, options=options)
     return check_output(reward(inputs), len(inputs), name)
@@ -65,26 +52,28 @@ def close(got: torch.Tensor, wanted: Sequence[float], atol: float = 1e-6) -> Non
     torch.testing.assert_close(got, torch.tensor(wanted, dtype=torch.float32), rtol=0, atol=atol, equal_nan=True)
 
 
-@dataclass
+SCORED: list[int] = []
+"""How many samples each call of the reward "brightness" was given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Brightness:
-    """A pointwise reward "brightness", whose items below `fails_below` fail; counts what it was given."""
+    """A pointwise reward "brightness", whose items below `fails_below` fail."""
 
-    scored: int = 0
+    fails_below: float = -1.0
+    kind: str = "pointwise"
 
-    def __call__(self, *, device: torch.device, fails_below: float = -1.0, kind: str = "pointwise") -> Reward:
+    def build(self, device: torch.device) -> Reward:
         def score(inputs: RewardInputs) -> RewardOutput:
-            self.scored += len(inputs)
+            SCORED.append(len(inputs))
             values = inputs.images.mean(dim=(1, 2, 3)).tolist()
-            kept = [None if value < fails_below else value for value in values]
+            kept = [None if value < self.fails_below else value for value in values]
             return output_of(kept, inputs, errors=["too_dark"] * len(values))
 
         needs = frozenset({"images"})
-        return FunctionReward(name="brightness", score=score, needs=needs, version="brightness:1", kind=kind)
+        return FunctionReward(name="brightness", score=score, needs=needs, version="brightness:1", kind=self.kind)
 
 
-def register_brightness(monkeypatch: pytest.MonkeyPatch) -> Brightness:
-    made = Brightness()
-    monkeypatch.setattr("flowrl.rewards.brightness_of_tests", made, raising=False)
-    monkeypatch.setitem(REWARDS, "brightness", "flowrl.rewards:brightness_of_tests")
-    monkeypatch.setitem(REWARDS, "noisy", "flowrl.rewards.noisy:Noisy")
-    return made
+def register_brightness(monkeypatch: pytest.MonkeyPatch) -> None:
+    SCORED.clear()
+    monkeypatch.setitem(REWARDS, "brightness", "pairwise_fakes:Brightness")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,38 +13,49 @@ from tiny_clip import inputs_of
 
 from flowrl.rewards import RewardInputs
 from flowrl.rewards.judges.chat import Answer, Question
+from flowrl.rewards.judges.local_chat import LocalChat
+from flowrl.rewards.judges.server_chat import ServerChat
 
 JUDGE = {"server": "http://127.0.0.1:1/v1", "model": "scripted"}
 
 
 class ScriptedJudge:
-    """Keeps what it was asked."""
+    """Keeps what it was asked, and how many questions at a time."""
 
     version = "scripted-judge"
 
     def __init__(self, answer: Callable[[Question], Answer]) -> None:
         self.answer = answer
         self.asked: list[Question] = []
+        self.calls: list[int] = []
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         self.asked += questions
+        self.calls.append(len(questions))
         return [self.answer(question) for question in questions]
 
 
-def script(monkeypatch: pytest.MonkeyPatch, module: ModuleType, answer: Callable[[Question], Answer]) -> ScriptedJudge:
-    """Makes the rewards of a module ask this judge; the options for it are checked as ever."""
+def script(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Question], Answer]) -> ScriptedJudge:
+    """Makes all rewards ask this judge; the options for it are checked as ever."""
     judge = ScriptedJudge(answer)
-
-    def build(options: Any, *, device: Any, owner: str) -> ScriptedJudge:
-        return judge
-
-    monkeypatch.setattr(module, "build_chat", build)
+    for options in (ServerChat, LocalChat):
+        monkeypatch.setattr(options, "build", lambda self, device: judge)
     return judge
+
+
+def levels(question: Question) -> list[int]:
+    """The 8-bit levels of the images' first pixels."""
+    return [int(part[0, 0, 0]) for part in question.parts if isinstance(part, np.ndarray)]
 
 
 def level(question: Question) -> int:
     """The 8-bit level of the last image's first pixel."""
-    return int([part for part in question.parts if isinstance(part, np.ndarray)][-1][0, 0, 0])
+    return levels(question)[-1]
+
+
+def text_of(question: Question) -> str:
+    """All words of a question's user turn."""
+    return "".join(part for part in question.parts if isinstance(part, str))
 
 
 def yes(probability: float) -> Answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def start_noise(pipeline: Pipeline, b: int) -> Tensor:
 def sample_ode(pipeline: Pipeline, velocity: Velocity, b: int, num_steps: int = STEPS) -> Tensor:
     """Finished latents on the stock pipeline's grid, without any noise on the way."""
     x, schedule = start_noise(pipeline, b), pipeline.schedule(num_steps, "diffusers")
-    ode = partial(KERNELS["ode"], sigma_max=schedule.sigma_max)
+    ode = replace(KERNELS["ode"], sigma_max=schedule.sigma_max)
     return rollout(velocity, x, schedule, ode, lambda step: x, stochastic=()).final
 
 
@@ -117,7 +117,7 @@ def check_replay(
 ) -> None:
     """The ratio is exactly 1, and every LoRA tensor gets a gradient."""
     schedule = pipeline.schedule(STEPS, "diffusers")
-    kernel = partial(KERNELS["flow_sde"], sigma_max=schedule.sigma_max)
+    kernel = replace(KERNELS["flow_sde"], sigma_max=schedule.sigma_max)
     velocity = pipeline.guided(pipeline.network, cond, negative, scale)
     x = start_noise(pipeline, len(cond))
     with torch.no_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,8 @@ from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.sd3 import SD3
 from flowrl.pretrain.tiny_sd3 import CONTEXT, build_tiny_sd3
 from flowrl.randomness import counter_normal
-from flowrl.samplers import KERNELS, Kernel, Velocity, classifier_free_guidance, rollout
+from flowrl.samplers import KERNELS, Kernel, Velocity, rollout
+from flowrl.samplers.guidance import classifier_free_guidance
 from flowrl.trajectory import Schedule, Trajectory
 
 PROMPTS = ["a photo of a red circle", "two blue squares", "a green star left of a black triangle", "three stars"]
@@ -68,7 +69,7 @@ def guided(pipeline: SD3, prompts: list[str], scale: float) -> Velocity:
 
 def bound(kernel: str, schedule: Schedule) -> Kernel:
     """A kernel at its default noise level."""
-    return partial(KERNELS[kernel], sigma_max=schedule.sigma_max)
+    return replace(KERNELS[kernel], sigma_max=schedule.sigma_max)
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def sample_ode(pipeline: Pipeline, scale: float, schedule: Schedule, **options: 
 def assert_replay_gives_ratio_one(pipeline: Pipeline, kernel: str, scale: float, num_steps: int = 3) -> None:
     """Log-densities of a replay equal those of the rollout bit for bit, and the replay carries gradient."""
     schedule = pipeline.schedule(num_steps, "diffusers")
-    step_rule = partial(KERNELS[kernel], sigma_max=schedule.sigma_max)
+    step_rule = replace(KERNELS[kernel], sigma_max=schedule.sigma_max)
     velocity, x = guided(pipeline, PROMPTS, scale), start_noise(pipeline, len(PROMPTS))
     with torch.no_grad():
         trajectory = rollout(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ def guided(pipeline: Any, scale: float, sources: Sources | None = None) -> Veloc
 @torch.no_grad()
 def sample_ode(pipeline: Any, schedule: Schedule, scale: float, sources: Sources | None = None) -> Tensor:
     """Finished latents without any noise on the way."""
-    kernel = partial(KERNELS["ode"], sigma_max=schedule.sigma_max)
+    kernel = replace(KERNELS["ode"], sigma_max=schedule.sigma_max)
     x = start_noise(pipeline)
     return rollout(guided(pipeline, scale, sources), x, schedule, kernel, lambda step: x, stochastic=()).final
 
@@ -76,7 +76,7 @@ def check_ratio_is_one(
 ) -> None:
     """Replayed log-probabilities equal the rollout's to the bit, and every LoRA tensor is trained by some step."""
     schedule = pipeline.schedule(STEPS, "diffusers")
-    step_rule = partial(KERNELS[kernel], sigma_max=schedule.sigma_max)
+    step_rule = replace(KERNELS[kernel], sigma_max=schedule.sigma_max)
     x = start_noise(pipeline)
     with torch.no_grad():
         trajectory = rollout(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -88,10 +87,10 @@ def test_the_network_runs_without_gradient_elsewhere(steps: tuple[int, ...], sto
 def test_the_end_is_that_of_a_rollout(dtype: torch.dtype) -> None:
     theta = torch.tensor(0.3, dtype=dtype, requires_grad=True)
     x = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
-    kernel = partial(KERNELS["ode"], noise_level=0.0)
+    kernel = KERNELS["ode"]
     velocity = linear(theta)
     with torch.no_grad():
-        final = rollout(velocity, x, SCHEDULE, kernel, lambda step: x, stochastic=(), storage_dtype=dtype).final
+        final = rollout(velocity, x, SCHEDULE, kernel, lambda step: x, stochastic=()).final
     for options in ({"train_steps": range(3)}, {"train_steps": (1,), "stop_input": True}):
         end = backprop_sample(velocity, x, SCHEDULE, **options)  # type: ignore[arg-type]
         assert torch.equal(end.detach(), final)

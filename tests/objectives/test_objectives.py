@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,8 +21,8 @@ from flowrl.objectives.policy_gradient import (
     kernel_sensitivity,
     sequence_coefficients,
 )
-from flowrl.samplers import KERNELS, Transition, gaussian_kl, gaussian_log_prob, linspace_sigmas
-from flowrl.samplers.schedules import diffusers_sigmas, dynamic_sigmas
+from flowrl.samplers import KERNELS, Transition, gaussian_kl, gaussian_log_prob
+from flowrl.samplers.schedules import diffusers_sigmas, dynamic_sigmas, linspace_sigmas
 
 STD = 0.4427188724  # Flow-SDE 0.7 from .8 to .7
 SENSITIVITY = -0.1245
@@ -69,7 +69,7 @@ def finite_difference(loss: Callable[[Tensor], Tensor], at: Tensor, step: float 
      ("cps", 0.8, -0.1967376208, 1.5282843e-5), ("ode", 0.0, -0.1, None)],
 )  # fmt: skip
 def test_sensitivity_and_the_kl_it_explains(name: str, level: float, c: float, kl: float | None) -> None:
-    kernel = partial(KERNELS[name], noise_level=level)
+    kernel = replace(KERNELS[name], noise_level=level)
     sensitivity = kernel_sensitivity(kernel, 0.8, 0.7)
     assert sensitivity == pytest.approx(c, abs=5e-11)
     if kl is None:
@@ -102,7 +102,7 @@ DANCE16 = linspace_sigmas(16, 3.0)
 def test_gradient_scales_of_whole_schedules(
     name: str, level: float, grid: Tensor, over_std: bool, expected: list[float]
 ) -> None:
-    kernel = partial(KERNELS[name], noise_level=level, sigma_max=float(grid[1]))
+    kernel = replace(KERNELS[name], noise_level=level, sigma_max=float(grid[1]))
     zero, found = torch.zeros(1, 1, dtype=torch.float64), []
     for sigma, sigma_next in pairwise(grid):
         size = abs(kernel_sensitivity(kernel, sigma, sigma_next))
@@ -140,7 +140,7 @@ def test_guard_takes_the_bias_of_each_sample_and_ignores_the_log_ratio() -> None
 def test_guard_gradient_does_not_depend_on_the_step() -> None:
     """d log r^ / d velocity = c xi / D, and delta takes c out: all steps pull alike on the network."""
     grid = SD3
-    kernel = partial(KERNELS["flow_sde"], noise_level=0.7, sigma_max=float(grid[1]))
+    kernel = replace(KERNELS["flow_sde"], noise_level=0.7, sigma_max=float(grid[1]))
     x, v, xi = torch.ones(1, 4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64), XI
     for step in (0, 3, 8):
         sigma, sigma_next = grid[step], grid[step + 1]

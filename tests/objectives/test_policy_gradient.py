@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -79,7 +79,7 @@ def estimated_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Mean over groups of the ascent direction of one on-policy update, and its standard error, both (gain, drift)."""
     schedule = build_schedule({"shift": 2.0}, 3, grid="linspace")
-    kernel = partial(KERNELS[name], noise_level=LEVELS[name], sigma_max=schedule.sigma_max)
+    kernel = replace(KERNELS[name], noise_level=LEVELS[name], sigma_max=schedule.sigma_max)
     b = groups * group_size
     gain = torch.full((groups,), GAIN, dtype=torch.float64, requires_grad=True)
     drift = torch.full((groups,), DRIFT, dtype=torch.float64, requires_grad=True)
@@ -92,7 +92,6 @@ def estimated_gradient(
             kernel,
             lambda step: counter_normal((b, 2), 0, "step", step),
             stochastic=steps,
-            storage_dtype=torch.float64,
         )
     sampled = sample_trajectories(trajectory, group_B, None)
     credit = CREDIT["outcome"].credit(sampled, reward_of(sampled.finished, kind)[None])

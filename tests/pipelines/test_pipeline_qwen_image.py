@@ -29,7 +29,7 @@ from flowrl.pipelines import qwen_image
 from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.qwen_image import QwenImage
-from flowrl.samplers import dynamic_sigmas
+from flowrl.samplers.schedules import dynamic_sigmas
 
 LENGTH = 48
 

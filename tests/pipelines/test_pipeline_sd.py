@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def test_ddim_flow_with_noise_equals_stock_ddim_with_eta(folder: Path, shared: S
     """Stock's noise of step i is what our rollout is given, so the two Gaussians agree in mean and std."""
     eta, start = 0.7, start_noise(shared, 2)
     schedule = shared.schedule(STEPS, "diffusers")
-    kernel = partial(KERNELS["ddim_flow"], noise_level=eta, sigma_max=schedule.sigma_max)
+    kernel = replace(KERNELS["ddim_flow"], noise_level=eta, sigma_max=schedule.sigma_max)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(3)
         found = rollout(

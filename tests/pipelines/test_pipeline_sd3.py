@@ -21,8 +21,9 @@ from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.sd3 import SD3
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.recipes import grpo
-from flowrl.samplers import Velocity, classifier_free_guidance, gaussian_log_prob
+from flowrl.samplers import Velocity, gaussian_log_prob
 from flowrl.samplers.completion import sample_trajectories
+from flowrl.samplers.guidance import classifier_free_guidance
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.loop import Batch
 from flowrl.trajectory import Conditioning, Credit

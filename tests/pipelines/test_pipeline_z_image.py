@@ -28,7 +28,7 @@ from torch import Tensor
 from flowrl.pipelines import z_image
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.z_image import ZImage
-from flowrl.samplers import linspace_sigmas
+from flowrl.samplers.schedules import linspace_sigmas
 
 LENGTH, SIZE = 64, 16
 

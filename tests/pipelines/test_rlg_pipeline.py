@@ -29,16 +29,16 @@ from peft import LoraConfig
 from tiny_models import ALPHA, PROMPTS, RANK, adapted, fill_lora, load_tiny, sample_ode, start_noise
 from torch import Tensor
 
-from flowrl.commands.sample import sample
-from flowrl.generation.rlg import RLG, add_experts, generate_rlg, rlg_velocity
+from flowrl.commands.sample.run import run as sample
+from flowrl.generation.rlg import RLG, add_experts, rlg_velocity
 from flowrl.pipelines import rlg_pipeline as module
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.rlg_network import acting, active_adapters, adapter_layers, add_adapter, slot_network
 from flowrl.pipelines.rlg_pipeline import rlg_pipeline
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_normal
-from flowrl.samplers import KERNELS, conditioned, rollout
-from flowrl.samplers.guidance import rl_first, rl_outside, rlg
+from flowrl.samplers import KERNELS, rollout
+from flowrl.samplers.guidance import conditioned, rl_first, rl_outside, rlg
 
 Draw = Callable[[Any, int], Tensor]
 TUNED = LoraConfig(r=2, lora_alpha=8, target_modules=["to_q", "to_k", "to_v"], init_lora_weights=False)
@@ -381,9 +381,10 @@ def test_adapters_refuse_what_does_not_fit(tiny_sd3_folder: Path, tmp_path: Path
 def options(source: Path, out: Path, **given: Any) -> argparse.Namespace:
     """What the command line makes of its arguments."""
     plain: dict[str, Any] = {
-        "source": str(source), "prompt": ["a red circle"], "prompts": None, "seeds": "0", "base": False, "lora": None,
-        "num_steps": 3, "guidance_scale": 2.0, "max_sequence_length": CONTEXT, "out": out, "rlg": None,
-        "rlg_from": None, "rlg_interval": None, "base_guidance_scale": None,
+        "model": str(source), "prompt": ["a red circle"], "prompts": None, "source": [], "seeds": "0", "lora": [],
+        "before_training": False, "steps": 3, "guidance": 2.0, "max_sequence_length": CONTEXT, "dtype": None,
+        "device": "cpu", "batch_size": None, "out": out, "rlg": None, "rlg_from": None, "rlg_interval": None,
+        "base_guidance": None,
     }  # fmt: skip
     return argparse.Namespace(**plain | given)
 
@@ -401,9 +402,9 @@ def test_sample_under_guidance(tiny_sd3_folder: Path, tmp_path: Path, capsys: py
     assert files("one", lora=folders, rlg="1,0") == tuned
     capsys.readouterr()
     guided = files("guided", lora=[folders[0]], rlg="3")
-    assert "RLG 3: 4 network rows an image and step, 2 for the tuned model alone" in capsys.readouterr().out
+    assert "RLG 3: 4 network rows per image and step, 2 for the tuned model alone" in capsys.readouterr().out
     late = files("late", lora=[folders[0]], rlg="3", rlg_from=2)
-    freer = files("freer", lora=[folders[0]], rlg="3", rlg_interval="0,1", base_guidance_scale=1.0)
+    freer = files("freer", lora=[folders[0]], rlg="3", rlg_interval="0,1", base_guidance=1.0)
     assert "RLG 3 at sigma 0 to 1: 3 network rows" in capsys.readouterr().out
     assert all(a != b for a, b in combinations([base, tuned, guided, late, freer], 2))
 
@@ -411,7 +412,7 @@ def test_sample_under_guidance(tiny_sd3_folder: Path, tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rlg": "1.6", "lora": None}, "none was given"),
+        ({"rlg": "1.6"}, "none was given"),
         ({"rlg": "1.6", "lora": ["a", "b"]}, "one scale for each LoRA"),
         ({"lora": ["a", "b"]}, "add --rlg with a scale for each"),
         ({"rlg": "1.6,1", "lora": ["a", "b"], "rlg_from": 1}, "tuned model alone"),
@@ -423,25 +424,17 @@ def test_sample_under_guidance(tiny_sd3_folder: Path, tmp_path: Path, capsys: py
         ({"rlg": "2", "lora": ["a"], "rlg_from": -1}, "negative"),
         ({"rlg": "2", "lora": ["a"], "rlg_from": 3}, "leaves no step"),
         ({"rlg_from": 2}, "--rlg-from says how"),
-        ({"rlg": "2", "base": True}, "--base"),
+        ({"rlg": "2", "before_training": True}, "--before-training"),
     ],
 )
 def test_sample_refuses(tiny_sd3_folder: Path, tmp_path: Path, given: dict[str, Any], message: str) -> None:
-    loras = given.get("lora")
-    given = given | {"lora": None if loras is None else [tmp_path / name for name in loras]}
+    given = given | {"lora": [tmp_path / name for name in given.get("lora", [])]}
     with pytest.raises(ValueError, match=message):
         sample(options(tiny_sd3_folder, tmp_path / "out", **given))
 
 
-def test_images_of_settings_in_python(tiny_sd3_folder: Path, tmp_path: Path) -> None:
-    pipeline = load_tiny(tiny_sd3_folder)
-    folder = write_lora(tmp_path / "lora", tiny_sd3_folder, seed=0)
-    names, schedule = add_experts(pipeline, [folder]), pipeline.schedule(2, "diffusers")
-    settings = RLG(loras=(folder,), scales=(1.6,), first_steps=1)
-    images = generate_rlg(
-        pipeline, names, PROMPTS[:2], start_noise(pipeline, 2), schedule, settings, guidance_scale=1.0
-    )
-    assert images.shape == (2, 3, 64, 64)
-    assert settings.describe(schedule, 1.0) == (
-        "RLG 1.6 after 1 of 2 steps: 2 network rows an image and step, 1 for the tuned model alone"
+def test_what_is_said_of_guidance(tiny_sd3_folder: Path) -> None:
+    settings = RLG(loras=(Path("a"),), scales=(1.6,), first_steps=1)
+    assert settings.describe(load_tiny(tiny_sd3_folder).schedule(2, "diffusers"), 1.0) == (
+        "RLG 1.6 after 1 of 2 steps: 2 network rows per image and step, 1 for the tuned model alone"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -17,7 +16,7 @@ import transformers
 from PIL import Image
 from tiny_clip import assert_pointwise, clip_inputs, inputs_of, random_images, write_tiny_clip
 
-from flowrl.commands.reward.arguments import add_train
+from flowrl.cli import main
 from flowrl.config.train import ConfigError
 from flowrl.pretrain.head_data import Split, pair_features, split_pairs
 from flowrl.pretrain.train_head import (
@@ -28,7 +27,6 @@ from flowrl.pretrain.train_head import (
     fit_temperature,
     head_config,
     measured,
-    train,
     train_head,
 )
 from flowrl.prompts.pairs import Pair
@@ -336,10 +334,8 @@ def world_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def head_folder(world_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("heads") / "red"
-    parser = argparse.ArgumentParser()
-    add_train(parser)
-    given = [str(world_pairs), f"out={out}", "backbone=attributes", "held_out=0.5"]
-    assert train(parser.parse_args(given)) == 0
+    given = ["reward", "train", str(world_pairs), f"out={out}", "backbone=attributes", "held_out=0.5"]
+    assert main(given) == 0
     return out
 
 

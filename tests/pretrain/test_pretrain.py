@@ -23,8 +23,9 @@ from flowrl.pretrain import make_sd3 as pretrain
 from flowrl.pretrain import make_sd15 as pretrain_sd15
 from flowrl.pretrain import make_wan as pretrain_wan
 from flowrl.pretrain.make_sd3 import PretrainConfig, scene_batch
-from flowrl.pretrain.making import MODELS, learning_rate
+from flowrl.pretrain.making import MODELS
 from flowrl.pretrain.making import pretrain as make
+from flowrl.pretrain.network_training import learning_rate
 from flowrl.pretrain.tiny_families import build_tiny_kontext
 from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer, t5_tokenizer
 from flowrl.world.clips import DIRECTIONS

@@ -56,10 +56,10 @@ def test_grid_shapes(text: str, shape: tuple[int, int] | None) -> None:
 
 
 def test_a_grid_option_that_names_no_grid_is_refused() -> None:
-    check_grid(None, owner="reward 'x'")
-    check_grid("2x2", owner="reward 'x'")
-    with pytest.raises(ValueError, match=rf"reward 'x': grid must be ROWSxCOLUMNS of 2 to {MAX_CELLS} cells.*'1x1'"):
-        check_grid("1x1", owner="reward 'x'")
+    check_grid(None)
+    check_grid("2x2")
+    with pytest.raises(ValueError, match=rf"grid must be ROWSxCOLUMNS of 2 to {MAX_CELLS} cells.*'1x1'"):
+        check_grid("1x1")
 
 
 def test_cells_are_cut_row_by_row_and_the_rest_is_dropped() -> None:

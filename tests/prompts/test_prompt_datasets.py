@@ -154,7 +154,7 @@ def test_bytes_that_are_no_image_are_refused_with_their_row(tmp_path: Path) -> N
     features = datasets.Features({"prompt": datasets.Value("string"), "source": datasets.Image()})
     columns = {"prompt": ["x", "y"], "source": [image(1), {"bytes": b"none", "path": None}]}
     datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(ValueError, match="saved, row 1: column 'source': the bytes are no image"):
+    with pytest.raises(ValueError, match="saved, row 1: column 'source': the bytes are not an image"):
         read_prompts(f"dataset:{tmp_path / 'saved'}")
 
 

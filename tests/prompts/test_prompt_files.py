@@ -139,7 +139,7 @@ def test_a_csv_cell_names_one_image_or_a_list(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("p.jsonl", '{"prompt": "a"}\n\n{"prompt": }\n', "p.jsonl, line 3: no valid JSON"),
+        ("p.jsonl", '{"prompt": "a"}\n\n{"prompt": }\n', "p.jsonl, line 3: not valid JSON"),
         ("p.jsonl", '{"prompt": "a"}\n["a"]\n', "p.jsonl, line 2: needs an object"),
         ("p.jsonl", '{"prompt": "  "}\n', "p.jsonl, line 1: needs an object with a non-empty string"),
         ("p.jsonl", '{"text": "a"}\n', "p.jsonl, line 1: needs an object"),
@@ -151,7 +151,7 @@ def test_a_csv_cell_names_one_image_or_a_list(folder: Path) -> None:
         ("p.jsonl", '{"prompt": "a", "sources": {"x": "a.png"}}', "sources must be a path or a list of paths"),
         ("p.jsonl", '{"prompt": "a", "source": " "}', "source must be a path or a list of paths of images, got ' '"),
         ("p.jsonl", '{"prompt": "a", "source": "a.png", "sources": ["a.png"]}', "source and sources are names of the"),
-        ("p.jsonl", '{"prompt": "a", "source": "text.png"}', "text.png is no image that Pillow can open"),
+        ("p.jsonl", '{"prompt": "a", "source": "text.png"}', "text.png is not an image that Pillow can open"),
         ("p.jsonl", '{"prompt": "a", "reference": "float.tiff"}', "float.tiff has pixels of Pillow's mode F"),
         ("p.jsonl", '{"prompt": "a", "source_video": "no.mp4"}', "source_video names 'no.mp4', which is not there"),
         ("p.jsonl", '{"prompt": "a", "source_video": "a.png"}', "source_video must be the path of one .mp4, .webm,"),
@@ -166,8 +166,8 @@ def test_a_csv_cell_names_one_image_or_a_list(folder: Path) -> None:
         ("p.csv", 'prompt,tag\n"a\nb",c\nd\n', "p.csv, line 4: has 1 cells for the header's 2 columns (prompt, tag)"),
         ("p.csv", "prompt,tag\na,b,c\n", "p.csv, line 2: has 3 cells"),
         ("p.csv", "prompt,tag\n ,b\n", "p.csv, line 2: the cell under 'prompt' is empty"),
-        ("p.csv", 'prompt\na\n"b" c\n', "p.csv, line 3: no valid CSV"),
-        ("p.csv", 'prompt\na\n"b\nc\n', "p.csv, line 3: no valid CSV"),
+        ("p.csv", 'prompt\na\n"b" c\n', "p.csv, line 3: not valid CSV"),
+        ("p.csv", 'prompt\na\n"b\nc\n', "p.csv, line 3: not valid CSV"),
         ("p.csv", "prompt,source\na,no.png\n", "p.csv, line 2: source names 'no.png'"),
         ("p.csv", "prompt,sources\na,a.png;\n", "p.csv, line 2: sources must be a path or a list of paths"),
         ("p.csv", 'prompt,sources\na,"[a.png]"\n', "p.csv, line 2: sources begins like a JSON list and is none"),

@@ -111,7 +111,7 @@ def test_damaged_and_missing_images_and_bad_sizes_are_refused(tmp_path: Path) ->
         with pytest.raises(ValueError, match=r"absent\.png cannot be read \(No such file"):
             read(tmp_path / "absent.png")
     cut.write_bytes(b"")
-    with pytest.raises(ValueError, match="no image that Pillow can open"):
+    with pytest.raises(ValueError, match="not an image that Pillow can open"):
         check_image(cut)
     with pytest.raises(ValueError, match=r"size is \(height, width\) in pixels, each at least 1, got \(0, 4\)"):
         read_image(whole, (0, 4))
@@ -126,7 +126,7 @@ def test_bytes_become_one_file_named_by_their_hash() -> None:
     assert png.stem != jpeg.stem
     assert keep_image(encoded[0].getvalue()) == png
     assert png.read_bytes() == encoded[0].getvalue()
-    with pytest.raises(ValueError, match="the bytes are no image"):
+    with pytest.raises(ValueError, match="the bytes are not an image"):
         keep_image(b"none")
 
 

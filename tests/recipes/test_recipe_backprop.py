@@ -21,7 +21,7 @@ from flowrl.pipelines.lora import Policy
 from flowrl.prompts.loading import prompts_of_iteration
 from flowrl.randomness import counter_integers, sample_normals
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
-from flowrl.samplers import classifier_free_guidance
+from flowrl.samplers.guidance import classifier_free_guidance
 from flowrl.training.learner import GradientSum
 
 METHOD = ("recipe=backprop", "sampler.kernel=ode", "num_iterations=2")

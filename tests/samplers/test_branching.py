@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise, product
 
@@ -54,7 +54,7 @@ def schedule_of(num_steps: int) -> Schedule:
 
 
 def kernel_of(schedule: Schedule, name: str = "flow_sde") -> Kernel:
-    return partial(KERNELS[name], noise_level=0.7, sigma_max=schedule.sigma_max)
+    return replace(KERNELS[name], noise_level=0.7, sigma_max=schedule.sigma_max)
 
 
 def node_noise(step: int, nodes: int) -> Tensor:
@@ -62,7 +62,7 @@ def node_noise(step: int, nodes: int) -> Tensor:
 
 
 def branches_of(network: Network, anchors: int, branches: int, steps: tuple[int, ...], **options: object) -> Sampled:
-    """Branches of anchors, two a prompt."""
+    """Branches of anchors, two per prompt."""
     index = torch.arange(anchors) // 2
     return sample_branches(
         network.velocity_of, counter_normal((anchors, *LATENT), "start"), index, index + 10, network.schedule,
@@ -88,16 +88,13 @@ SHAPES: dict[str, Callable[..., Sampled]] = {
 }
 
 
-@pytest.mark.parametrize("storage", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_ratio_is_exactly_one_by_the_replay_rule(shape: str, batch_size: int, storage: torch.dtype) -> None:
+def test_ratio_is_exactly_one_by_the_replay_rule(shape: str, batch_size: int) -> None:
     """Also for a network that answers a little differently in other company."""
     network = Network(schedule_of(6), coupling=1e-3)
-    sampled = SHAPES[shape](network, batch_size=batch_size, storage_dtype=storage, keep_means=True)
+    sampled = SHAPES[shape](network, batch_size=batch_size, keep_means=True)
     kernel = kernel_of(network.schedule, "flow_sde" if shape == "branches" else "dance_sde")
-    assert torch.equal(sampled.states.to(storage).float(), sampled.states)
-    assert torch.equal(sampled.finished.to(storage).float(), sampled.finished)
     assert sampled.mean is not None
     assert max(count for _, count in network.calls) <= batch_size
     seen = 0

@@ -48,18 +48,17 @@ class Network:
         return velocity
 
 
-def noisy(steps: tuple[int, ...], dtype: torch.dtype = torch.float64, storage: torch.dtype | None = None) -> Trajectory:
+def noisy(steps: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Trajectory:
     """A rollout with its velocities."""
     return rollout(
         lambda x, sigma, timestep: exact(x, sigma, CENTRE),
         counter_normal((B, 2, 4), "start").to(dtype),
         SCHEDULE,
-        partial(KERNELS["dance_sde"], noise_level=0.6),
+        replace(KERNELS["dance_sde"], noise_level=0.6),
         lambda step: counter_normal((B, 2, 4), "step", step),
         stochastic=steps,
         keep_velocity=True,
         keep_means=True,
-        storage_dtype=storage or dtype,
     )
 
 
@@ -82,9 +81,7 @@ def one_by_one(trajectory: Trajectory, grid_of: Callable[[int], list[float]]) ->
 @pytest.mark.parametrize("batch_size", [2, 100])
 def test_full_completions_against_integration_one_by_one(steps: tuple[int, ...], batch_size: int) -> None:
     trajectory, network = noisy(steps), Network()
-    got = complete(
-        network, trajectory, SCHEDULE, mode="full", batch_size=batch_size, storage_dtype=torch.float64
-    )  # fmt: skip
+    got = complete(network, trajectory, SCHEDULE, mode="full", batch_size=batch_size)
     np.testing.assert_allclose(got, one_by_one(trajectory, lambda step: SIGMA[step:].tolist()), rtol=0, atol=1e-10)
     assert sum(network.rows) == B * sum(T - step - 1 for step in steps)
     assert max(network.rows, default=0) <= batch_size
@@ -95,7 +92,7 @@ def test_full_completions_against_integration_one_by_one(steps: tuple[int, ...],
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_even_substeps_against_integration_one_by_one(steps: tuple[int, ...], count: int) -> None:
     trajectory, network = noisy(steps), Network()
-    got = complete(network, trajectory, SCHEDULE, mode=count, batch_size=4, storage_dtype=torch.float64)
+    got = complete(network, trajectory, SCHEDULE, mode=count, batch_size=4)
     # The grid is float32, like every schedule: hence 1e-6.
     wanted = one_by_one(trajectory, lambda step: np.linspace(SIGMA[step], 0, count + 1).tolist())
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
@@ -107,7 +104,7 @@ def test_even_substeps_against_integration_one_by_one(steps: tuple[int, ...], co
 
 def test_clean_is_the_one_step_estimate_without_evaluation() -> None:
     trajectory, network = noisy((0, 2, 3)), Network()
-    got = complete(network, trajectory, SCHEDULE, mode="clean", batch_size=1, storage_dtype=torch.float64)
+    got = complete(network, trajectory, SCHEDULE, mode="clean", batch_size=1)
     assert trajectory.velocity is not None
     x = trajectory.states[:, [trajectory.kept.index(step) for step in (0, 2, 3)]]
     sigma = SCHEDULE.sigma[[0, 2, 3]].double().reshape(1, 3, 1, 1)
@@ -124,17 +121,16 @@ def test_many_substeps_reach_the_exact_end_of_the_flow() -> None:
     end = m + SPREAD * (x - (1 - s) * m) / ((1 - s) ** 2 * SPREAD**2 + s**2).sqrt()
     errors = []
     for count in (50, 100):
-        got = complete(Network(), trajectory, SCHEDULE, mode=count, batch_size=64, storage_dtype=torch.float64)
+        got = complete(Network(), trajectory, SCHEDULE, mode=count, batch_size=64)
         errors.append(float((got - end).abs().max()))
     assert errors[1] < 0.02
     assert errors[0] / errors[1] == pytest.approx(2, rel=0.05)  # Euler is of first order
 
 
-@pytest.mark.parametrize("storage", [torch.float32, torch.bfloat16])
-def test_a_completion_is_the_rollout_without_noise_to_the_bit(storage: torch.dtype) -> None:
+def test_a_completion_is_the_rollout_without_noise_to_the_bit() -> None:
     """Also for steps with gaps: carrying on from what step 1 produced leads through the source of step 4."""
-    trajectory = noisy((1, 4), torch.float32, storage)
-    got = complete(Network(), trajectory, SCHEDULE, mode="full", batch_size=5, storage_dtype=storage)
+    trajectory = noisy((1, 4), torch.float32)
+    got = complete(Network(), trajectory, SCHEDULE, mode="full", batch_size=5)
     assert got.dtype == torch.float32
     for start, k in ((1, 0), (2, 1)):
         rest = Schedule(sigma=SCHEDULE.sigma[start:], timestep=SCHEDULE.timestep[start:])
@@ -145,7 +141,6 @@ def test_a_completion_is_the_rollout_without_noise_to_the_bit(storage: torch.dty
             KERNELS["ode"],
             lambda step: torch.zeros(0),
             stochastic=(),
-            storage_dtype=storage,
         )
         assert torch.equal(got[:, k], alone.final)
 

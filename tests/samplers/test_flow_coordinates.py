@@ -14,7 +14,6 @@ from torch import Tensor
 
 from flowrl.randomness import counter_normal
 from flowrl.samplers import KERNELS
-from flowrl.samplers.diffusion import Prediction, ddim
 from flowrl.samplers.flow_coordinates import (
     PredictionType,
     alpha_bars,
@@ -34,11 +33,21 @@ SD1: dict[str, Any] = {
     "num_train_timesteps": 1000, "clip_sample": False,
 }  # fmt: skip
 ZERO_SNR = {**SD1, "rescale_betas_zero_snr": True, "prediction_type": "v_prediction"}
-SAME: list[tuple[PredictionType, Prediction]] = [("epsilon", "epsilon"), ("v_prediction", "v"), ("sample", "clean")]
+PREDICTIONS: tuple[PredictionType, ...] = ("epsilon", "v_prediction", "sample")
 
 
 def normal(*key: str) -> Tensor:
     return counter_normal((3, 2, 4), *key).double()
+
+
+def ddim(x: Tensor, output: Tensor, a: float, a_next: float, eta: float, kind: str) -> tuple[Tensor, float]:
+    """Mean and std of a DDIM step (arXiv 2010.02502, eq. 12 and 16) from alpha_bar a to a_next, in float64."""
+    x, output = x.double(), output.double()
+    signal, share = math.sqrt(a), math.sqrt(1 - a)
+    clean = {"epsilon": (x - share * output) / signal, "v_prediction": signal * x - share * output, "sample": output}
+    noise = (x - signal * clean[kind]) / share
+    std = eta * math.sqrt((1 - a_next) / (1 - a) * (1 - a / a_next))
+    return math.sqrt(a_next) * clean[kind] + math.sqrt(max(1 - a_next - std**2, 0)) * noise, std
 
 
 # ---- levels ----------------------------------------------------------------------------------------------------------
@@ -107,12 +116,12 @@ def test_timesteps_and_levels_are_inverse_and_exact_at_integers(config: dict[str
 # ---- predictions and steps -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("prediction", "name"), SAME)
-def test_the_true_prediction_gives_the_true_velocity(prediction: PredictionType, name: str) -> None:
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_the_true_prediction_gives_the_true_velocity(prediction: PredictionType) -> None:
     clean, noise = normal("clean"), normal("noise")
     a = torch.tensor([0.9, 0.5, 0.02], dtype=torch.float64)
     signal, share = (root[:, None, None] for root in (a.sqrt(), (1 - a).sqrt()))
-    output = {"epsilon": noise, "v": signal * noise - share * clean, "clean": clean}[name]
+    output = {"epsilon": noise, "v_prediction": signal * noise - share * clean, "sample": clean}[prediction]
     sigma = flow_sigma(a)
     x = (1 - sigma)[:, None, None] * clean + sigma[:, None, None] * noise
     torch.testing.assert_close(velocity_from_prediction(x, output, sigma, prediction), noise - clean)
@@ -121,23 +130,42 @@ def test_the_true_prediction_gives_the_true_velocity(prediction: PredictionType,
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize(("prediction", "name"), SAME)
-def test_steps_in_flow_coordinates_are_ddims(prediction: PredictionType, name: Prediction, eta: float) -> None:
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_steps_in_flow_coordinates_are_ddims(prediction: PredictionType, eta: float) -> None:
     """The same Gaussian divided by c of the next level; eta 0 is the Euler step; any output, not only a true one."""
     table, levels = alpha_bars(SD1), flow_levels(SD1)
     x, output = normal("x").float(), normal("output").float()
     for timestep, following in ((981, 961), (501, 481), (21, 1), (1, -1)):
         a, a_next = float(table[timestep]), float(table[following]) if following >= 0 else 1.0
-        wanted = ddim(x, output, a, a_next, eta, name)
+        mean, std = ddim(x, output, a, a_next, eta, prediction)
         sigma, sigma_next = levels[timestep + 1], levels[following + 1]
         c, c_next = float(vp_scale(sigma)), float(vp_scale(sigma_next))
         flow = x / c
         velocity = velocity_from_prediction(flow, output, sigma, prediction)
         for kernel in ("ddim_flow", *(["ode"] if eta == 0 else [])):
             found = KERNELS[kernel](flow, velocity, sigma, sigma_next, noise_level=eta)
-            torch.testing.assert_close(found.mean * c_next, wanted.mean, atol=1e-6, rtol=2e-6)
-            std, wanted_std = found.std * c_next, wanted.std
-            torch.testing.assert_close(std.expand(x.shape), wanted_std.expand(x.shape), atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(found.mean.double() * c_next, mean, atol=1e-6, rtol=2e-6)
+            assert float(found.std) * c_next == pytest.approx(std, abs=1e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "output"),
+    [
+        ("epsilon", [0.1, -0.8, 0.5, 1.1]),
+        ("v_prediction", [-0.296415, 0.422888, -0.264305, -1.149763]),
+        ("sample", [0.409709, -0.98936, 0.61835, 2.027796]),
+    ],
+)
+def test_worked_step_of_stable_diffusion_1(prediction: PredictionType, output: list[float]) -> None:
+    """Ancestral from timestep 501 to 481; mean and std are those of the latent before the division."""
+    levels, x = flow_levels(SD1), torch.tensor([[0.30, -1.20, 0.75, 2.00]], dtype=torch.float64)
+    sigma, sigma_next = levels[502], levels[482]
+    flow, c_next = x / vp_scale(sigma), vp_scale(sigma_next)
+    velocity = velocity_from_prediction(flow, torch.tensor([output], dtype=torch.float64), sigma, prediction)
+    step = KERNELS["ddim_flow"](flow, velocity, sigma, sigma_next)
+    wanted = torch.tensor([[0.303418, -1.169197, 0.730748, 1.974606]], dtype=torch.float64)
+    torch.testing.assert_close(step.mean * c_next, wanted, rtol=0, atol=2e-6)  # outputs are given to 6 decimals
+    assert float(step.std * c_next) == pytest.approx(0.2947845403, abs=6e-11)
 
 
 def test_a_schedule_in_float32_steps_as_the_table_does() -> None:
@@ -150,8 +178,8 @@ def test_a_schedule_in_float32_steps_as_the_table_does() -> None:
         flow = (x / float(vp_scale(exact))).float()
         velocity = velocity_from_prediction(flow, output, exact, "epsilon")
         found = KERNELS["ode"](flow, velocity, schedule.sigma[step], schedule.sigma[step + 1]).mean
-        wanted = ddim(x, output, a, a_next, 0.0).mean / float(vp_scale(schedule.sigma[step + 1].double()))
-        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=2e-6)
+        wanted = ddim(x, output, a, a_next, 0.0, "epsilon")[0] / vp_scale(schedule.sigma[step + 1].double())
+        torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=2e-6)
 
 
 def test_zero_terminal_snr_starts_at_noise_alone() -> None:

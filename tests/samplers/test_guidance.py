@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.randomness import counter_normal
-from flowrl.samplers import (
-    classifier_free_guidance,
-    conditioned,
-)
+from flowrl.samplers.guidance import classifier_free_guidance, conditioned
 from flowrl.trajectory import Conditioning
 
 

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
+from gaussian_flow import MEAN, SPREAD, exact_velocity, noise_of, uniform_schedule, velocity
 from torch import Tensor
 
 from flowrl.randomness import counter_normal
-from flowrl.samplers import (
-    KERNELS,
-    build_schedule,
-    diffusers_sigmas,
-    dynamic_sigmas,
-    linspace_sigmas,
-    rollout,
-)
-from flowrl.trajectory import Schedule
+from flowrl.samplers import KERNELS, rollout
+from flowrl.samplers.schedules import diffusers_sigmas, dynamic_sigmas, linspace_sigmas
 
-MEAN, SPREAD = 1.5, 0.5  # of the data; the variance a perfect sampler ends with is .25
 UNIFORM = torch.linspace(1, 0, 11, dtype=torch.float64)
 SD3, FLUX, DANCE = diffusers_sigmas(10, 3.0), dynamic_sigmas(6, 0.63), linspace_sigmas(16, 3.0)
 MIX = linspace_sigmas(25, 3.0)
-
-
-def exact_velocity(x: Tensor, sigma: Tensor, spread: float = SPREAD) -> Tensor:
-    """E[noise - clean | x] for data N(MEAN, spread^2)."""
-    variance = (1 - sigma) ** 2 * spread**2 + sigma**2
-    return -MEAN + (sigma - (1 - sigma) * spread**2) / variance * (x - (1 - sigma) * MEAN)
 
 
 def variances(
@@ -59,7 +46,7 @@ def final_variance(name: str, sigma: Tensor, level: float) -> float:
     sigma = sigma.double()
     s, s_next = sigma[:-1], sigma[1:]
     at_mean = ((1 - s) * MEAN)[:, None]
-    kernel = partial(KERNELS[name], noise_level=level, sigma_max=float(sigma[1]))
+    kernel = replace(KERNELS[name], noise_level=level, sigma_max=float(sigma[1]))
     low, high = (kernel(x, exact_velocity(x, s[:, None]), s, s_next) for x in (at_mean, at_mean + 1))
     variance = 1.0
     for gain, noise in zip((high.mean - low.mean).flatten().tolist(), high.std.flatten().tolist(), strict=True):
@@ -68,32 +55,17 @@ def final_variance(name: str, sigma: Tensor, level: float) -> float:
 
 
 UNIFORM_TABLE: list[tuple[str, float, list[float]]] = [
-    (
-        "flow_sde",
-        0.7,
-        [1, 0.919025, 0.795326, 0.624307, 0.481131, 0.368571, 0.285830, 0.231795, 0.205334, 0.205200, 0.229962],
-    ),
-    (
-        "dance_sde",
-        0.3,
-        [1, 0.810920, 0.646675, 0.507162, 0.392226, 0.301625, 0.234997, 0.191810, 0.171348, 0.172724, 0.194974],
-    ),
-    (
-        "cps",
-        0.8,
-        [1, 0.810000, 0.642385, 0.496976, 0.373932, 0.273721, 0.197178, 0.145094, 0.116944, 0.110386, 0.123754],
-    ),
-    (
-        "ode",
-        0.0,
-        [1, 0.810000, 0.644933, 0.504688, 0.389099, 0.297904, 0.230697, 0.186865, 0.165527, 0.165527, 0.185574],
-    ),
-    (
-        "ddim_flow",
-        1.0,
-        [1, 0.810000, 0.643180, 0.500974, 0.382885, 0.288453, 0.217090, 0.168041, 0.140355, 0.133217, 0.149351],
-    ),
-]
+    ("flow_sde", 0.7,
+     [1, 0.919025, 0.795326, 0.624307, 0.481131, 0.368571, 0.285830, 0.231795, 0.205334, 0.205200, 0.229962]),
+    ("dance_sde", 0.3,
+     [1, 0.810920, 0.646675, 0.507162, 0.392226, 0.301625, 0.234997, 0.191810, 0.171348, 0.172724, 0.194974]),
+    ("cps", 0.8,
+     [1, 0.810000, 0.642385, 0.496976, 0.373932, 0.273721, 0.197178, 0.145094, 0.116944, 0.110386, 0.123754]),
+    ("ode", 0.0,
+     [1, 0.810000, 0.644933, 0.504688, 0.389099, 0.297904, 0.230697, 0.186865, 0.165527, 0.165527, 0.185574]),
+    ("ddim_flow", 1.0,
+     [1, 0.810000, 0.643180, 0.500974, 0.382885, 0.288453, 0.217090, 0.168041, 0.140355, 0.133217, 0.149351]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "level", "wanted"), UNIFORM_TABLE)
@@ -173,18 +145,6 @@ def test_cps_does_not_converge_on_spread_data() -> None:
     assert final_variance("cps", sigma, 0.8) == pytest.approx(0.1631, abs=6e-5)
 
 
-def uniform_schedule(num_steps: int) -> Schedule:
-    return build_schedule({"shift": 1.0}, num_steps, grid="linspace")
-
-
-def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
-    return exact_velocity(x, sigma)
-
-
-def noise_of(shape: tuple[int, ...], seed: int = 0) -> Callable[[int], Tensor]:
-    return lambda step: counter_normal(shape, seed, "step", step)
-
-
 @pytest.mark.parametrize(("name", "level", "wanted"), UNIFORM_TABLE)
 def test_monte_carlo_marginals_through_rollout(name: str, level: float, wanted: list[float]) -> None:
     shape = (2000, 100)
@@ -193,7 +153,7 @@ def test_monte_carlo_marginals_through_rollout(name: str, level: float, wanted: 
         velocity,
         counter_normal(shape, 0, "start"),
         uniform_schedule(10),
-        partial(KERNELS[name], noise_level=level, sigma_max=0.9),
+        replace(KERNELS[name], noise_level=level, sigma_max=0.9),
         noise_of(shape),
         stochastic=steps,
     )

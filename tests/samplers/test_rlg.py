@@ -13,19 +13,19 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from flowrl.randomness import counter_normal
-from flowrl.samplers import KERNELS, Velocity, classifier_free_guidance, clean_from_velocity, ddim, noise_from_velocity
+from flowrl.samplers import KERNELS, Velocity
 from flowrl.samplers.guidance import (
     by_step,
-    guided_rlg,
+    classifier_free_guidance,
+    mix_outputs,
     network_rows,
     rl_first,
     rl_outside,
     rlg,
     rlg_experts,
-    rlg_outputs,
 )
 from flowrl.samplers.guidance_rules import embedded_guidance, linear_cfg, qwen_norm_rescale, z_image
-from flowrl.samplers.parametrization import score_from_velocity
+from flowrl.samplers.parametrization import clean_from_velocity, noise_from_velocity
 from flowrl.trajectory import Conditioning
 
 TIME = torch.tensor(500.0)
@@ -50,6 +50,10 @@ def solved(velocity: Velocity, start: list[float]) -> np.ndarray:
         return velocity(torch.tensor(x), time, 1000 * time).numpy()
 
     return np.asarray(solve_ivp(slope, (1.0, 0.0), start, rtol=1e-10, atol=1e-12).y[:, -1])
+
+
+def mixed(base: Tensor, tuned: Tensor, scale: float | Tensor) -> Tensor:
+    return mix_outputs(base, [tuned], [scale])
 
 
 def const(value: float) -> Velocity:
@@ -108,64 +112,38 @@ def test_scales_0_and_1_are_the_models_and_leave_the_other_alone(dtype: torch.dt
 
     assert torch.equal(rlg(model, untouched, 0)(x, TIME, TIME), own)
     assert torch.equal(rlg(untouched, model, 1.0)(x, TIME, TIME), own)
-    nan = torch.full_like(own, math.nan)
-    assert torch.equal(rlg_outputs(own, nan, 0), own.float())
-    assert torch.equal(rlg_outputs(nan, own, 1.0), own.float())
-    assert rlg_outputs(own, own, 0.3).dtype == torch.float32
 
 
 @pytest.mark.parametrize("scale", [-2.0, 0.3, 1.6, 7.0])
-def test_two_equal_outputs_stay_what_they_are(scale: float) -> None:
+def test_equal_outputs_stay_what_they_are(scale: float) -> None:
     output = counter_normal((4, 5), 3)
-    assert torch.equal(rlg_outputs(output, output, scale), output)
+    assert torch.equal(mixed(output, output, scale), output)
+    assert mixed(output.bfloat16(), output.bfloat16(), scale).dtype == torch.float32
 
 
-def test_a_scale_a_sample() -> None:
+def test_a_scale_per_sample() -> None:
     base, tuned = counter_normal((3, 2), 4), counter_normal((3, 2), 5)
-    mixed = rlg_outputs(base, tuned, torch.tensor([0.0, 1.0, 2.0]))
-    torch.testing.assert_close(mixed, torch.stack([base[0], tuned[1], 2 * tuned[2] - base[2]]), rtol=0, atol=1e-6)
+    got = mixed(base, tuned, torch.tensor([0.0, 1.0, 2.0]))
+    torch.testing.assert_close(got, torch.stack([base[0], tuned[1], 2 * tuned[2] - base[2]]), rtol=0, atol=1e-6)
 
 
-def test_velocity_noise_clean_and_score_mix_alike() -> None:
+def test_velocity_noise_and_clean_mix_alike() -> None:
     x, base, tuned = (counter_normal((3, 4), 6, i).double() for i in range(3))
     sigma = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
-    mixed = rlg_outputs(base, tuned, 1.6)
-    for convert in (noise_from_velocity, clean_from_velocity, score_from_velocity):
-        alike = rlg_outputs(convert(x, base, sigma), convert(x, tuned, sigma), 1.6)
-        torch.testing.assert_close(alike, convert(x, mixed, sigma), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("alpha_bar", [0.1, 0.9])
-def test_diffusion_models_mix_alike_whatever_they_predict(alpha_bar: float) -> None:
-    x, base, tuned = (counter_normal((3, 4), 7, i).double() for i in range(3))
-    signal, noise = math.sqrt(alpha_bar), math.sqrt(1 - alpha_bar)
-    kinds: dict[str, Callable[[Tensor], Tensor]] = {
-        "epsilon": lambda eps: eps,
-        "clean": lambda eps: (x - noise * eps) / signal,
-        "v": lambda eps: signal * eps - noise * (x - noise * eps) / signal,
-    }
-    means = []
-    for kind, of_noise in kinds.items():
-        mixed = rlg_outputs(of_noise(base), of_noise(tuned), 1.6)
-        torch.testing.assert_close(mixed, of_noise(-0.6 * base + 1.6 * tuned), rtol=0, atol=1e-11)
-        step = ddim(x, mixed, alpha_bar, 0.95, 1.0, kind)  # type: ignore[arg-type]
-        alone = [ddim(x, of_noise(output), alpha_bar, 0.95, 1.0, kind) for output in (base, tuned)]  # type: ignore[arg-type]
-        torch.testing.assert_close(step.mean, -0.6 * alone[0].mean + 1.6 * alone[1].mean, rtol=0, atol=1e-11)
-        assert torch.equal(step.std, alone[0].std)
-        means.append(step.mean)
-    torch.testing.assert_close(means[1], means[0], rtol=0, atol=1e-11)
-    torch.testing.assert_close(means[2], means[0], rtol=0, atol=1e-11)
+    for convert in (noise_from_velocity, clean_from_velocity):
+        alike = mixed(convert(x, base, sigma), convert(x, tuned, sigma), 1.6)
+        torch.testing.assert_close(alike, convert(x, mixed(base, tuned, 1.6), sigma), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kernel", ["ode", "flow_sde", "dance_sde", "cps"])
 def test_a_step_mixes_means_and_keeps_its_std(kernel: str) -> None:
     x, base, tuned = (counter_normal((2, 6), 8, i).double() for i in range(3))
     step = partial(KERNELS[kernel], x, sigma=0.6, sigma_next=0.5)
-    mixed = step(velocity=rlg_outputs(base, tuned, 2.5))
+    both = step(velocity=mixed(base, tuned, 2.5))
     torch.testing.assert_close(
-        mixed.mean, -1.5 * step(velocity=base).mean + 2.5 * step(velocity=tuned).mean, rtol=0, atol=1e-12
+        both.mean, -1.5 * step(velocity=base).mean + 2.5 * step(velocity=tuned).mean, rtol=0, atol=1e-12
     )
-    assert torch.equal(mixed.std, step(velocity=tuned).std)
+    assert torch.equal(both.std, step(velocity=tuned).std)
 
 
 # ---- with classifier-free guidance -----------------------------------------------------------------------------------
@@ -196,8 +174,10 @@ def test_each_network_has_its_guidance_and_no_row_is_wasted(
     scale: float, base_scale: float, tuned_scale: float, rows: int
 ) -> None:
     base, tuned = Net(0), Net(1)
-    velocity = guided_rlg(
-        base, tuned, COND, NEGATIVE, scale, base_guidance_scale=base_scale, rl_guidance_scale=tuned_scale
+    velocity = rlg(
+        classifier_free_guidance(base, COND, NEGATIVE, base_scale),
+        classifier_free_guidance(tuned, COND, NEGATIVE, tuned_scale),
+        scale,
     )
     v = velocity(X, torch.tensor(0.5), TIME)
     assert base.rows + tuned.rows == rows * len(X)
@@ -211,8 +191,8 @@ def test_each_network_has_its_guidance_and_no_row_is_wasted(
 def order_matters(rule: Callable[[Tensor, Tensor, float], Tensor]) -> float:
     """Largest difference between guiding two networks and then mixing, and mixing and then guiding."""
     u_b, c_b, u_r, c_r = (counter_normal((2, 4, 3), "order", i).double() for i in range(4))
-    first = rlg_outputs(rule(u_b, c_b, 4.0), rule(u_r, c_r, 4.0), 1.6)
-    second = rule(rlg_outputs(u_b, u_r, 1.6), rlg_outputs(c_b, c_r, 1.6), 4.0)
+    first = mixed(rule(u_b, c_b, 4.0), rule(u_r, c_r, 4.0), 1.6)
+    second = rule(mixed(u_b, u_r, 1.6), mixed(c_b, c_r, 1.6), 4.0)
     return float((first - second).abs().max())
 
 
@@ -225,9 +205,8 @@ def test_bilinear_rules_commute_and_others_do_not() -> None:
 
 def test_a_rule_that_is_not_linear_is_finished_before_the_mixture() -> None:
     base, tuned, time = Net(2), Net(3), TIME.expand(2)
-    velocity = guided_rlg(
-        base, tuned, COND, NEGATIVE, 1.6, base_guidance_scale=4.0, rl_guidance_scale=4.0, rule=qwen_norm_rescale
-    )
+    guided = [classifier_free_guidance(net, COND, NEGATIVE, 4.0, rule=qwen_norm_rescale) for net in (base, tuned)]
+    velocity = rlg(guided[0], guided[1], 1.6)
     finished = []
     for net in (base, tuned):
         u, c = net(X, time, NEGATIVE.expand(2)).numpy(), net(X, time, COND).numpy()
@@ -289,15 +268,13 @@ def test_what_it_refuses() -> None:
         with pytest.raises(ValueError, match="finite"):
             rlg(const(0), const(1), scale)
         with pytest.raises(ValueError, match="finite"):
-            rlg_outputs(x, x, scale)
-        with pytest.raises(ValueError, match="finite"):
             rlg(const(0), const(1), lambda sigma, s=scale: s)(x, TIME, TIME)  # type: ignore[misc]
     with pytest.raises(ValueError, match="one shape"):
-        rlg_outputs(x, x[:, 0], 2.0)
-    with pytest.raises(ValueError, match="one value a sample"):
-        rlg_outputs(x, x, torch.ones(3))
+        mixed(x, x[:, 0], 2.0)
+    with pytest.raises(ValueError, match="one value per sample"):
+        mixed(x, x, torch.ones(3))
     for experts, scales in (([], []), ([const(1)], [1.0, 2.0])):
-        with pytest.raises(ValueError, match="a scale an expert"):
+        with pytest.raises(ValueError, match="one scale per expert"):
             rlg_experts(const(0), experts, scales)
     for low, high in ((0.6, 0.4), (-0.1, 0.5), (0.5, 1.1), (math.nan, 1.0)):
         with pytest.raises(ValueError, match="low <= high"):

@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.samplers import (
-    build_schedule,
+from flowrl.samplers import build_schedule
+from flowrl.samplers.schedules import (
     diffusers_sigmas,
     dynamic_mu,
     dynamic_sigmas,
     linspace_sigmas,
     shift_sigma,
     unipc_flow_sigmas,
-    window_starts,
-    window_steps,
 )
 from flowrl.trajectory import Schedule
 
@@ -166,20 +164,3 @@ def test_refuses_impossible_step_counts() -> None:
 def test_schedule_refuses(sigma: list[float]) -> None:
     with pytest.raises(ValueError, match=r"decrease|T >= 1"):
         Schedule(sigma=torch.tensor(sigma), timestep=torch.ones(len(sigma) - 1))
-
-
-def test_windows() -> None:
-    assert list(window_starts(10, 2, 0, 5)) == [0, 1, 2, 3]
-    assert window_steps(10, 2, 0, 5, 3) == (3, 4)
-    assert window_steps(6, 3, 0, 3, 0) == (0, 1, 2)
-    assert window_steps(1, 1, 0, 1, 0) == (0,)
-    for size, low, high, start in [
-        (2, 0, 5, 4),
-        (2, 0, 11, 0),
-        (6, 0, 5, 0),
-        (0, 0, 5, 0),
-        (1, 5, 5, 5),
-        (2, 0, 5, -1),
-    ]:
-        with pytest.raises(ValueError, match="window"):
-            window_steps(10, size, low, high, start)

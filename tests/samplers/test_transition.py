@@ -10,15 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from flowrl.samplers import (
-    KERNELS,
-    Transition,
-    cps_log_prob,
-    diffusers_sigmas,
-    gaussian_kl,
-    gaussian_log_prob,
-    published_kl,
-)
+from flowrl.samplers import KERNELS, Transition, gaussian_kl, gaussian_log_prob, published_kl
+from flowrl.samplers.schedules import diffusers_sigmas
+from flowrl.samplers.transition import cps_log_prob
 
 X = torch.tensor([[0.30, -1.20, 0.75, 2.00]], dtype=torch.float64)
 V = torch.tensor([[-0.40, 0.90, -0.10, 1.50]], dtype=torch.float64)

@@ -42,7 +42,7 @@ def grow(
     index = torch.arange(trees) // per_prompt
     return sample_tree(
         velocity_of, counter_normal((trees, *LATENT), "start"), index, index + 5,
-        build_schedule({"shift": 1.0}, num_steps, grid="linspace"), partial(KERNELS["dance_sde"], noise_level=0.3),
+        build_schedule({"shift": 1.0}, num_steps, grid="linspace"), replace(KERNELS["dance_sde"], noise_level=0.3),
         node_noise, splits=splits, children=children, stochastic=stochastic, batch_size=4,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Moving windows, subsets and thinned schedules against the published tables."""
+"""Moving windows and thinned schedules against the published tables."""
 
 from __future__ import annotations
 
@@ -11,23 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.samplers import (
-    WINDOW_STRATEGIES,
-    branch_start,
+from flowrl.samplers.schedules import linspace_sigmas
+from flowrl.samplers.windows import (
     exponential_decay,
     flash_points,
     flash_tail,
-    leading,
     linear_decay,
-    linspace_sigmas,
     mixgrpo_window,
-    random_subset,
-    solve,
-    sub_schedule,
     thinned_steps,
-    window_starts,
 )
-from flowrl.trajectory import Schedule
 
 
 @pytest.mark.parametrize(
@@ -86,7 +78,7 @@ def test_decaying_windows_stay_as_long_as_they_should(strategy: Any, published: 
 
 def test_random_windows_are_uniform_and_counted() -> None:
     drawn = [mixgrpo_window(25 * i, 10, 3, "random", seed=3) for i in range(700)]
-    assert {window[0] for window in drawn} == set(window_starts(10, 3, 0, 9))
+    assert {window[0] for window in drawn} == set(range(7))
     counts = Counter(window[0] for window in drawn)
     assert max(abs(count - 100) for count in counts.values()) < 4.5 * math.sqrt(100)
     assert [mixgrpo_window(i, 10, 3, "random", seed=3) for i in range(25)] == [drawn[0]] * 25
@@ -124,7 +116,7 @@ def test_every_step_but_the_last_is_trained(
 
 
 def test_windows_refuse() -> None:
-    with pytest.raises(ValueError, match=", ".join(WINDOW_STRATEGIES)):
+    with pytest.raises(ValueError, match="progressive, random, decay, exp_decay, frozen"):
         mixgrpo_window(0, 25, 4, "linear")  # type: ignore[arg-type]
     for size in (0, 25):
         with pytest.raises(ValueError, match=r"1 \.\. 24"):
@@ -134,34 +126,6 @@ def test_windows_refuse() -> None:
     for iteration, interval, stride in [(-1, 25, 1), (0, 0, 1), (0, 25, -1)]:
         with pytest.raises(ValueError, match="iteration >= 0"):
             mixgrpo_window(iteration, 25, 4, interval=interval, stride=stride)
-
-
-def test_leading_share() -> None:
-    assert leading(10, 0.99) == tuple(range(9))  # Flow-GRPO
-    assert leading(15, 0.6) == tuple(range(9))  # DanceGRPO's share of the 15 steps before the last
-    assert leading(10, 1.0) == tuple(range(10))
-    assert len(leading(100, 0.29)) == 29  # .29 * 100 is 28.999...
-    assert len(leading(25, 0.99)) == 24
-
-
-def test_random_subsets() -> None:
-    subsets = [random_subset(16, 9, 5, 0, sample) for sample in range(1500)]
-    assert all(len(set(subset)) == 9 and list(subset) == sorted(subset) for subset in subsets)
-    counts = Counter(step for subset in subsets for step in subset)
-    assert set(counts) == set(range(15))  # the last step is left out
-    # Each step is in a subset with probability 9/15: 900 times, standard deviation 19.
-    assert max(abs(count - 900) for count in counts.values()) < 4.5 * math.sqrt(1500 * 0.6 * 0.4)
-    assert subsets[:20] == [random_subset(16, 9, 5, 0, sample) for sample in range(20)]
-    assert len(set(subsets[:20])) > 15
-    assert [random_subset(16, 9, seed, it, 0) for seed, it in [(6, 0), (5, 1)]] != [subsets[0]] * 2
-    assert random_subset(4, 3, 0, 0, 0) == (0, 1, 2)
-
-
-def test_branch_starts() -> None:
-    starts = Counter(branch_start(11, 2, iteration) for iteration in range(1000))
-    assert set(starts) == set(range(5))
-    assert max(abs(count - 200) for count in starts.values()) < 4.5 * math.sqrt(1000 * 0.2 * 0.8)
-    assert branch_start(2, 0, 7) == branch_start(3, 0, 7) == 0
 
 
 FLASH = [(3, 0.4, 8, 11), (3, 0.2, 4, 7), (8, 0.4, 6, 14), (13, 0.4, 4, 17), (18, 0.4, 2, 20)]
@@ -203,30 +167,7 @@ def test_thinned_steps() -> None:
     assert [sum(len(thinned_steps(16, k, stride)) for k in range(8)) for stride in (1, 2)] == [92, 48]
 
 
-def test_sub_schedule_jumps_to_clean_data() -> None:
-    sigma = linspace_sigmas(6, 2.0)
-    full = Schedule(sigma=sigma, timestep=1000 * sigma[:-1])
-    thin = sub_schedule(full, thinned_steps(6, 1, 2))
-    assert thin.sigma.tolist() == [float(sigma[2]), float(sigma[3]), 0.0]
-    assert thin.timestep.tolist() == [float(full.timestep[2]), float(full.timestep[3])]
-    # On data that is a point mass at 2 the velocity is (x - 2) / sigma and one jump ends there.
-    x = torch.tensor([[0.3, -1.0]])
-    done = solve(lambda y, s, t: (y - 2) / s, x, thin, order=1)
-    torch.testing.assert_close(done, torch.full((1, 2), 2.0))
-    assert torch.equal(sub_schedule(full, range(6)).sigma, sigma)
-
-
-def test_subsets_and_schedules_refuse() -> None:
-    for fraction in (0.0, 1.1, math.nan):
-        with pytest.raises(ValueError, match="fraction must lie"):
-            leading(10, fraction)
-    with pytest.raises(ValueError, match="is none"):
-        leading(10, 0.05)
-    for count in (0, 16):
-        with pytest.raises(ValueError, match=r"1 \.\. 15"):
-            random_subset(16, count, 0, 0, 0)
-    with pytest.raises(ValueError, match="at least 2"):
-        branch_start(1, 0, 0)
+def test_schedules_refuse() -> None:
     for last in (-1, 24):
         with pytest.raises(ValueError, match=r"0 \.\. 23"):
             flash_tail(25, last, 0.4)
@@ -237,8 +178,3 @@ def test_subsets_and_schedules_refuse() -> None:
     for k, stride in [(-1, 1), (6, 1), (1, 0)]:
         with pytest.raises(ValueError, match="stride >= 1"):
             thinned_steps(6, k, stride)
-    sigma = linspace_sigmas(6)
-    full = Schedule(sigma=sigma, timestep=sigma[:-1])
-    for steps in [(), (2, 1), (1, 1), (-1, 2), (4, 6)]:
-        with pytest.raises(ValueError, match="ascend within"):
-            sub_schedule(full, steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from flowrl.rewards.embedded.realism import scene_images, world_features, world_realism
 from flowrl.rewards.references import WorldReferences
-from flowrl.statistics.kernel_distance import Kernel, kernel_change, kernel_distance, kernel_interval
+from flowrl.statistics.kernel_distance import kernel_change, kernel_interval
 from flowrl.world.scene_prompts import train_records
 
 
@@ -19,96 +20,84 @@ def normals(n: int, shift: float = 0.0, seed: int = 0, d: int = 4) -> np.ndarray
     return np.random.default_rng(seed).normal(size=(n, d)) + shift
 
 
+def distance(generated: np.ndarray, real: np.ndarray, labels: Sequence[Hashable] | None = None) -> float:
+    """The distance alone; without labels every row is on its own."""
+    return kernel_interval(generated, real, labels or range(len(real)), num_resamples=2).mean
+
+
 def test_by_hand() -> None:
-    """D = 1, generated {1, 2}, real {0, 1}: the cubic kernel of 1·2, 0·1 and the four pairs between."""
+    """D = 1, generated {1, 2}, real {0, 1}: one pair within each, and between them those of different rows."""
     a, b = np.array([[1.0], [2.0]]), np.array([[0.0], [1.0]])
-    between = (1 + 8 + 1 + 27) / 4
-    assert kernel_distance(a, b) == pytest.approx(27 + 1 - 2 * between, abs=1e-12)
     e = [math.exp(-k / 2) for k in (0.0, 1.0, 4.0)]
-    expected = e[1] + e[1] - 2 * (e[1] + e[0] + e[2] + e[1]) / 4
-    assert kernel_distance(a, b, kernel="gaussian") == pytest.approx(expected, abs=1e-12)
+    assert distance(a, b) == pytest.approx(e[1] + e[1] - 2 * (e[0] + e[2]) / 2, abs=1e-12)
 
 
 def test_pairs_of_one_label_do_not_count() -> None:
     """Labels p, p, q: of each set two of three pairs, of the nine between four."""
     a, b = np.array([[1.0], [2.0], [3.0]]), np.array([[0.0], [1.0], [2.0]])
-    labels = ["p", "p", "q"]
-    within = (4**3 + 7**3) / 2
-    real = (1 + 3**3) / 2
-    between = (3**3 + 5**3 + 1 + 4**3) / 4
-    found = kernel_distance(a, b, labels=labels, real_labels=labels)
-    assert found == pytest.approx(within + real - 2 * between, abs=1e-12)
+    e = [math.exp(-(k**2) / 2) for k in range(4)]
+    within = (e[2] + e[1]) / 2
+    between = (e[1] + e[0] + e[3] + e[2]) / 4
+    assert distance(a, b, ["p", "p", "q"]) == pytest.approx(2 * within - 2 * between, abs=1e-12)
 
 
-@pytest.mark.parametrize("kernel", ["cubic", "gaussian"])
-def test_unbiased_where_both_sets_are_alike_and_larger_the_further_apart(kernel: Kernel) -> None:
-    alike = [kernel_distance(normals(20, seed=2 * i), normals(20, seed=2 * i + 1), kernel=kernel) for i in range(400)]
+def test_unbiased_where_both_sets_are_alike_and_larger_the_further_apart() -> None:
+    alike = [distance(normals(20, seed=2 * i), normals(20, seed=2 * i + 1)) for i in range(400)]
     error = np.std(alike) / 20
     assert abs(np.mean(alike)) < 3 * error
     assert min(alike) < 0 < max(alike)
-    near, far = (kernel_distance(normals(200, s), normals(200, seed=1), kernel=kernel) for s in (0.5, 1.0))
+    near, far = (distance(normals(200, s), normals(200, seed=1)) for s in (0.5, 1.0))
     assert 0.05 < near < far
 
 
-def test_gaussian_kernel_of_shifted_normals_in_closed_form() -> None:
+def test_the_kernel_of_shifted_normals_in_closed_form() -> None:
     """E k over N(0,1) and N(s,1), D = 1: sqrt(1/3) exp(-s²/6) between, sqrt(1/3) within."""
     shift = 1.5
     expected = 2 * math.sqrt(1 / 3) * (1 - math.exp(-(shift**2) / 6))
-    found = [
-        kernel_distance(normals(100, shift, 2 * i, d=1), normals(100, seed=2 * i + 1, d=1), kernel="gaussian")
-        for i in range(60)
-    ]
+    found = [distance(normals(100, shift, 2 * i, d=1), normals(100, seed=2 * i + 1, d=1)) for i in range(60)]
     assert abs(np.mean(found) - expected) < 4 * np.std(found) / math.sqrt(60)
 
 
-@pytest.mark.parametrize("labelled", [False, True])
-def test_intervals_cover(labelled: bool) -> None:
+def test_intervals_cover() -> None:
     """Of 60 draws with prompts of their own means, most intervals hold the true distance (95 % nominal)."""
     shift, hits = 1.5, 0
     for i in range(60):
         rng = np.random.default_rng(i)
-        labels = np.repeat(np.arange(40), 2) if labelled else None
-        own = np.repeat(rng.normal(size=(40, 1)) * 0.8, 2, axis=0) if labelled else rng.normal(size=(80, 1)) * 0.8
+        labels = np.repeat(np.arange(40), 2).tolist()
+        own = np.repeat(rng.normal(size=(40, 1)) * 0.8, 2, axis=0)
         real, made = (own + 0.6 * rng.normal(size=(80, 1)) for _ in range(2))
-        rows = None if labels is None else labels.tolist()
-        interval = kernel_interval(
-            made + shift, real, kernel="gaussian", labels=rows, real_labels=rows, num_resamples=200, seed=i
-        )
+        interval = kernel_interval(made + shift, real, labels, num_resamples=200, seed=i)
         assert interval.low <= interval.mean <= interval.high
         hits += interval.low <= 2 * math.sqrt(1 / 3) * (1 - math.exp(-(shift**2) / 6)) <= interval.high
     assert hits >= 50
 
 
 def test_a_paired_change_is_surer_than_two_intervals() -> None:
-    before, real = normals(60, 1.0), normals(60, seed=1)
+    before, real, labels = normals(60, 1.0), normals(60, seed=1), range(60)
     after = before - 0.1
-    change = kernel_change(before, after, real, kernel="gaussian", num_resamples=300)
-    first, second = (kernel_interval(x, real, kernel="gaussian", num_resamples=300) for x in (before, after))
+    change = kernel_change(before, after, real, labels, num_resamples=300)
+    first, second = (kernel_interval(x, real, labels, num_resamples=300) for x in (before, after))
     assert change.mean == pytest.approx(second.mean - first.mean, abs=1e-12)
     assert change.high < 0
     assert change.high - change.low < 0.6 * (first.high - first.low)
     assert second.high > first.low, "which overlap"
-    assert kernel_change(before, after, real, kernel="gaussian", num_resamples=300) == change, "the seed decides"
+    assert kernel_change(before, after, real, labels, num_resamples=300) == change, "the seed decides"
 
 
 def test_errors() -> None:
-    a, b = normals(4), normals(4, seed=1)
-    with pytest.raises(ValueError, match=r"generated must be at least two feature vectors \[N, D\], got .* \[1, 4\]"):
-        kernel_distance(a[:1], b)
-    with pytest.raises(ValueError, match="the same features, got 4 and 3"):
-        kernel_distance(a, b[:, :3])
-    with pytest.raises(ValueError, match="real holds numbers that are not finite"):
-        kernel_distance(a, b * np.nan)
-    with pytest.raises(ValueError, match=r"labels \(4\) and real_labels \(none\) must name"):
-        kernel_distance(a, b, labels=list("abcd"))
-    with pytest.raises(ValueError, match=r"the same two or more values, got 4 and 3, of which one side only has 'd'"):
-        kernel_distance(a, b, labels=list("abcd"), real_labels=list("abcc"))
-    with pytest.raises(ValueError, match="level must lie between 0 and 1, got 95"):
-        kernel_interval(a, b, level=95)
+    a, b, labels = normals(4), normals(4, seed=1), list("abcd")
+    with pytest.raises(ValueError, match=r"one label per row and .* got the shape \[1, 4\] and 4 labels"):
+        kernel_interval(a[:1], b, labels)
+    with pytest.raises(ValueError, match=r"4 labels, 1 of them different"):
+        kernel_interval(a, b, ["a"] * 4)
+    with pytest.raises(ValueError, match=r"the same features, got the shapes \[4, 4\] and \[4, 3\]"):
+        kernel_interval(a, b[:, :3], labels)
+    with pytest.raises(ValueError, match="hold numbers that are not finite"):
+        kernel_interval(a, b * np.nan, labels)
     with pytest.raises(ValueError, match="num_resamples must be at least 1, got 0"):
-        kernel_interval(a, b, num_resamples=0)
-    with pytest.raises(ValueError, match="must pair"):
-        kernel_change(a, a[:3], b)
+        kernel_interval(a, b, labels, num_resamples=0)
+    with pytest.raises(ValueError, match="one label per row"):
+        kernel_change(a, a[:3], b, labels)
     with pytest.raises(ValueError, match="got 2 images and 3 records"):
         world_realism(torch.zeros(2, 3, 64, 64), train_records()[:3])
 

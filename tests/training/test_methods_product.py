@@ -1,6 +1,6 @@
 """Any credit with any advantages, any policy-gradient objective and any kernel that has a density.
 
-The product has 9 x 9 x 4 x 6 choices, and more with what else can be set. It is covered in two ways:
+The product has 9 x 9 x 4 x 7 choices, and more with what else can be set. It is covered in two ways:
 
 - complete, on the functions that an iteration consists of: sampled paths, credit, advantages, and the loss of each
   transition with its gradient, which at ratio 1 has a closed form (`test_the_complete_product...`);
@@ -30,6 +30,7 @@ from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
 from flowrl.pipelines import PIPELINES
 from flowrl.recipes import grpo
+from flowrl.samplers import KERNELS
 from flowrl.training.assignment import advantages, all_ends, credit_of
 from flowrl.training.loop import Loop
 from flowrl.training.paths import sample_paths, sampler_at
@@ -51,8 +52,8 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "objective": {name: (f"objective.name={name}",) for name in ("clip", "guard", "dppo", "reinforce")},
     "kernel": {
-        name: (f"sampler.kernel={name}",)
-        for name in ("flow_sde", "dance_sde", "cps", "ddim_flow", "wan_sde", "dpm_sde")
+        **{name: (f"sampler.kernel={name}",) for name, kernel in KERNELS.items() if kernel.stochastic},
+        "published_cps": ("sampler.kernel=cps", "sampler.log_prob=published"),
     },
     "average": {
         name: (f"loss_aggregation={name}",) for name in ("rows", "samples", "sum_of_samples", "balanced")
@@ -156,7 +157,10 @@ def test_an_iteration_of_any_combination(toy: Path, choice: Choice) -> None:
 @pytest.mark.parametrize("kernel", FACTORS["kernel"])
 @pytest.mark.parametrize("credit", FACTORS["credit"])
 def test_the_complete_product_has_the_closed_form_gradient_at_ratio_one(toy: Path, credit: str, kernel: str) -> None:
-    """d loss / d mean is `-A (produced - mean) / (std^2 D)`; guard's has std in place of std^2, and 1 / abs(c)."""
+    """d loss / d mean is `-A (produced - mean) / (std^2 D)`; guard's has std in place of std^2, and 1 / abs(c).
+
+    The published log-probability of CPS has 1/2 in place of std^2, which guard does not see.
+    """
     for two in (False, True):
         rewards = (reward_list(toy.parent, "brightness", "redness"),) if two else ()
         loop, table = _sampled(config_of(toy, {"credit": credit, "kernel": kernel}, *rewards))
@@ -198,15 +202,18 @@ def _check_objectives(loop: Loop, batch: Any, sampled: Any, output: Any, kernel:
         for name, objective in OBJECTIVES.items():
             loss = objective.function(scored)
             (gradient,) = torch.autograd.grad(loss.sum(), leaf.mean, retain_graph=True)
-            torch.testing.assert_close(gradient, _gradient(name, scored), atol=1e-6, rtol=2e-4)
+            torch.testing.assert_close(
+                gradient, _gradient(name, scored, loop.config.sampler.log_prob), atol=1e-6, rtol=2e-4
+            )
             scale = 1 / abs(scored.sensitivity) if name == "guard" else 1.0
             torch.testing.assert_close(loss.detach(), -scale * scored.advantage, atol=1e-6, rtol=1e-5)
 
 
-def _gradient(name: str, scored: Scored) -> Tensor:
+def _gradient(name: str, scored: Scored, log_prob: str) -> Tensor:
     mean, std, dims = scored.new.mean.detach(), scored.new.std, scored.produced[0].numel()
     xi = (scored.produced - mean) / std
-    towards = xi / abs(scored.sensitivity) if name == "guard" else xi / std
+    each = xi / std if log_prob == "gaussian" else 2 * xi * std
+    towards = xi / abs(scored.sensitivity) if name == "guard" else each
     return -scored.advantage.view(-1, *[1] * (mean.ndim - 1)) * towards / dims
 
 

@@ -16,7 +16,7 @@ from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS, TASKS
 
 GenEvalRecord = dict[str, Any]
 
-PUBLISHED_SEED, PUBLISHED_DRAWS = 43, 100
+_SEED, _DRAWS = 43, 100  # the authors'
 
 CLASSES = tuple(
     "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"
@@ -33,25 +33,15 @@ _PERSON = CLASSES.index("person")
 
 
 def published_records() -> list[GenEvalRecord]:
-    """The 553 records of the official metadata file."""
-    return draw_records(seed=PUBLISHED_SEED, num_draws=PUBLISHED_DRAWS)
+    """The 553 records of the official metadata file: every class once, then a hundred draws of each other task.
 
-
-def draw_records(*, seed: int, num_draws: int) -> list[GenEvalRecord]:
-    """Records of all six tasks from one generator: every class once, then `num_draws` draws of each other task.
-
-    Records that were drawn before are left out, so a task may end with fewer. No colour is asked of a person.
-
-    Raises:
-        ValueError: `num_draws` is negative.
+    Records that were drawn before are left out, so that tasks end with fewer. No colour is asked of a person.
     """
-    if num_draws < 0:
-        raise ValueError(f"num_draws must be at least 0, got {num_draws}: the official file has 100 of each task")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(_SEED)
     records = [_single_object(int(i)) for i in rng.choice(len(CLASSES), size=len(CLASSES), replace=False)]
     draw: Callable[[np.random.Generator], GenEvalRecord]
     for draw in (_two_object, _counting, _colors, _position, _color_attr):
-        records += [draw(rng) for _ in range(num_draws)]
+        records += [draw(rng) for _ in range(_DRAWS)]
     return list({json.dumps(record): record for record in records}.values())
 
 

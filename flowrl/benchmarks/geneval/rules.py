@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl.benchmarks.geneval.detections import (
-    GENEVAL_THRESHOLDS,
     Detection,
-    Thresholds,
     first_violation,
     keep_detections,
 )
@@ -39,8 +37,6 @@ def verdict(
     detections: Iterable[Detection],
     metadata: Mapping[str, Any],
     color_of: ColorFn | None = None,
-    *,
-    thresholds: Thresholds = GENEVAL_THRESHOLDS,
 ) -> Verdict:
     """Judges one image by the benchmark's own rule.
 
@@ -51,19 +47,18 @@ def verdict(
         detections: what the detector found, unfiltered; the thresholds are applied here.
         metadata: the record of the prompt.
         color_of: names the colour of one detection; needed only for records that ask for colours.
-        thresholds: the benchmark's constants.
 
     Raises:
         ValueError: for a malformed record, or one that asks for a colour when `color_of` is missing.
     """
     record = parse_record(metadata)
     color_fn = _color_fn(record, color_of)
-    kept = keep_detections(detections, record.tag, thresholds)
+    kept = keep_detections(detections, record.tag)
     reasons: list[str] = []
     matched: list[list[Detection] | None] = []  # the objects of each clause, None where the clause does not hold
     for clause in record.include:
         found = kept.get(clause.label, [])[: clause.count]
-        reason = _clause_failure(clause, found, matched, color_fn, thresholds.position)
+        reason = _clause_failure(clause, found, matched, color_fn)
         reasons.extend([reason] if reason else [])
         matched.append(None if reason else found)
     for clause in record.exclude:
@@ -87,7 +82,7 @@ def _color_fn(record: Record, color_of: ColorFn | None) -> ColorFn:
 
 
 def _clause_failure(
-    clause: Clause, found: list[Detection], matched: list[list[Detection] | None], color_of: ColorFn, threshold: float
+    clause: Clause, found: list[Detection], matched: list[list[Detection] | None], color_of: ColorFn
 ) -> str:
     """Why a clause does not hold under the benchmark's rule, in the benchmark's words; "" where it holds."""
     if len(found) < clause.count:
@@ -105,7 +100,7 @@ def _clause_failure(
         reference = matched[target]
         if reference is None:
             return f"no target for {clause.label} to be {relation}"
-        seen_relations = first_violation(found, reference, relation, threshold)
+        seen_relations = first_violation(found, reference, relation)
         if seen_relations is not None:
             names_found = " and ".join(sorted(seen_relations))
             return f"expected {clause.label} {relation} target, found {names_found} target"
@@ -118,7 +113,6 @@ def graded(
     color_of: ColorFn | None = None,
     *,
     reference_position_quirk: bool = True,
-    thresholds: Thresholds = GENEVAL_THRESHOLDS,
 ) -> float:
     """Partial credit for one image: the mean of the terms below over all include clauses; exclude is ignored.
 
@@ -138,12 +132,11 @@ def graded(
         color_of: names the colour of one detection; needed only for records that ask for colours.
         reference_position_quirk: the published reward code adds a 1 after the 0 of a wrong relation too, so that a
             wrong relation between the right objects earns 0.75, not 2/3. True reproduces it, False leaves the 1 away.
-        thresholds: the benchmark's constants.
 
     Returns:
         A number of at most 1; 1 if and only if `strict` holds.
     """
-    terms, _ = _exact_terms(detections, metadata, color_of, thresholds, reference_position_quirk)
+    terms, _ = _exact_terms(detections, metadata, color_of, reference_position_quirk)
     return sum(terms) / len(terms)
 
 
@@ -151,11 +144,9 @@ def strict(
     detections: Iterable[Detection],
     metadata: Mapping[str, Any],
     color_of: ColorFn | None = None,
-    *,
-    thresholds: Thresholds = GENEVAL_THRESHOLDS,
 ) -> bool:
     """True if every include clause holds with exactly its count, exactly its coloured count and every relation."""
-    _, holds = _exact_terms(detections, metadata, color_of, thresholds, True)
+    _, holds = _exact_terms(detections, metadata, color_of, True)
     return holds
 
 
@@ -163,13 +154,12 @@ def _exact_terms(
     detections: Iterable[Detection],
     metadata: Mapping[str, Any],
     color_of: ColorFn | None,
-    thresholds: Thresholds,
     quirk: bool,
 ) -> tuple[list[float], bool]:
     """The terms of `graded`, and whether every clause holds exactly."""
     record = parse_record(metadata)
     color_fn = _color_fn(record, color_of)
-    kept = keep_detections(detections, record.tag, thresholds)
+    kept = keep_detections(detections, record.tag)
     terms: list[float] = []
     matched: list[list[Detection] | None] = []
     for clause in record.include:
@@ -186,7 +176,7 @@ def _exact_terms(
         if holds and clause.position is not None:
             relation, target = clause.position
             reference = matched[target]
-            holds = reference is not None and first_violation(found, reference, relation, thresholds.position) is None
+            holds = reference is not None and first_violation(found, reference, relation) is None
             terms.append(float(holds))
             if quirk and reference is not None and not holds:
                 terms.append(1.0)

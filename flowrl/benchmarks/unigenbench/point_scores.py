@@ -19,6 +19,7 @@ from flowrl.benchmarks.unigenbench.points import primary_of
 from flowrl.statistics.bootstrap import Interval
 
 OVERALL = "overall"
+_LEVEL, _RESAMPLES = 0.95, 2000  # R
 
 Row = tuple[Sequence[str], Sequence[Any] | None]
 
@@ -96,10 +97,8 @@ def _met(points: Sequence[str], scores: Sequence[Any] | None) -> list[bool] | No
     return [isinstance(score, int | float) and score == 1 for score in scores]
 
 
-def score_intervals(
-    rows: Sequence[Row], prompts: Sequence[Hashable], *, level: float = 0.95, num_resamples: int = 2000, seed: int = 0
-) -> dict[str, Interval]:
-    """`overall` and every primary dimension with its bootstrap interval, prompts drawn with replacement.
+def score_intervals(rows: Sequence[Row], prompts: Sequence[Hashable], *, seed: int = 0) -> dict[str, Interval]:
+    """`overall` and every primary dimension with its 95 % bootstrap interval, prompts drawn with replacement.
 
     Images of a prompt stay together, and all dimensions see the same draws, since a prompt has points in several.
     Intervals are widened as in `flowrl.statistics.bootstrap`; a dimension that a single prompt has gets NaN bounds.
@@ -107,23 +106,19 @@ def score_intervals(
     Args:
         rows: one an image.
         prompts: [N] what tells the prompts apart.
-        level: of the intervals.
-        num_resamples: R.
         seed: same seed, same intervals.
 
     Raises:
         ValueError: no rows that were judged, or another number of prompts than of rows.
     """
     counts = _counts(rows, prompts)
-    return _as_intervals(_point(counts), _replicates(counts, num_resamples, seed), level)
+    return _as_intervals(_point(counts), _replicates(counts, seed))
 
 
 def paired_intervals(
     before: tuple[Sequence[Row], Sequence[Hashable]],
     after: tuple[Sequence[Row], Sequence[Hashable]],
     *,
-    level: float = 0.95,
-    num_resamples: int = 2000,
     seed: int = 0,
 ) -> dict[str, Interval]:
     """After minus before, for `overall` and the primary dimensions that both have; the same prompts are drawn in both.
@@ -131,8 +126,6 @@ def paired_intervals(
     Args:
         before: (rows, prompts), as `score_intervals` takes them.
         after: the same of the other model.
-        level: of the intervals.
-        num_resamples: R.
         seed: same seed, same intervals.
 
     Raises:
@@ -147,12 +140,11 @@ def paired_intervals(
         )
     first, second = found[0], found[1].ordered(found[0].prompts)
     points = [_point(counts) for counts in (first, second)]
-    replicates = [_replicates(counts, num_resamples, seed) for counts in (first, second)]
+    replicates = [_replicates(counts, seed) for counts in (first, second)]
     shared = [name for name in points[0] if name in points[1]]
     return _as_intervals(
         {name: points[1][name] - points[0][name] for name in shared},
         {name: replicates[1][name] - replicates[0][name] for name in shared},
-        level,
     )
 
 
@@ -195,10 +187,10 @@ def _point(counts: _Counts) -> dict[str, float]:
     return {OVERALL: float(accuracy.mean())} | dict(zip(counts.names, accuracy.tolist(), strict=True))
 
 
-def _replicates(counts: _Counts, num_resamples: int, seed: int) -> dict[str, Float[np.ndarray, " r"]]:
+def _replicates(counts: _Counts, seed: int) -> dict[str, Float[np.ndarray, " r"]]:
     """Accuracies of R draws of the prompts, widened by sqrt(U/(U-1)); a draw that misses a dimension has NaN there."""
     units = len(counts.prompts)
-    drawn = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=num_resamples)
+    drawn = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=_RESAMPLES)
     weight_RU = drawn.astype(np.float64)
     total = weight_RU @ counts.total
     accuracy = np.divide(weight_RU @ counts.correct, total, out=np.full_like(total, math.nan), where=total > 0)
@@ -217,12 +209,12 @@ def _replicates(counts: _Counts, num_resamples: int, seed: int) -> dict[str, Flo
 
 
 def _as_intervals(
-    points: Mapping[str, float], replicates: Mapping[str, Float[np.ndarray, " r"]], level: float
+    points: Mapping[str, float], replicates: Mapping[str, Float[np.ndarray, " r"]]
 ) -> dict[str, Interval]:
     found = {}
     for name, mean in points.items():
         known = replicates[name][~np.isnan(replicates[name])]
-        low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2]) if len(known) else (math.nan, math.nan)
+        low, high = np.quantile(known, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2]) if len(known) else (math.nan, math.nan)
         low, high = (float(low), float(high)) if math.isnan(low) else (min(float(low), mean), max(float(high), mean))
         found[name] = Interval(mean=mean, low=low, high=high)
     return found

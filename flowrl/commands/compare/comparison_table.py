@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flowrl.commands.compare.measure import DIVERSITY_TEXT
-from flowrl.commands.compare.result import SCORE, MethodResult, Results
+from flowrl.commands.compare.result import MethodResult, Results
 from flowrl.statistics.crossed import Estimate
 from flowrl.training.drift import KL_TEXT
+from flowrl.training.evaluation_rows import SCORE
 
 COLUMNS = 80
 _NO = "\u2013"
@@ -53,7 +54,7 @@ def seeds_in_words(results: Results) -> str:
 
 def text(results: Results) -> str:
     """All tables for a terminal."""
-    blocks = [textwrap.fill(line, COLUMNS) for line in (heading(results), verdict(results), *results.notes)]
+    blocks = [textwrap.fill(line, COLUMNS) for line in (heading(results), conclusion(results), *results.notes)]
     blocks += [_aligned(table.title, table.head, table.rows) for table in tables(results)]
     if results.missing:
         blocks.append("Not in the tables:\n" + "\n".join(f"  {name}: {state}" for name, state in results.missing))
@@ -63,7 +64,7 @@ def text(results: Results) -> str:
 def markdown(results: Results, *, command: str, provenance: Sequence[str]) -> str:
     """All tables with their notes, and how they were made."""
     parts = [f"# {metric_name(results.metric)[0].upper()}{metric_name(results.metric)[1:]} by method", heading(results)]
-    parts += [verdict(results), *results.notes]
+    parts += [conclusion(results), *results.notes]
     for table in tables(results):
         head = "| " + " | ".join(table.head) + " |"
         rule = "|" + "|".join([":--", *["--:"] * (len(table.head) - 1)]) + "|"
@@ -87,8 +88,8 @@ def heading(results: Results) -> str:
     )
 
 
-def verdict(results: Results) -> str:
-    """What was found: the best method, and how many differ from the baseline for sure."""
+def conclusion(results: Results) -> str:
+    """What was found: the best method, and for how many the difference to the baseline is established."""
     best, write = results.methods[0], _number(results)
     name = results.label(results.baseline)
     said = f"Highest: {results.label(best.name)}, {write(best.score.mean)} (95 % {_bounds(best.score, write)})."

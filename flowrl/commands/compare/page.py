@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowrl.commands.compare.comparison_figures import forest, key, reward_chart, scatter, score_chart, shots
-from flowrl.commands.compare.comparison_table import Table, heading, metric_name, tables, verdict
+from flowrl.commands.compare.comparison_table import conclusion, heading, metric_name, tables
 from flowrl.commands.compare.result import Results
 from flowrl.html.document import document
-from flowrl.html.markup import esc, plural, section, table
-
-EXTRA_CSS = """
-.shots td,.shots th{padding:6px;text-align:left;white-space:normal;font-size:.85rem}.shots th{max-width:9rem}
-.shots img{display:block;width:112px;height:auto;border-radius:4px}
-.one{margin-top:12px;max-width:760px}.line.c0{stroke-width:1.4;opacity:.55}.dot.c0{opacity:.7}
-.tables .muted{margin-top:8px}.tables h3{margin-top:26px}
-"""
+from flowrl.html.markup import card, code, esc, notes_box, plural, section, titled_table
 
 DISTANCE_CAPTION = (
     "Large dots are means over seeds, small ones seeds. Up and left is better: more score for less change. What the "
@@ -30,31 +23,29 @@ REWARD_CAPTION = (
 def render(results: Results, *, command: str, provenance: Sequence[str], title: str) -> str:
     """The whole page as HTML."""
     metric = metric_name(results.metric)
-    curves = "".join(
-        f'<figure class="card">{chart}</figure>' for cost in ("nfe", "seconds") if (chart := score_chart(results, cost))
-    )
+    curves = "".join(card(score_chart(results, cost)) for cost in ("nfe", "seconds"))
     notes = [*results.notes, *(f"{name} is not in the tables: {state}" for name, state in results.missing)]
-    listed = "".join(f"<li>{esc(note)}</li>" for note in notes)
+    listed = "".join(titled_table(part.title, part.head, part.rows, part.note) for part in tables(results))
     body = "".join([
-        f'<p class="summary">{esc(verdict(results))}</p><p class="muted">{esc(heading(results))}</p>',
-        f'<ul class="notes">{listed}</ul>' if notes else "",
+        f'<p class="summary">{esc(conclusion(results))}</p><p class="muted">{esc(heading(results))}</p>',
+        notes_box(notes),
         section("curves", f"{metric[0].upper()}{metric[1:]} over its cost",
                 f'<div class="two">{curves}</div>{key(results)}',
                 "At the evaluations, mean over seeds. What evaluation costs is not counted."),
         section("differences", f"Difference to {results.label(results.baseline)} at the end",
-                _figure(forest(results)),
+                card(forest(results), style=" one"),
                 "Same seeds, prompts and start noise on both sides. Right of the line is better than the baseline; an "
                 "interval that crosses the line leaves the sign open. The table has p-values that allow for the number "
                 "of methods."),
         section("distance", "Distance from the base model, and training reward", _pair(results)),
-        section("tables", "Tables", f'<div class="tables">{"".join(_table(part) for part in tables(results))}</div>'),
+        section("tables", "Tables", f'<div class="tables">{listed}</div>'),
         section("images", "Images", shots(results),
                 "Same prompts and start noise in every row, spread evenly over the evaluation, not picked; the first "
                 "seed of each method after training."),
         section("settings", "Settings and commands", _settings(command, provenance)),
     ])  # fmt: skip
     footer = "Written by <code>flowrl compare</code> from the files of the runs."
-    return document(title, body, lead=_counts(results), footer=footer, css=EXTRA_CSS)
+    return document(title, body, lead=_counts(results), footer=footer)
 
 
 def _counts(results: Results) -> str:
@@ -63,24 +54,14 @@ def _counts(results: Results) -> str:
     return " · ".join([plural(len(results.methods), "method"), state, esc(results.journal.get("created", ""))])
 
 
-def _figure(chart: str) -> str:
-    return f'<figure class="card one">{chart}</figure>' if chart else ""
-
-
 def _pair(results: Results) -> str:
     charts = "".join(
-        f'<figure class="card">{chart}<figcaption>{esc(words)}</figcaption></figure>'
-        for chart, words in ((scatter(results), DISTANCE_CAPTION), (reward_chart(results), REWARD_CAPTION)) if chart
-    )  # fmt: skip
+        card(chart, below=f"<figcaption>{esc(words)}</figcaption>")
+        for chart, words in ((scatter(results), DISTANCE_CAPTION), (reward_chart(results), REWARD_CAPTION))
+    )
     return f'<div class="two">{charts}</div>{key(results)}' if charts else ""
-
-
-def _table(part: Table) -> str:
-    rows = [[esc(cell) for cell in row] for row in part.rows]
-    note = f'<p class="muted">{esc(part.note)}</p>' if part.note else ""
-    return f"<h3>{esc(part.title)}</h3>{table(part.title, [esc(cell) for cell in part.head], rows)}{note}"
 
 
 def _settings(command: str, provenance: Sequence[str]) -> str:
     lines = "".join(f"<li>{esc(line)}</li>" for line in provenance)
-    return f'<pre tabindex="0"><code>{esc(command)}</code></pre><ul>{lines}</ul>'
+    return f"{code(command)}<ul>{lines}</ul>"

@@ -65,7 +65,7 @@ def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
         asked = Question(**{**asked, "overrides": tuple(asked["overrides"])})
         if not files and not overrides:  # the folder says it all, but for more seeds
             budget, limit = (asked.budget, asked.limit) if parsed.budget is None else parse_budget(parsed.budget)
-            seeds, evals = parsed.seeds or asked.seeds, parsed.evals or asked.evals
+            seeds, evals = parsed.num_seeds or asked.seeds, parsed.evals or asked.evals
             return _joined(asked, replace(asked, seeds=seeds, evals=evals, budget=budget, limit=limit))
     if parsed.budget is None and asked is None:
         raise ValueError("give a budget: --budget nfe=200000, --budget seconds=600 or --budget images=5000")
@@ -83,11 +83,9 @@ def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
         methods[path.stem] = name
     question = Question(
         methods=methods, settings={stem: read_with_base(find_config(name)) for stem, name in methods.items()},
-        seeds=parsed.seeds or (asked.seeds if asked else 3), budget=budget, limit=limit,
+        seeds=parsed.num_seeds or (asked.seeds if asked else 3), budget=budget, limit=limit,
         evals=parsed.evals or (asked.evals if asked else 2), overrides=overrides,
     )  # fmt: skip
-    if question.seeds < 1 or question.evals < 1:
-        raise ValueError(f"--seeds ({question.seeds}) and --evals ({question.evals}) must be at least 1")
     for method, seed in question.runs[: len(methods)]:
         settings_of(question, method, seed)  # a wrong key is said before hours are spent
     return question if asked is None else _joined(asked, question)
@@ -167,7 +165,7 @@ def command(question: Question, folder: Path, jobs: int = 1) -> str:
     limit = f"{question.budget}={question.limit:g}"
     if float(limit.partition("=")[2]) != question.limit:
         limit = f"{question.budget}={question.limit!r}"
-    words = ["flowrl", "compare", *question.methods.values(), "--seeds", str(question.seeds), "--budget", limit]
+    words = ["flowrl", "compare", *question.methods.values(), "--num-seeds", str(question.seeds), "--budget", limit]
     words += ["--evals", str(question.evals), "--jobs", str(jobs), "--out", str(folder), *question.overrides]
     return shlex.join(words)
 

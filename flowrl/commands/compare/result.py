@@ -1,7 +1,7 @@
 """From run folders to the numbers of a comparison: scores, differences to the baseline, costs, KL and diversity.
 
 Only finished runs count; the others are listed. Every interval is over training seeds and prompts together
-(`statistics`).
+(`flowrl.statistics.crossed`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from flowrl.commands.report.run_data import RunData, read_run
 from flowrl.config.strict_yaml import closest
 from flowrl.statistics.bootstrap import ScoreRow
 from flowrl.statistics.crossed import Estimate, cost_to_reach, crossed_difference, crossed_estimate, holm, mean_curve
-from flowrl.training.heldout import score_rows
+from flowrl.training.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_rows
 
-SCORE = "eval/geneval/score"
 COSTS = {"nfe": "nfe/total", "seconds": "seconds/total"}
 SHARES = (1 / 3, 2 / 3, 1.0)
 """Shares of the baseline's gain whose cost is tabulated."""
@@ -135,7 +134,7 @@ def read_results(
     notes = []
     if baseline not in {run.method for run in runs}:
         notes.append(f"No run of the baseline {baseline} is finished: there are no differences to it.")
-    metric = metric or default_metric(runs[0].data.evaluations[-1])
+    metric = metric or main_metric(runs[0].data.evaluations[-1]) or SCORE
     for run in runs:
         check_metric(metric, run.data.evaluations[-1], run.data.name)
     by_method: dict[str, list[RunResult]] = {}
@@ -157,51 +156,29 @@ def read_results(
     )  # fmt: skip
 
 
-def default_metric(row: Mapping[str, Any]) -> str:
-    """The GenEval score where an evaluation has one, else its first reward."""
-    return SCORE if SCORE in row else next(key for key in row if key.startswith("eval/reward/"))
-
-
 def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
     """Refuses a metric that an evaluation does not have.
 
     Raises:
         ValueError: names those there are.
     """
-    kinds = ("eval/geneval/", "eval/reward/")  # what has a value for every image
-    keys = [key for key in row if key.startswith(kinds) and not key.endswith(("_low", "_high"))]
+    keys = [key for key in row if key.startswith((GENEVAL, REWARD)) and not key.endswith(("_low", "_high"))]
     if metric not in keys:
         near = closest(metric, keys)
         hint = f"did you mean {near}?" if near else f"there are {', '.join(keys)}"
         raise ValueError(f"--metric {metric!r} is not in the evaluations of {name}: {hint}")
 
 
-def image_values(rows: Sequence[Mapping[str, Any]], metric: str) -> list[ScoreRow]:
-    """An evaluation's images with what the metric averages; the GenEval score keeps its tasks, others have one."""
-    if metric == SCORE:
-        return score_rows(rows)
-    kind, _, name = metric.removeprefix("eval/").partition("/")
-    if kind == "reward":
-        values = [(row, row["rewards"][name]) for row in rows]
-    elif name == "graded":
-        values = [(row, row["graded"]) for row in rows]
-    else:
-        values = [(row, row["correct"]) for row in rows if row["task"] == name]
-    return [
-        ScoreRow(task="", prompt=row["prompt_id"], sample=row["sample"], value=float(value)) for row, value in values
-    ]
-
-
 def final_images(run: RunResult, metric: str) -> list[ScoreRow]:
     """The images of a run's last evaluation."""
-    return image_values(run.data.image_rows[run.last], metric)
+    return score_rows(run.data.image_rows[run.last], metric)
 
 
 def start_images(run: RunResult, metric: str) -> list[ScoreRow] | None:
     """The images of the evaluation before training; None without one."""
     if run.start is None or 0 not in run.start.image_rows:
         return None
-    return image_values(run.start.image_rows[0], metric)
+    return score_rows(run.start.image_rows[0], metric)
 
 
 def short_names(methods: Sequence[str]) -> dict[str, str]:

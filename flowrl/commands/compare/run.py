@@ -16,15 +16,13 @@ from flowrl.commands.compare.report import write
 from flowrl.commands.compare.trainings import Comparison
 
 
-def compare(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
     """Runs what is missing, then writes table and page; returns 0, 1 where a run failed, 130 when interrupted.
 
     Raises:
         ValueError: a configuration, option or override is wrong, or the folder holds another comparison.
     """
     folder: Path = parsed.out
-    if parsed.jobs < 1:
-        raise ValueError(f"--jobs must be at least 1, got {parsed.jobs}")
     known = read_journal(folder)
     question = ask(parsed, known)
     given = {"baseline": parsed.baseline, "metric": parsed.metric, "targets": parsed.targets}

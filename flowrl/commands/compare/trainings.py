@@ -6,7 +6,6 @@ notes what happened. A lock that the trainings inherit keeps two comparisons out
 
 from __future__ import annotations
 
-import fcntl
 import json
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from typing import IO, Any, Protocol
 from flowrl.commands.compare.question import JOURNAL, Question, base_key, overrides_of, run_name, settings_of
 from flowrl.commands.compare.standing import Display, spent_share
 from flowrl.config.train import find_config
-from flowrl.files import write_atomically
+from flowrl.files import locked, write_atomically
 
 _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 
@@ -80,7 +79,12 @@ class Comparison:
             ValueError: another comparison works in the folder.
         """
         start = start_process if start is None else start
-        with _locked(self.folder) as lock, self._watching_interrupts(), Display(self.folder, self.question) as display:
+        busy = "another comparison, or a training that it started,"
+        with (
+            locked(self.folder, busy) as lock,
+            self._watching_interrupts(),
+            Display(self.folder, self.question) as display,
+        ):
             self._write()
             waiting = [name for name, entry in self._runs().items() if entry["state"] == "waiting"]
             while self.working or (waiting and not self.interrupts):
@@ -94,7 +98,7 @@ class Comparison:
                 display.update(self._runs(), self.working)
                 if self.working:
                     time.sleep(_LOOK_EVERY)
-        return self._verdict()
+        return self._conclude()
 
     def _runs(self) -> dict[str, Any]:
         runs: dict[str, Any] = self.journal["runs"]
@@ -143,7 +147,7 @@ class Comparison:
         display.ended(name, entry)
         self._write()
 
-    def _verdict(self) -> int:
+    def _conclude(self) -> int:
         states = {name: entry["state"] for name, entry in self._runs().items()}
         failed = [name for name, state in states.items() if state == "failed"]
         done = sum(state == "finished" for state in states.values())
@@ -151,7 +155,7 @@ class Comparison:
         for name in failed:
             print(f"  {name}: {self._runs()[name]['error']}\n    {self.folder / 'logs' / name}.log")
         if self.interrupts:
-            print(f"\nStopped. Go on with:\n  flowrl compare --out {self.folder} --jobs {self.journal['jobs']}")
+            print(f"\nStopped. Continue with:\n  flowrl compare --out {self.folder} --jobs {self.journal['jobs']}")
             print(f"A table of what is there:\n  flowrl compare --out {self.folder} --report-only")
             return 130
         return 1 if failed else 0
@@ -178,24 +182,6 @@ class Comparison:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[IO[Any]]:
-    """Holds the folder's lock; trainings inherit it, and it is free when the last of them has ended.
-
-    Raises:
-        ValueError: somebody holds it.
-    """
-    with (folder / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(
-                f"another comparison, or a training that it started, is still at work in {folder}: wait for it, or end "
-                "it first"
-            ) from error
-        yield lock
 
 
 def start_process(arguments: Sequence[str], log: Path, lock: IO[Any]) -> Process:

@@ -4,15 +4,13 @@
     flowrl eval MODEL --benchmark dpg_bench --prompts dpg_bench.csv --judge MAPPING   and asks a judge of this toolkit
 
 The published judge is mPLUG-large through the benchmark's own script, which takes the folder of grids. **Another judge
-gives another metric**: its numbers compare with each other only. Options: `all_rows` (true keeps the first row of the
-file, which the published loader leaves out), `crops` (images of a grid that are judged, 1 to 4).
+gives another metric**: its numbers compare with each other only. Options: see `Options`.
 
 In the subject's folder: `dpg_bench/<item>.png`, and the journal of the answers.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,30 +21,44 @@ from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
 from flowrl.commands.eval.benchmark import Result, Table
-from flowrl.commands.eval.named_judges import judge_identity, read_judge
-from flowrl.config.options import unknown_name
+from flowrl.commands.eval.named_judges import check_alive, judge_identity, read_judge
+from flowrl.commands.eval.runner_parts import metrics_of, options_of
 from flowrl.config.train import resolve_path
 from flowrl.generation.folders import ImageFile
-from flowrl.generation.generate import images_of
+from flowrl.generation.generate import images_of, some
 from flowrl.generation.journal import Journal
 from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import bounds, number, plural, signed
 from flowrl.media.images import save_png
 from flowrl.progress import progress
-from flowrl.prompts.loading import Prompt, spread
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards.judges.answers import parse_word
+from flowrl.rewards.judges.asking import ask_all
 from flowrl.rewards.judges.chat import Chat, Question, build_chat
 from flowrl.statistics.bootstrap import Interval, bootstrap_mean
 
 FOLDER = "dpg_bench"
 GRID = 4
-OPTIONS = ("all_rows", "crops")
 ASKED = "{question}\nAnswer with one word, yes or no."
 MAX_TOKENS = 8
 AT_ONCE = 64
 _VERSION = 1
 
 Answers = dict[str, list[dict[int, float]] | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What `--option` sets."""
+
+    all_rows: bool = False
+    """Keep the first row of the file, which the published loader leaves out."""
+    crops: int = GRID
+    """Images of a grid that are judged, 1 to 4."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.crops <= GRID:
+            raise ValueError(f"crops must be 1 to {GRID}, got {self.crops}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,31 +81,22 @@ def plan_of(settings: Settings) -> Plan:
     Raises:
         ValueError: see `check`.
     """
-    for name in settings.options:
-        if name not in OPTIONS:
-            raise ValueError(f"--option {name}: {unknown_name('option of dpg_bench', name, OPTIONS)}")
+    options = options_of(settings, Options)
     if settings.prompts is None:
         raise ValueError("dpg_bench needs --prompts: dpg_bench/dpg_bench.csv of the repository TencentQQGYLab/ELLA.")
     if settings.subject.images is not None:
         raise ValueError("dpg_bench draws its own images, since a grid holds four of a prompt: leave --images out.")
     if settings.samples != GRID:
         raise ValueError(f"dpg_bench puts {GRID} images of a prompt on a grid, got --samples {settings.samples}.")
-    rows, crops = settings.options.get("all_rows", "false"), settings.options.get("crops", str(GRID))
-    if rows not in ("true", "false") or crops not in ("1", "2", "3", "4"):
-        raise ValueError(f"--option all_rows must be true or false and crops 1 to 4, got {rows!r} and {crops!r}.")
-    items = read_items(resolve_path(settings.prompts), skip_first=rows == "false")
-    if settings.num_prompts is not None:
-        if settings.num_prompts < 1:
-            raise ValueError(f"--num-prompts must be at least 1, got {settings.num_prompts}")
-        items = [items[place] for place in spread(len(items), settings.num_prompts)]
+    items = some(read_items(resolve_path(settings.prompts), skip_first=not options.all_rows), settings.num_prompts)
     judge = None if settings.judge is None else read_judge(settings.judge, {}, owner="dpg_bench")
-    return Plan(items=tuple(items), judge=judge, crops=int(crops))
+    return Plan(items=tuple(items), judge=judge, crops=options.crops)
 
 
 def run(settings: Settings) -> Result:
     """Draws, writes the grids, asks the judge if there is one, and sums up."""
     plan = plan_of(settings)
-    subjects = [settings.subject, *([settings.base] if settings.base is not None else [])]
+    subjects = settings.subjects
     prompts = [Prompt(text=item.prompt, metadata={"item_id": item.id}) for item in plan.items]
     drawn = [images_of(settings, subject, prompts) for subject in subjects]
     for subject, images in zip(subjects, drawn, strict=True):
@@ -106,8 +109,7 @@ def run(settings: Settings) -> Result:
             rows=(), metrics={"eval/dpg_bench/grids": float(count)}, tables=(),
             notes=("The benchmark's own script takes this folder; or give --judge.",), facts={"folder": folder},
         )  # fmt: skip
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chat = build_chat(plan.judge, device=device, owner="dpg_bench, --judge")
+    chat = build_chat(plan.judge, device=torch.device(settings.device), owner="dpg_bench, --judge")
     answers = [
         ask_items(chat, plan, images, subject, show=settings.show)
         for subject, images in zip(subjects, drawn, strict=True)
@@ -133,24 +135,23 @@ def ask_items(
 ) -> Answers:  # fmt: skip
     """1 or 0 for every question about every sample, by item; None where one of them had no answer.
 
-    Answers that are neither yes nor no, and failures of the judge, are not kept: the next sitting asks again.
+    Answers that are neither yes nor no, and failures of the judge, are not kept: the next run asks again.
     """
     assert plan.judge is not None
     work = [
         (item, question.id, question.text, images[place * GRID + crop])
         for place, item in enumerate(plan.items) for crop in range(plan.crops) for question in item.questions
     ]  # fmt: skip
-    keys = [f"{image.stamp}:{hashlib.sha256(text.encode()).hexdigest()[:8]}" for _, _, text, image in work]
+    keys = [image.key_with(text) for _, _, text, image in work]
     identity = {"benchmark": "dpg_bench", "version": _VERSION, "judge": judge_identity(plan.judge), "asked": ASKED}
     with Journal(subject.folder, identity) as journal:
         missing = [place for place, key in enumerate(keys) if key not in journal.rows]
         batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
         with progress(f"judging {subject.label}", len(batches), enabled=show) as advance:
             for batch in batches:
-                answers = chat.ask([_question(work[place][2], work[place][3]) for place in batch])
-                if len(journal.rows) == 0 and all(answer.error is not None for answer in answers):
-                    raise ValueError(f"the judge answered none of {len(batch)} questions ({answers[0].error}): see "
-                                     f"that it runs, and its address, model and key.")  # fmt: skip
+                answers = ask_all(chat, [_question(work[place][2], work[place][3]) for place in batch])
+                if not journal.rows:
+                    check_alive(answers)
                 for place, answer in zip(batch, answers, strict=True):
                     word = None if answer.error is not None else parse_word(answer.text, (YES, "no"))
                     if word is not None:
@@ -205,7 +206,7 @@ def _result(
 
 def _metrics(scores: Scores) -> dict[str, float]:
     found: Mapping[str, float] = {"score": scores.score, "skipped": float(scores.skipped), **scores.categories}
-    return {f"eval/dpg_bench/{name}": value for name, value in found.items()}
+    return metrics_of("dpg_bench", found)
 
 
 def _table(labels: Sequence[str], scores: Sequence[Scores]) -> Table:

@@ -10,11 +10,11 @@ from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.commands.eval.benchmark import Result, Table
-from flowrl.commands.report.shown_samples import embed
+from flowrl.commands.eval.runner_parts import Line, compared, metrics_of, score_table, trained_on
 from flowrl.generation.folders import ImageFile, read_drawn
 from flowrl.generation.subject import Settings, Subject
+from flowrl.html.embedded_images import image_element
 from flowrl.html.markup import bounds, esc, number, plural, section, signed
-from flowrl.prompts.loading import read_prompts
 from flowrl.statistics.bootstrap import Interval, ScoreRow, paired_rows
 from flowrl.statistics.paired import (
     Comparison,
@@ -22,7 +22,6 @@ from flowrl.statistics.paired import (
     Summary,
     compare,
     detectable,
-    overlap,
     pooled,
     summarise,
 )
@@ -57,13 +56,13 @@ def result_of(
     is_published: bool,
 ) -> Result:
     """The result of one subject (`rows[0]`), or of a subject and a base (`rows[1]`)."""
-    names = [settings.subject.label, *([settings.base.label] if settings.base is not None else [])]
+    names = [subject.label for subject in settings.subjects]
     summaries = [summarise(score_rows(part), order=TASKS, seed=settings.seed) for part in rows]
     change = None
     if len(rows) > 1:
         change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS, seed=settings.seed)
     samples = len(rows[0]) / len({row["index"] for row in rows[0]})
-    shared = _overlap(settings, rows[0])
+    shared = trained_on(settings, (row["prompt"] for row in rows[0]))
     notes = _notes(settings, judge, is_published=is_published and samples == 4, shared=shared)
     return Result(
         headline=_headline(names, rows[0], summaries[0], change),
@@ -107,11 +106,11 @@ def metrics(rows: Sequence[Row], summary: Summary, samples: float) -> dict[str, 
         "graded": pooled(score_rows(rows, "graded")).mean, "strict": pooled(score_rows(rows, "strict")).mean,
         **{task: interval.mean for task, interval in summary.tasks.items()},
     }  # fmt: skip
-    return {f"eval/geneval/{name}": value for name, value in found.items()}
+    return metrics_of("geneval", found)
 
 
 def kinds(reason: str) -> list[str]:
-    """The kinds of failure that a reason names, a line each."""
+    """The kinds of failure that a reason names, one per line."""
     found = []
     for line in reason.splitlines():
         found.append(next((kind for kind, pattern in REASONS.items() if re.fullmatch(pattern, line)), "other"))
@@ -130,16 +129,14 @@ def _headline(names: Sequence[str], rows: Sequence[Row], summary: Summary, chang
     )
     if change is None:
         return said
-    difference = f"{signed(change.macro.mean)} (95 % {bounds(change.macro, sign=True)})"
-    if not change.macro.excludes(0.0):
-        return f"{said} No difference to {names[1]} is established: {difference}."
     fewest = min(len({row["prompt"] for row in rows if row["task"] == task}) for task in summary.tasks)
-    if fewest < FEW_PROMPTS:  # prompts that happen to agree give an interval without width
+    if fewest < FEW_PROMPTS and change.macro.excludes(0.0):  # prompts that happen to agree: an interval without width
         return (
-            f"{said} Difference to {names[1]}: {difference}, from {plural(fewest, 'prompt')} in one of the tasks: too "
-            f"few to say which is better; take {FEW_PROMPTS} or more of each."
+            f"{said} Difference to {names[1]}: {signed(change.macro.mean)} (95 % {bounds(change.macro, sign=True)}), "
+            f"from {plural(fewest, 'prompt')} in one of the tasks: too few to say which is better; take {FEW_PROMPTS} "
+            f"or more of each."
         )
-    return f"{said} {'Better' if change.macro.mean > 0 else 'Worse'} than {names[1]}: {difference}."
+    return compared(said, change.macro, names[1])
 
 
 def _scores(
@@ -147,13 +144,15 @@ def _scores(
     seed: int, samples: float,
 ) -> Table:  # fmt: skip
     """Tasks, both overall numbers, pass@samples and the rewards; with a base what it had and what changed."""
-    lines: list[tuple[str, list[Interval], Interval | None]] = []
-    for task in summaries[0].tasks:
-        lines.append((task, [part.tasks[task] for part in summaries], None if change is None else change.tasks[task]))
-    lines.append(("overall, macro", [part.macro for part in summaries], None if change is None else change.macro))
-    lines.append(("overall, micro", [part.micro for part in summaries], None if change is None else change.micro))
-    best = [part.any_correct for part in summaries]
-    lines.append((f"pass@{samples:g}", best, None if change is None else change.any_correct))
+    sides: list[Summary | Comparison] = [*summaries, *([change] if change is not None else [])]
+
+    def line(name: str, found: list[Interval]) -> Line:
+        return (name, found[: len(names)], found[-1] if change is not None else None)
+
+    lines = [line(task, [part.tasks[task] for part in sides]) for task in summaries[0].tasks]
+    lines.append(line("overall, macro", [part.macro for part in sides]))
+    lines.append(line("overall, micro", [part.micro for part in sides]))
+    lines.append(line(f"pass@{samples:g}", [part.any_correct for part in sides]))
     for key in ("graded", "strict"):
         scored = [score_rows(part, key) for part in rows]
         difference = pooled(paired_rows(scored[1], scored[0]), seed=seed) if change is not None else None
@@ -165,17 +164,11 @@ def _scores(
     limit = _detectable(summaries[0], change)
     known = math.isfinite(limit) and limit > 0
     if change is None:
-        body = [(name, number(part[0].mean), bounds(part[0])) for name, part, _ in lines]
         note += f" Another model must differ by about {number(limit)} (macro) to be told apart." if known else ""
-        return Table(title=f"Scores of {names[0]}", head=("", "score", "95 %"), rows=tuple(body), note=note)
-    paired = [
-        (name, number(part[1].mean), number(part[0].mean), signed(difference.mean), bounds(difference, sign=True))
-        for name, part, difference in lines if difference is not None
-    ]  # fmt: skip
-    title = f"{names[0]} against {names[1]}, same prompts and samples"
-    note += f" Of {plural(change.pairs, 'pair')} {change.gained} became right and {change.lost} wrong."
-    note += f" A change of about {number(limit)} (macro) is found in 4 of 5 such comparisons." if known else ""
-    return Table(title=title, head=("", "base", "model", "change", "95 %"), rows=tuple(paired), note=note)
+    else:
+        note += f" Of {plural(change.pairs, 'pair')} {change.gained} became right and {change.lost} wrong."
+        note += f" A change of about {number(limit)} (macro) is found in 4 of 5 such comparisons." if known else ""
+    return score_table(names, lines, note=note, digits=3)
 
 
 def _detectable(summary: Summary, change: Comparison | None) -> float:
@@ -203,7 +196,7 @@ def _notes(settings: Settings, judge: str, *, is_published: bool, shared: Overla
         notes.append(NOT_REFERENCE)
     if not is_published:
         notes.append("Not the benchmark's 553 prompts with 4 images each: compare only with the same prompts.")
-    if settings.base is not None and not _share_noise(settings.subject, settings.base):
+    if not _share_noise(settings.subjects):
         notes.append("The images share no known start noise: pairs share their prompts only.")
     if shared:
         found = {"word for word": shared.exact, "with the objects swapped": shared.swapped}
@@ -216,17 +209,11 @@ def _notes(settings: Settings, judge: str, *, is_published: bool, shared: Overla
     return notes
 
 
-def _share_noise(*subjects: Subject) -> bool:
-    """Whether the notes of both folders name one seed; images of other programs have none."""
+def _share_noise(subjects: Sequence[Subject]) -> bool:
+    """Whether the notes of all folders name one seed; images of other programs have none."""
     drawn = [read_drawn(subject.images or subject.folder / "images") for subject in subjects]
     seeds = {None if note is None else note.get("seed") for note in drawn}
-    return len(seeds) == 1 and None not in seeds
-
-
-def _overlap(settings: Settings, rows: Sequence[Row]) -> Overlap | None:
-    if settings.train_prompts is None:
-        return None
-    return overlap((prompt.text for prompt in read_prompts(settings.train_prompts)), (row["prompt"] for row in rows))
+    return len(subjects) == 1 or (len(seeds) == 1 and None not in seeds)
 
 
 def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
@@ -246,13 +233,11 @@ def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
 
 
 def _figure(row: Row, image: ImageFile) -> str:
-    embedded = embed(image.path)
-    if embedded is None:
+    element = image_element(image.path, row["prompt"])
+    if not element:
         return ""
-    source, small = embedded
-    style = ' class="pixels"' if small else ""
     reason = "<br>".join(esc(line) for line in row["reason"].splitlines())
     return (
-        f'<figure><img{style} src="{source}" alt="{esc(row["prompt"])}"><figcaption><b>{esc(row["prompt"])}</b><br>'
+        f"<figure>{element}<figcaption><b>{esc(row['prompt'])}</b><br>"
         f"{reason}<br><small>{esc(image.file)}</small></figcaption></figure>"
     )

@@ -7,7 +7,6 @@ the mean over images (micro). Here both are given, by name, and the graded and s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,6 @@ from flowrl.benchmarks.geneval.published import CLASSES, published_records
 from flowrl.benchmarks.geneval.rules import graded, strict, verdict
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.geneval_result import result_of
-from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
 from flowrl.generation.folders import ImageFile
@@ -38,7 +36,6 @@ from flowrl.rewards.networks.detectors import Detector, detector_options
 from flowrl.world.scenes import SHAPES
 
 WORLD, PUBLISHED = "world", "published"
-OPTIONS = ("detector", "clip_model")
 JUDGE_BATCH = 32
 _VERSION = 1  # of the rules and of the rows in the journal
 
@@ -47,11 +44,8 @@ def check(settings: Settings) -> None:
     """Refuses what can be known to be wrong before weights load.
 
     Raises:
-        ValueError: an unknown option or judge, prompts without GenEval records, a judge that cannot see their objects.
+        ValueError: an unknown judge or option, prompts without GenEval records, a judge that cannot see their objects.
     """
-    for name in settings.options:
-        if name not in OPTIONS:
-            raise ValueError(f"--option {name}: {unknown_name('option of geneval', name, OPTIONS)}")
     records = [prompt.metadata for prompt in benchmark_prompts(settings)]
     detector_options(judge_name(settings.judge, records), settings.options)
 
@@ -60,17 +54,15 @@ def run(settings: Settings) -> Result:
     """Draws or reads the images of subject and base, judges them and sums up; see `flowrl.commands.eval`."""
     prompts = benchmark_prompts(settings)
     judge_key = judge_name(settings.judge, [prompt.metadata for prompt in prompts])
-    subjects = [settings.subject, *([settings.base] if settings.base is not None else [])]
     seconds: dict[str, dict[str, float]] = {}
     images = []
-    for subject in subjects:
+    for subject in settings.subjects:
         start = time.monotonic()
         images.append(images_of(settings, subject, prompts))
         seconds[subject.label] = {"drawing": round(time.monotonic() - start, 2)}
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    judge = detector_options(judge_key, settings.options).build(device)
+    judge = detector_options(judge_key, settings.options).build(torch.device(settings.device))
     rows = []
-    for subject, of_subject in zip(subjects, images, strict=True):
+    for subject, of_subject in zip(settings.subjects, images, strict=True):
         start = time.monotonic()
         rows.append(judge_images(of_subject, judge, subject, show=settings.show))
         seconds[subject.label]["judging"] = round(time.monotonic() - start, 2)
@@ -129,14 +121,14 @@ def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def judge_images(images: Sequence[ImageFile], judge: Detector, subject: Subject, *, show: bool = True) -> list[Row]:
-    """One row an image, in their order; answers of an earlier sitting are taken from the journal.
+    """One row per image, in their order; answers of an earlier run are taken from the journal.
 
     Raises:
         ValueError: an image cannot be read.
     """
     identity = {"benchmark": "geneval", "version": _VERSION, "judge": judge.version}
     with Journal(subject.folder, identity) as journal:
-        keys = [_key(image) for image in images]
+        keys = [image.key_with(json.dumps(image.record, sort_keys=True)) for image in images]
         missing = [(key, image) for key, image in zip(keys, images, strict=True) if key not in journal.rows]
         batches = [missing[first : first + JUDGE_BATCH] for first in range(0, len(missing), JUDGE_BATCH)]
         total = -(-len(images) // JUDGE_BATCH)
@@ -146,11 +138,6 @@ def judge_images(images: Sequence[ImageFile], judge: Detector, subject: Subject,
                     journal.add(key, row)
                 advance("")
         return [journal.rows[key] for key in keys]
-
-
-def _key(image: ImageFile) -> str:
-    record = json.dumps(image.record, sort_keys=True)
-    return f"{image.stamp}:{hashlib.sha256(record.encode()).hexdigest()[:8]}"
 
 
 def _judged(batch: Sequence[tuple[str, ImageFile]], judge: Detector) -> list[tuple[str, Row]]:

@@ -9,12 +9,12 @@ The mapping is the option `judge` of the rewards that ask one; see `flowrl.rewar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import parse_yaml, read_mapping
-from flowrl.rewards.judges.chat import check_chat
+from flowrl.rewards.judges.chat import Answer, check_chat
 
 PRACTICAL = ("api_key_env", "concurrency", "timeout", "deadline", "retries", "batch_size")
 """Settings of a judge that do not change what it says."""
@@ -50,3 +50,22 @@ def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owne
 def judge_identity(judge: Mapping[str, Any]) -> dict[str, Any]:
     """What of a judge decides its answers: all but how and how fast it is reached."""
     return {key: judge[key] for key in sorted(judge) if key not in PRACTICAL}
+
+
+def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (None,)) -> None:
+    """Stops where a judge answered nothing at all: it is not there, or refuses.
+
+    Args:
+        answers: to some questions.
+        readable: errors with which it answered all the same.
+
+    Raises:
+        ValueError: none of the answers has one of these.
+    """
+    errors = {answer.error for answer in answers}
+    if not errors & set(readable):
+        words = ", ".join(sorted(str(error) for error in errors))
+        raise ValueError(
+            f"the judge answered none of {len(answers)} questions ({words}): see that it runs, and its address, model "
+            f"and key. What it answered before is kept; the same command goes on."
+        )

@@ -11,7 +11,8 @@ from jaxtyping import Float64
 
 from flowrl.benchmarks.diversity import Diversity
 from flowrl.benchmarks.panels import PANELS, Panel, ScorerMean, panel_differences, panel_means
-from flowrl.commands.eval.benchmark import Result, Table
+from flowrl.commands.eval.benchmark import Result
+from flowrl.commands.eval.runner_parts import metrics_of, score_table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, plural, signed
@@ -68,7 +69,11 @@ def result_of(
         intervals=found[0] if len(found[0]) == 1 else {},
         base_intervals=found[1] if change and len(found[1]) == 1 else {},
         differences=change if len(change) == 1 else {},
-        tables=(_table(labels, found, failed, change, panel),),
+        tables=(score_table(
+            labels, [(name, [part[name] for part in found], change.get(name)) for name in found[0]],
+            note=f"Means over images, prompts resampled. {panel.scale}".strip(),
+            extra=("failed", {name: str(failed.get(name, 0)) for name in found[0]}),
+        ),),
         notes=tuple(_notes(settings, panel, means, labels, subject, own_scorers=own_scorers)),
         facts={"versions": dict(versions), "prompts": len(set(subject.prompts)), "images": len(subject.images)},
     )  # fmt: skip
@@ -94,7 +99,7 @@ def _metrics(benchmark: str, found: Mapping[str, Interval], failed: Mapping[str,
     for name, interval in found.items():
         metrics |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
     metrics |= {f"{name}_failed": float(count) for name, count in failed.items() if count}
-    return {f"eval/{benchmark}/{name}": value for name, value in metrics.items()}
+    return metrics_of(benchmark, metrics)
 
 
 def _headline(
@@ -112,24 +117,6 @@ def _headline(
     moved = [name for name, difference in change.items() if difference.excludes(0.0)]
     told = ", ".join(f"{name} {signed(change[name].mean, 4)}" for name in moved) or "none of the scorers"
     return f"{said} Against {labels[1]} the change is established for: {told}."
-
-
-def _table(
-    labels: Sequence[str], found: Sequence[Mapping[str, Interval]], failed: Mapping[str, int],
-    change: Mapping[str, Interval], panel: Panel,
-) -> Table:  # fmt: skip
-    note = f"Means over images, prompts resampled. {panel.scale}".strip()
-    if not change:
-        rows = [
-            (name, number(i.mean, 4), bounds(i), str(failed.get(name, 0))) for name, i in found[0].items()
-        ]  # fmt: skip
-        return Table(title=f"Scores of {labels[0]}", head=("", "mean", "95 %", "failed"), rows=tuple(rows), note=note)
-    paired = [
-        (name, number(found[1][name].mean, 4), number(found[0][name].mean, 4), signed(i.mean, 4), bounds(i, sign=True))
-        for name, i in change.items()
-    ]
-    title = f"{labels[0]} against {labels[1]}, same prompts and samples"
-    return Table(title=title, head=("", "base", "model", "change", "95 %"), rows=tuple(paired), note=note)
 
 
 def _notes(

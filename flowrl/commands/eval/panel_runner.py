@@ -55,7 +55,7 @@ def check(settings: Settings) -> None:
         ValueError: unknown options or rewards, nothing to measure, no prompts, or images without them.
     """
     plan_of(settings)
-    for subject in _subjects(settings):
+    for subject in settings.subjects:
         if subject.images is not None:
             existing(subject.images, settings)
         else:
@@ -65,16 +65,15 @@ def check(settings: Settings) -> None:
 def run(settings: Settings) -> Result:
     """Draws or reads the images of subject and base, scores them, and sums up; see `flowrl.commands.eval`."""
     plan = plan_of(settings)
-    images = []
-    for subject in _subjects(settings):
-        if subject.images is not None:
-            images.append(existing(subject.images, settings))
-        else:
-            images.append(images_of(settings, subject, benchmark_prompts(settings, subject)))
-    scorers = load_scorers(plan.specs) if plan.specs else {}
+    images = [
+        images_of(settings, subject, benchmark_prompts(settings, subject)) if subject.images is None
+        else existing(subject.images, settings)
+        for subject in settings.subjects
+    ]  # fmt: skip
+    scorers = load_scorers(plan.specs, settings.device) if plan.specs else {}
     scored = [
         scored_by(scorers, subject, part, batch_size=settings.batch_size)
-        for subject, part in zip(_subjects(settings), images, strict=True)
+        for subject, part in zip(settings.subjects, images, strict=True)
     ]
     versions = {name: reward.version for name, reward in scorers.items()}
     spread: list[Diversity] = []
@@ -159,12 +158,11 @@ def existing(folder: Path, settings: Settings) -> list[ImageFile]:
     if is_folder_of_images(folder):
         found = [image for image in read_folder(folder) if image.sample < settings.samples]
     else:
-        prompts = resolve_path(settings.prompts) if settings.prompts is not None else None
-        if prompts is None:
+        if settings.prompts is None:
             raise ValueError(f"{folder} names no prompts: give --prompts FILE, a .txt with a prompt an image in the "
                              f"order of their names, or a .jsonl with file and prompt.")  # fmt: skip
         found, count = [], dict[int, int]()
-        for item in read_items(folder, prompts=prompts):
+        for item in read_items(folder, prompts=settings.prompts):
             sample = count.get(item.group, 0)
             count[item.group] = sample + 1
             record = {**item.metadata, "prompt": item.prompt}
@@ -172,7 +170,3 @@ def existing(folder: Path, settings: Settings) -> list[ImageFile]:
     if settings.num_prompts is not None:
         raise ValueError("--num-prompts is for images that are drawn: of a folder all images are scored.")
     return found
-
-
-def _subjects(settings: Settings) -> list[Subject]:
-    return [settings.subject, *([settings.base] if settings.base is not None else [])]

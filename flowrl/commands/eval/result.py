@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flowrl.commands.eval.benchmark import Result, Table
 from flowrl.commands.eval.page import render
-from flowrl.files import write_atomically
+from flowrl.files import plain, write_atomically
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, signed
 from flowrl.statistics.paired import over_runs
@@ -61,17 +60,6 @@ def write_result(result: Result, out: Path, benchmark: str, names: Sequence[str]
     write_atomically(out / "result.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     title = f"{benchmark}: {' against '.join(names)}"
     write_atomically(out / "page.html", render(result, title=title, names=names, command=command))
-
-
-def plain(value: Any) -> Any:
-    """Numbers, text, lists and mappings that JSON knows; null for what is not finite."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, tuple | list):
-        return [plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:

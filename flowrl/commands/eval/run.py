@@ -1,7 +1,7 @@
 """`flowrl eval`: from the command line to a benchmark, and from its result to a table, result.json and a page.
 
-The same command goes on where it was stopped. One MODEL gets `OUT/model` and, with --compare, `OUT/base`; several are
-evaluated one after the other in `OUT/<name>` and summed up with an interval over trainings.
+The same command resumes where it stopped. One MODEL gets `OUT/model` and, with --baseline, `OUT/base`; several are
+evaluated one after the other in `OUT/<name>` and summarised with an interval over trainings.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pathlib import Path
 from flowrl.commands.eval.benchmark import BENCHMARKS
 from flowrl.commands.eval.eval_text import as_text
 from flowrl.commands.eval.result import over_models, with_notes, write, write_result
+from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
+from flowrl.generation.drawing import find_device
 from flowrl.generation.folders import is_folder_of_images, read_folder
 from flowrl.generation.models import (
     EMBEDDED,
@@ -34,15 +36,13 @@ from flowrl.rewards import load_target
 
 BASE = "base"
 SAMPLES, BATCH, SMALL_BATCH = 4, 64, 8
-_OF_SUBJECT = ("models", "lora")
-_OF_MODELS = ("steps", "guidance", "max_sequence_length", "dtype", "batch_size")
 
 
-def evaluate(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
     """Evaluates, prints the tables, writes result.json and page.html; returns 0.
 
     Args:
-        parsed: as `flowrl.commands.eval.arguments.add_eval`.
+        parsed: the command line.
 
     Raises:
         ValueError: before weights load for what can be known then.
@@ -50,7 +50,7 @@ def evaluate(parsed: argparse.Namespace) -> int:
     if parsed.benchmark not in BENCHMARKS:
         raise ValueError(f"--benchmark {parsed.benchmark}: {unknown_name('benchmark', parsed.benchmark, BENCHMARKS)}")
     check = load_target(f"{BENCHMARKS[parsed.benchmark]}:check")
-    run = load_target(f"{BENCHMARKS[parsed.benchmark]}:run")
+    judged = load_target(f"{BENCHMARKS[parsed.benchmark]}:run")
     plans = settings_of(parsed)
     for settings in plans:
         for subject in (settings.subject, settings.base):
@@ -61,7 +61,7 @@ def evaluate(parsed: argparse.Namespace) -> int:
     command = shlex.join(["flowrl", *sys.argv[1:]])
     results = []
     for settings in plans:
-        result = with_notes(run(settings), settings)
+        result = with_notes(judged(settings), settings)
         write(result, settings, command)
         results.append(result)
         print(("\n" if len(results) > 1 else "") + as_text(result if len(plans) == 1 else replace(result, tables=())))
@@ -83,10 +83,8 @@ def settings_of(parsed: argparse.Namespace) -> list[Settings]:
         ValueError: arguments that contradict each other, or models that cannot be told apart.
     """
     if parsed.images is not None:
-        refused = _OF_SUBJECT if parsed.compare is not None else (*_OF_SUBJECT, *_OF_MODELS)
-        given = [name for name in refused if getattr(parsed, name) not in (None, [])]
-        if given:
-            words = ", ".join("MODEL" if name == "models" else f"--{name.replace('_', '-')}" for name in given)
+        given = given_flags(parsed, ["lora"] if parsed.baseline is not None else ["lora", *SAMPLING, "batch_size"])
+        if words := ", ".join([*(["MODEL"] if parsed.models else []), *given]):
             raise ValueError(f"--images judges images that exist, so {words} has no place beside it: leave it out.")
     models = parsed.models or ([EMBEDDED] if parsed.images is None else [None])
     labels = _labels(parsed, models)
@@ -95,15 +93,15 @@ def settings_of(parsed: argparse.Namespace) -> list[Settings]:
     options = _options([*parsed.option, *(["dry_run=true"] if parsed.dry_run else [])])
     for model, label in zip(models, labels, strict=True):
         place = out if len(models) == 1 else out / label
-        source = None if model is None else _source(parsed, model, lora=parsed.lora)
+        source = None if model is None else find_source(model, lora=parsed.lora, **sampling_options(parsed))
         subject = Subject(label=label, folder=place / "model", source=source, images=parsed.images)
-        base = _base(parsed, model, label, place if parsed.compare == BASE else out)
+        base = _base(parsed, model, label, place if parsed.baseline == BASE else out)
         plans.append(
             Settings(
                 benchmark=parsed.benchmark, subject=subject, base=base, out=place, prompts=parsed.prompts,
                 num_prompts=parsed.num_prompts, samples=_samples(parsed), seed=parsed.seed,
                 batch_size=_batch_size(parsed, subject, base), judge=parsed.judge, options=options,
-                train_prompts=_train_prompts(parsed, source),
+                train_prompts=_train_prompts(parsed, source), device=str(find_device(parsed.device)),
             )
         )  # fmt: skip
     return plans
@@ -125,30 +123,23 @@ def _folder_label(folder: Path) -> str:
     return parts[-1]
 
 
-def _source(parsed: argparse.Namespace, model: str, *, lora: Path | None, base: bool = False) -> Source:
-    return find_source(
-        model, base=base, lora=lora, num_steps=parsed.steps, guidance_scale=parsed.guidance,
-        max_sequence_length=parsed.max_sequence_length, dtype=parsed.dtype,
-    )  # fmt: skip
-
-
 def _base(parsed: argparse.Namespace, model: str | None, label: str, out: Path) -> Subject | None:
     """What the subject is compared to; the word `base` is the model that the subject was trained from."""
-    if parsed.compare is None:
+    if parsed.baseline is None:
         return None
     folder = out / "base"
-    if parsed.compare != BASE:
-        if is_folder_of_images(Path(parsed.compare)):
+    if parsed.baseline != BASE:
+        if is_folder_of_images(Path(parsed.baseline)):
             return Subject(
-                label=_other(_folder_label(Path(parsed.compare)), label), folder=folder, images=Path(parsed.compare)
+                label=_other(_folder_label(Path(parsed.baseline)), label), folder=folder, images=Path(parsed.baseline)
             )
-        source = _source(parsed, parsed.compare, lora=None)
-        return Subject(label=_other(label_of(parsed.compare), label), folder=folder, source=source)
-    own = None if model is None else _source(parsed, model, lora=parsed.lora)
+        source = find_source(parsed.baseline, **sampling_options(parsed))
+        return Subject(label=_other(label_of(parsed.baseline), label), folder=folder, source=source)
+    own = None if model is None else find_source(model, lora=parsed.lora, **sampling_options(parsed))
     if model is None or own is None or own.lora is None:
         raise ValueError(
-            "--compare base is the model before training, so it needs a MODEL with a LoRA: give a run folder as MODEL, "
-            "or --compare with the model's own name."
+            "--baseline base is the model before training, so it needs a MODEL with a LoRA: give a run folder as "
+            "MODEL, or --baseline with the model's own name."
         )
     return Subject(label=_other(BASE, label), folder=folder, source=replace(own, lora=None))
 
@@ -192,5 +183,5 @@ def _train_prompts(parsed: argparse.Namespace, source: Source | None) -> Path | 
         return None
     try:
         return resolve_path(source.train_prompts)
-    except ValueError:  # a run from another machine: overlap is then not looked for, and nothing is said of it
+    except ValueError:  # a run from another machine: overlap is then not looked for
         return None

@@ -14,6 +14,7 @@ In the subject's folder: `t2i_compbench/<category>/samples/<prompt>_<number>.png
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.benchmarks.panels import distinct
@@ -25,22 +26,22 @@ from flowrl.benchmarks.t2i_compbench import (
     read_results,
     results_text,
 )
-from flowrl.commands.eval.benchmark import Result, Table
-from flowrl.config.options import unknown_name
+from flowrl.commands.eval.benchmark import Result
+from flowrl.commands.eval.runner_parts import Line, metrics_of, options_of, score_table
 from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
 from flowrl.generation.folders import ImageFile
-from flowrl.generation.generate import images_of
+from flowrl.generation.generate import images_of, some
 from flowrl.generation.journal import Journal
 from flowrl.generation.layouts import put
 from flowrl.generation.scorers import load_scorers, score_images, scorer_specs, values_of
 from flowrl.generation.subject import Settings, Subject
-from flowrl.html.markup import bounds, number, plural, signed
-from flowrl.prompts.loading import Prompt, read_prompts, spread
+from flowrl.html.markup import number, plural
+from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.statistics.bootstrap import Interval, bootstrap_mean
 
 FOLDER = "t2i_compbench"
-CLIP_MODEL = "openai/clip-vit-base-patch32"
+NOTE = "Means over images, prompts resampled; the overall is the mean of all eight."
 FILES = {
     "color": "color_val.txt", "shape": "shape_val.txt", "texture": "texture_val.txt", "2d_spatial": "spatial_val.txt",
     "3d_spatial": "3d_spatial_val.txt", "numeracy": "numeracy_val.txt", "non_spatial": "non_spatial_val.txt",
@@ -54,11 +55,16 @@ RESULTS = {
 """Folder, at any depth below a category's, in which the repository's script for it writes vqa_result.json."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What `--option` sets."""
+
+    clip_model: str = "openai/clip-vit-base-patch32"
+    """CLIP model of `non_spatial`."""
+
+
 def check(settings: Settings) -> None:
     """Refuses what can be known to be wrong before weights load."""
-    for name in settings.options:
-        if name != "clip_model":
-            raise ValueError(f"--option {name}: {unknown_name('option of t2i_compbench', name, ('clip_model',))}")
     if settings.judge is not None or settings.subject.images is not None:
         raise ValueError(
             "t2i_compbench draws images for the benchmark's own scripts, so --judge and --images have no place: run "
@@ -73,10 +79,10 @@ def check(settings: Settings) -> None:
 def run(settings: Settings) -> Result:
     """Draws, puts images under their names, scores what can be scored here, and reads what the scripts found."""
     categories = read_categories(settings)
-    subjects = [settings.subject, *([settings.base] if settings.base is not None else [])]
+    subjects = settings.subjects
     placed = [_placed(settings, subject, categories) for subject in subjects]
     if "non_spatial" in categories:
-        ((name, reward),) = load_scorers(_specs(settings)).items()
+        ((name, reward),) = load_scorers(_specs(settings), settings.device).items()
         for subject, of_subject in zip(subjects, placed, strict=True):
             images = of_subject["non_spatial"]
             with Journal(subject.folder, {"benchmark": FOLDER, "reward": name, "version": reward.version}) as journal:
@@ -108,11 +114,7 @@ def read_categories(settings: Settings) -> dict[str, list[str]]:
              if file.is_file()}  # fmt: skip
     if not found:
         raise ValueError(f"{place} is, or holds, none of {', '.join(FILES.values())}: the names say the category.")
-    if settings.num_prompts is not None:
-        if settings.num_prompts < 1:
-            raise ValueError(f"--num-prompts must be at least 1, got {settings.num_prompts}")
-        found = {name: [p[i] for i in spread(len(p), settings.num_prompts)] for name, p in found.items()}
-    return found
+    return {name: some(listed, settings.num_prompts) for name, listed in found.items()}
 
 
 def _plain(prompt: str) -> str:
@@ -120,7 +122,7 @@ def _plain(prompt: str) -> str:
 
 
 def _specs(settings: Settings) -> list[dict[str, object]]:
-    return scorer_specs("clip_score", {"model": settings.options.get("clip_model", CLIP_MODEL)})
+    return scorer_specs("clip_score", {"model": options_of(settings, Options).clip_model})
 
 
 def _placed(
@@ -185,9 +187,10 @@ def _result(
         rows=tuple(_rows(placed[0], scores[0])), base_rows=tuple(_rows(placed[1], scores[1])) if change else (),
         metrics=metrics[0], base_metrics=metrics[1] if change else {}, intervals=found[0],
         base_intervals=found[1] if change else {}, differences=change,
-        tables=(_table([subject.label for subject in subjects], found, change),), notes=tuple(notes),
+        tables=(score_table([subject.label for subject in subjects], _lines(found, change), note=NOTE),),
+        notes=tuple(notes),
         facts={"folder": str(subjects[0].folder / FOLDER),
-               "clip_model": settings.options.get("clip_model", CLIP_MODEL)},
+               "clip_model": options_of(settings, Options).clip_model},
     )  # fmt: skip
 
 
@@ -196,10 +199,14 @@ def _interval(scores: Mapping[int, float], images: Sequence[ImageFile], seed: in
 
 
 def _metrics(found: Mapping[str, Interval]) -> dict[str, float]:
-    metrics = {f"eval/t2i_compbench/{name}": interval.mean for name, interval in found.items()}
-    if set(found) == set(CATEGORIES):
-        metrics["eval/t2i_compbench/overall"] = overall({name: interval.mean for name, interval in found.items()})
-    return metrics
+    means = {name: interval.mean for name, interval in found.items()}
+    return metrics_of("t2i_compbench", means | ({"overall": overall(means)} if set(found) == set(CATEGORIES) else {}))
+
+
+def _lines(found: Sequence[Mapping[str, Interval]], change: Mapping[str, Interval]) -> list[Line]:
+    """Scores that all subjects have, by name."""
+    names = [name for name in found[0] if all(name in part for part in found)]
+    return [(name, [part[name] for part in found], change.get(name)) for name in names]
 
 
 def _rows(
@@ -210,16 +217,3 @@ def _rows(
          "task": category, "number": place, "score": scores.get(category, {}).get(place)}
         for category, images in placed.items() for place, image in enumerate(images)
     ]  # fmt: skip
-
-
-def _table(labels: Sequence[str], found: Sequence[Mapping[str, Interval]], change: Mapping[str, Interval]) -> Table:
-    note = "Means over images, prompts resampled; the overall is the mean of all eight."
-    if not change:
-        rows = tuple((name, number(i.mean, 4), bounds(i)) for name, i in found[0].items())
-        return Table(title=f"Scores of {labels[0]}", head=("", "score", "95 %"), rows=rows, note=note)
-    paired = tuple(
-        (name, number(found[1][name].mean, 4), number(found[0][name].mean, 4), signed(i.mean), bounds(i, sign=True))
-        for name, i in change.items()
-    )
-    return Table(title=f"{labels[0]} against {labels[1]}", head=("", "base", "model", "change", "95 %"), rows=paired,
-                 note=note)  # fmt: skip

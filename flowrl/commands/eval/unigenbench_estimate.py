@@ -33,7 +33,7 @@ def estimate_of(
     identity: Mapping[str, Any], asking: Asking,
 ) -> Result:  # fmt: skip
     """The estimate as a result without scores."""
-    subjects = [settings.subject, *([settings.base] if settings.base is not None else [])]
+    subjects = settings.subjects
     rows: list[Row] = []
     calls = 0
     for subject in subjects:

@@ -1,6 +1,6 @@
 """How a judge is asked UniGenBench's questions: template, test points, repeated tries, journal.
 
-One question an image. Its words come from a template with the fields {prompt}, {testpoints} (a Python list),
+One question per image. Its words come from a template with the fields {prompt}, {testpoints} (a Python list),
 {definitions} and {descriptions} (a line "test point: text" for each); `<image>` marks where the image stands, else it
 comes first.
 
@@ -18,22 +18,20 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from flowrl.benchmarks.unigenbench.items import Item
 from flowrl.benchmarks.unigenbench.points import MEANINGS, Language
 from flowrl.benchmarks.unigenbench.replies import Reply, read_reply
+from flowrl.commands.eval.named_judges import check_alive
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row
 from flowrl.progress import progress
 from flowrl.randomness import counter_seed
-from flowrl.rewards.judges.asking import BLANK, UNPARSED
+from flowrl.rewards.judges.asking import UNPARSED, ask_all
 from flowrl.rewards.judges.chat import Answer, Chat, Question
-from flowrl.rewards.judges.templates import Template, parse_template
-
-FIELDS = ("prompt", "testpoints", "definitions", "descriptions")
+from flowrl.rewards.judges.templates import Template, load_template
 
 AT_ONCE = 64  # questions asked together; so many answers at most are lost when a sitting is cut short
 MANY = 8  # questions that all failed, after others were answered: the judge is gone
@@ -66,10 +64,7 @@ class Wording:
             "definitions": "\n".join(f"{point}: {self.meanings[point]}" for point in item.points),
             "descriptions": "\n".join(f"{point}: {text}" for point, text in described),
         }
-        return Question(
-            parts=self.template.parts([image], **fields), system=self.template.system_of(**fields),
-            max_tokens=max_tokens, temperature=temperature, seed=seed,
-        )  # fmt: skip
+        return self.template.question([image], fields, max_tokens=max_tokens, temperature=temperature, seed=seed)
 
 
 def read_wording(language: Language, template: str | None, definitions: str | None) -> Wording:
@@ -83,28 +78,12 @@ def read_wording(language: Language, template: str | None, definitions: str | No
     Raises:
         ValueError: a file that is not there, a field or a test point that is missing.
     """
-    path = Path(str(resources.files("flowrl.rewards") / "templates" / f"unigenbench_{language}.txt"))
-    given = path if template is None else Path(template).expanduser()
-    meanings = MEANINGS[language]
-    if definitions is not None:
-        meanings = _definitions(Path(definitions).expanduser(), language)
-    own = template is None or definitions is None
-    wording = Wording(template=_template(given), meanings=meanings, own=own)
     try:
-        wording.template.parts([BLANK])
+        words = load_template(f"unigenbench_{language}", template, images=1)
     except ValueError as error:
-        raise ValueError(f"--option template={given}: {error}") from error
-    return wording
-
-
-def _template(path: Path) -> Template:
-    try:
-        text = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--option template={path}: cannot be read as UTF-8 text ({error}).") from error
-    if missing := [f"{{{field}}}" for field in FIELDS if f"{{{field}}}" not in text]:
-        raise ValueError(f"--option template={path}: must hold {', '.join(missing)}, so that the judge is told.")
-    return parse_template(text)
+        raise ValueError(f"--option template={template}: {error}") from error
+    meanings = MEANINGS[language] if definitions is None else _definitions(Path(definitions).expanduser(), language)
+    return Wording(template=words, meanings=meanings, own=template is None or definitions is None)
 
 
 def _definitions(path: Path, language: Language) -> dict[str, str]:
@@ -139,8 +118,7 @@ class Asking:
 
 def judge_key(image: ImageFile, item: Item) -> str:
     """A key for the answer about an image: the file as it is, and what was asked about it."""
-    asked = json.dumps([item.prompt, item.points, item.descriptions])
-    return f"{image.stamp}:{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+    return image.key_with(json.dumps([item.prompt, item.points, item.descriptions]))
 
 
 def ask_images(
@@ -203,9 +181,9 @@ def _ask(
                              seed=_seed(asking, batch[place][0], attempt))
             for place in waiting
         ]  # fmt: skip
-        answers = chat.ask(questions)
+        answers = ask_all(chat, questions)
         if attempt == 0 and len(answers) >= stop_at:
-            _check_alive(answers)
+            check_alive(answers, READABLE_ERRORS)
         for place, answer in zip(waiting, answers, strict=True):
             tokens[place] += answer.tokens
             error = _error(answer, batch[place][1])
@@ -225,16 +203,6 @@ def _error(answer: Answer, item: Item) -> str | None:
     if read_reply(answer.text, len(item.points)) is not None:
         return None  # cut off after its end, or not at all
     return answer.error or UNPARSED
-
-
-def _check_alive(answers: Sequence[Answer]) -> None:
-    errors = {answer.error for answer in answers}
-    if not errors & set(READABLE_ERRORS):
-        words = ", ".join(sorted(str(error) for error in errors))
-        raise ValueError(
-            f"the judge answered none of {len(answers)} questions ({words}): see that it runs, and its address, model "
-            f"and key. What it answered before is kept; the same command goes on."
-        )
 
 
 def reply_of(row: Row, item: Item) -> Reply | None:

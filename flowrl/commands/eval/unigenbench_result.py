@@ -13,13 +13,12 @@ from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Scores, aggregat
 from flowrl.benchmarks.unigenbench.points import ENGLISH, NUM_IMAGES, PRIMARIES
 from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
 from flowrl.commands.eval.benchmark import Result, Table
+from flowrl.commands.eval.runner_parts import compared, metrics_of, score_table, trained_on
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings
-from flowrl.html.markup import bounds, number, plural, signed
-from flowrl.prompts.loading import read_prompts
+from flowrl.html.markup import bounds, number, plural
 from flowrl.statistics.bootstrap import Interval
-from flowrl.statistics.paired import overlap
 
 LEADERBOARD_JUDGE = "gemini-2.5-pro"
 NOT_LEADERBOARD = "The judge is {judge}, the leaderboard's is Gemini-2.5-Pro: compare numbers of one judge only."
@@ -32,7 +31,7 @@ MANY_SKIPPED = 0.02
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judging:
-    """What a judge said of one subject's images, one entry an image in each."""
+    """What a judge said of one subject's images, one entry per image in each."""
 
     label: str
     images: tuple[ImageFile, ...]
@@ -117,7 +116,7 @@ def _metrics(scores: Scores, intervals: Mapping[str, Interval], images: int) -> 
     found = {OVERALL: overall.mean, "overall_low": overall.low, "overall_high": overall.high}
     found |= {name.lower().replace(" ", "_"): i.mean for name, i in intervals.items() if name != OVERALL}
     found |= {"skipped": float(scores.skipped), "skipped_ratio": scores.skipped / images}
-    return {f"eval/unigenbench/{name}": value for name, value in found.items()}
+    return metrics_of("unigenbench", found)
 
 
 def _headline(
@@ -131,13 +130,7 @@ def _headline(
         f"{judgings[0].label}: {plural(images, 'image')} of {plural(prompts, 'prompt')}, "
         f"{scores[0].skipped} of them without scores."
     )
-    if change is None:
-        return said
-    difference = change[OVERALL]
-    words = f"{signed(difference.mean)} (95 % {bounds(difference, sign=True)})"
-    if not difference.excludes(0.0):
-        return f"{said} No difference to {judgings[1].label} is established: {words}."
-    return f"{said} {'Better' if difference.mean > 0 else 'Worse'} than {judgings[1].label}: {words}."
+    return said if change is None else compared(said, change[OVERALL], judgings[1].label)
 
 
 def _primaries(
@@ -148,21 +141,11 @@ def _primaries(
         "A dimension pools its test points; overall is the unweighted mean of the dimensions, as on the leaderboards. "
         "Intervals resample prompts."
     )
-    tallies = [{ENGLISH.get(name, name): tally for name, tally in part.primary.items()} for part in scores]
-    if change is None:
-        body = [
-            (name, number(i.mean, 4), bounds(i), "" if name == OVERALL else _count(tallies[0][name]))
-            for name, i in named[0].items()
-        ]
-        return Table(title=f"Scores of {judgings[0].label}", head=("", "score", "95 %", "test points"),
-                     rows=tuple(body), note=note)  # fmt: skip
-    changes = _english(change)
-    paired = [
-        (name, number(named[1][name].mean, 4), number(named[0][name].mean, 4), signed(i.mean), bounds(i, sign=True))
-        for name, i in changes.items()
-    ]
-    title = f"{judgings[0].label} against {judgings[1].label}, same prompts"
-    return Table(title=title, head=("", "base", "model", "change", "95 %"), rows=tuple(paired), note=note)
+    changes = {} if change is None else _english(change)
+    lines = [(name, [part[name] for part in named], changes.get(name)) for name in changes or named[0]]
+    tallies = {ENGLISH.get(name, name): _count(tally) for name, tally in scores[0].primary.items()}
+    labels = [part.label for part in judgings]
+    return score_table(labels, lines, note=note, paired_by="prompts", extra=("test points", tallies))
 
 
 def _subs(judgings: Sequence[Judging], scores: Sequence[Scores]) -> Table:
@@ -194,7 +177,7 @@ def _notes(
         if found.skipped:
             words = Counter(str(row["error"]) for row in part.answers if row["error"])
             told = ", ".join(f"{word} {count}" for word, count in words.most_common())
-            many = " That is many: the rest may be no fair sample." if _share(found, part) > MANY_SKIPPED else ""
+            many = " That is many: the rest may not be a fair sample." if _share(found, part) > MANY_SKIPPED else ""
             notes.append(
                 f"{part.label}: {found.skipped} of {len(part.rows)} images have no scores ({told}) and are in no "
                 f"number.{many}"
@@ -205,13 +188,9 @@ def _notes(
             f"{len(set(judgings[0].prompts))} prompts with {settings.samples} images each took part, not 600 with "
             f"{NUM_IMAGES}: compare with the same ones only."
         )
-    if settings.train_prompts is not None:
-        shared = overlap(
-            (prompt.text for prompt in read_prompts(settings.train_prompts)), (row.prompt for row in judgings[0].rows)
-        )
-        if shared:
-            count = len(shared.exact) + len(shared.swapped)
-            notes.append(f"{count} of {shared.total} prompts were trained on: the score is not one of unseen prompts.")
+    if shared := trained_on(settings, (row.prompt for row in judgings[0].rows)):
+        count = len(shared.exact) + len(shared.swapped)
+        notes.append(f"{count} of {shared.total} prompts were trained on: the score is not one of unseen prompts.")
     return notes
 
 

@@ -5,7 +5,7 @@
 
 The prompt files are not shipped, see `flowrl.benchmarks.unigenbench.items`. Judges by name are in `JUDGES`, others
 are given as a mapping. **Numbers of another judge than Gemini-2.5-Pro, or asked in other words than the published ones,
-are no leaderboard numbers**; see `flowrl.commands.eval.unigenbench_judge` and docs/unigenbench.md.
+are not leaderboard numbers**; see `flowrl.commands.eval.unigenbench_judge` and docs/unigenbench.md.
 
 In the subject's folder: `<track>/{index}_{sample}.png`, the journal of all replies, and `results/<label>_<track>.csv`
 and `.json` in the published format.
@@ -13,7 +13,7 @@ and `.json` in the published format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,18 @@ from flowrl.benchmarks.unigenbench.point_scores import aggregate
 from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, score_rows, summary_text
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.named_judges import judge_identity, read_judge
+from flowrl.commands.eval.runner_parts import options_of
 from flowrl.commands.eval.unigenbench_estimate import estimate_of
 from flowrl.commands.eval.unigenbench_judge import Asking, Wording, ask_images, read_wording, reply_of
 from flowrl.commands.eval.unigenbench_result import Judging, result_of
-from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
 from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
-from flowrl.generation.generate import images_of
+from flowrl.generation.generate import images_of, some
 from flowrl.generation.journal import Journal, Row
 from flowrl.generation.layouts import numbered_name, put, read_numbered
 from flowrl.generation.subject import Settings, Subject
-from flowrl.prompts.loading import Prompt, spread
+from flowrl.prompts.loading import Prompt
 from flowrl.rewards.judges.chat import Chat, build_chat
 
 JUDGES: dict[str, dict[str, Any]] = {
@@ -55,8 +55,33 @@ JUDGES: dict[str, dict[str, Any]] = {
 """`offline`: the benchmark's 32B judge in this process, in about 64 GB; `vllm`: the same, or the 72B one, behind a
 server that offers it as QwenVL; `gemini`: the published judge, whose answers cost money."""
 
-OPTIONS = ("en_variant", "template", "definitions", "attempts", "max_tokens", "temperature", "dry_run")
 _VERSION = 1  # of questions and rows in the journal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What `--option` sets."""
+
+    en_variant: EnVariant = "head"
+    """Which version of the English file is meant, see `flowrl.benchmarks.unigenbench.items`."""
+    template: str | None = None
+    """Text file with the question; None takes the shipped one."""
+    definitions: str | None = None
+    """JSON file {test point: what it means}; None takes the shipped ones."""
+    attempts: int = 11
+    """Tries per image whose answer cannot be read."""
+    max_tokens: int = 4096
+    """Length of an answer."""
+    temperature: float = 0.0
+    """Of the first try; 0 is greedy."""
+    dry_run: bool = False
+    """Estimate calls, tokens and time; draw and ask nothing."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.max_tokens < 1:
+            raise ValueError(f"attempts and max_tokens must be at least 1, got {self.attempts} and {self.max_tokens}.")
+        if not 0 <= self.temperature <= 10:
+            raise ValueError(f"temperature must be 0 (greedy) to 10, got {self.temperature:g}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +113,7 @@ def check(settings: Settings) -> None:
             that are missing from a folder.
     """
     plan = plan_of(settings)
-    for subject in subjects_of(settings):
+    for subject in settings.subjects:
         if subject.images is not None:
             existing(subject.images, plan.items, settings.samples)
 
@@ -102,21 +127,15 @@ def run(settings: Settings) -> Result:
     if plan.dry_run:
         return estimate_of(settings, plan.items, plan.file, plan.judge, plan.wording, plan.identity, plan.asking)
     # All images of all subjects must be there before the first question costs anything.
-    images = [images_for(settings, subject, plan) for subject in subjects_of(settings)]
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chat = build_chat(plan.judge, device=device, owner="unigenbench, --judge")
+    images = [images_for(settings, subject, plan) for subject in settings.subjects]
+    chat = build_chat(plan.judge, device=torch.device(settings.device), owner="unigenbench, --judge")
     judgings = []
-    for subject, of_subject in zip(subjects_of(settings), images, strict=True):
+    for subject, of_subject in zip(settings.subjects, images, strict=True):
         judgings.append(judged(subject, of_subject, plan, chat, show=settings.show))
     return result_of(
         settings, plan.file, judgings, judge=chat.version, model=str(plan.judge["model"]),
         own_words=plan.wording.own, whole=len(plan.items) == len(plan.file.items),
     )  # fmt: skip
-
-
-def subjects_of(settings: Settings) -> list[Subject]:
-    """The subject, and the base where there is one."""
-    return [settings.subject, *([settings.base] if settings.base is not None else [])]
 
 
 def plan_of(settings: Settings) -> Plan:
@@ -125,31 +144,22 @@ def plan_of(settings: Settings) -> Plan:
     Raises:
         ValueError: see `check`.
     """
-    options = dict(settings.options)
-    for name in options:
-        if name not in OPTIONS:
-            raise ValueError(f"--option {name}: {unknown_name('option of unigenbench', name, OPTIONS)}")
+    options = options_of(settings, Options)
     if settings.prompts is None:
         raise ValueError(
             "unigenbench needs --prompts FILE.csv: take data/test_prompts_en.csv (or _en_long, _zh, _zh_long) from the "
             "repository CodeGoat24/UniGenBench; the files are not shipped."
         )
-    if settings.samples < 1:
-        raise ValueError(f"--samples must be at least 1, got {settings.samples}: the published number is 4.")
-    file = read_prompt_file(resolve_path(settings.prompts), en_variant=_variant(options.get("en_variant", "head")))
-    items = file.items
-    if settings.num_prompts is not None:
-        if settings.num_prompts < 1:
-            raise ValueError(f"--num-prompts must be at least 1, got {settings.num_prompts}")
-        items = tuple(items[place] for place in spread(len(items), settings.num_prompts))
+    file = read_prompt_file(resolve_path(settings.prompts), en_variant=options.en_variant)
     return Plan(
-        file=file, items=items, judge=read_judge(settings.judge, JUDGES, owner="unigenbench"),
-        wording=read_wording(file.language, options.get("template"), options.get("definitions")),
+        file=file, items=tuple(some(file.items, settings.num_prompts)),
+        judge=read_judge(settings.judge, JUDGES, owner="unigenbench"),
+        wording=read_wording(file.language, options.template, options.definitions),
         asking=Asking(
-            attempts=_whole(options, "attempts", 11), max_tokens=_whole(options, "max_tokens", 4096),
-            temperature=_temperature(options), seed=settings.seed,
+            attempts=options.attempts, max_tokens=options.max_tokens, temperature=options.temperature,
+            seed=settings.seed,
         ),
-        dry_run=_flag(options, "dry_run"),
+        dry_run=options.dry_run,
     )  # fmt: skip
 
 
@@ -214,34 +224,3 @@ def _judged(image: ImageFile, item: Item, row: Row) -> Judged:
         index=item.index, prompt=item.prompt, points=item.points, output=row["output"], reply=reply_of(row, item),
         image=str(image.path),
     )  # fmt: skip
-
-
-def _variant(text: str) -> EnVariant:
-    if text in ("head", "published"):
-        return "head" if text == "head" else "published"
-    raise ValueError(f"--option en_variant={text}: must be head or published.")
-
-
-def _whole(options: Mapping[str, str], name: str, default: int) -> int:
-    text = options.get(name, str(default))
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"--option {name}={text}: must be a whole number of at least 1.")
-    return int(text)
-
-
-def _temperature(options: Mapping[str, str]) -> float:
-    text = options.get("temperature", "0")
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 10:
-        raise ValueError(f"--option temperature={text}: must be a number of at least 0 (greedy).")
-    return value
-
-
-def _flag(options: Mapping[str, str], name: str) -> bool:
-    text = options.get(name, "false")
-    if text not in ("true", "false"):
-        raise ValueError(f"--option {name}={text}: must be true or false.")
-    return text == "true"

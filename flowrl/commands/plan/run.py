@@ -8,18 +8,16 @@ import sys
 from flowrl.config.train import find_config, load_config
 
 
-def plan(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
     """Prints the plan of a configuration and returns the exit code: 1 where a setting has to be changed.
 
     Raises:
         ValueError: the configuration cannot be read, or its model cannot draw the configured size.
     """
-    if parsed.processes < 1:
-        raise ValueError(f"--processes must be at least 1, got {parsed.processes}")
     if not parsed.tflops > 0:
         raise ValueError(f"--tflops must be above 0, got {parsed.tflops:g}")
     path = find_config(parsed.config)
-    config = load_config(path, parsed.arguments)
+    config = load_config(path, parsed.overrides)
     config.resolve_batch(parsed.processes)  # before anything heavy is imported
 
     from flowrl.commands.plan.gather import gather

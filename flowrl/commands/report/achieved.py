@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 
-from flowrl.commands.report.result import Outcome, verdict
+from flowrl.commands.report.result import HeldOut, conclusion
 from flowrl.commands.report.run_data import RunData, column, keys_below
-from flowrl.html.bars import dot_chart
-from flowrl.html.charts import Series, legend, line_chart, responsive, smooth, thin
-from flowrl.html.markup import DASH, bounds, duration, esc, number, plural, section, signed, table
+from flowrl.html import markup
+from flowrl.html.bars import forest_of_two
+from flowrl.html.charts import Series, legend, line_chart, smooth, smoothed, thin
+from flowrl.html.markup import DASH, bounds, card, duration, esc, number, plural, section, signed, table
 from flowrl.statistics.bootstrap import Interval
+from flowrl.training.evaluation_rows import GENEVAL, REWARD
 
 EXPLAINED = {
     "established improvement": "an <strong>established improvement</strong>: the interval lies above zero",
@@ -20,45 +21,45 @@ EXPLAINED = {
     "not established": "<strong>not established</strong>: the interval includes zero, so chance alone could do this",
     "not testable": "<strong>not testable</strong>: there are no image rows of both evaluations to pair",
 }
-GRADED = "eval/geneval/graded"
+GRADED = f"{GENEVAL}graded"
 
 
-def summary(run: RunData, outcome: Outcome | None) -> str:
+def summary(run: RunData, held: HeldOut | None) -> str:
     """What the run did to the held-out score, in one sentence with its numbers."""
-    if outcome is None:
+    if held is None:
         return f'<p class="summary">{_training_only(run)}</p>'
-    before = f"{number(outcome.before.mean)} (95 % {bounds(outcome.before)})"
-    if outcome.after is None:
-        when = "before training" if outcome.first == 0 else f"after {plural(outcome.first, 'iteration')}"
-        text = f"The held-out {esc(outcome.label)} was {before} {when}; there is no later evaluation yet."
+    before = f"{number(held.before.mean)} (95 % {bounds(held.before)})"
+    if held.after is None:
+        when = "before training" if held.first == 0 else f"after {plural(held.first, 'iteration')}"
+        text = f"The held-out {esc(held.label)} was {before} {when}; there is no later evaluation yet."
         return f'<p class="summary">{text}</p>'
     text = (
-        f"The held-out {esc(outcome.label)} went from {before} to {number(outcome.after.mean)} "
-        f"(95 % {bounds(outcome.after)}) in {plural(outcome.last - outcome.first, 'iteration')}. "
+        f"The held-out {esc(held.label)} went from {before} to {number(held.after.mean)} "
+        f"(95 % {bounds(held.after)}) in {plural(held.last - held.first, 'iteration')}. "
     )
-    if outcome.difference is None:
-        text += f"The change of {signed(outcome.change)} is {EXPLAINED['not testable']}."
+    if held.difference is None:
+        text += f"The change of {signed(held.change)} is {EXPLAINED['not testable']}."
         return f'<p class="summary">{text}</p>'
     text += (
-        f"The paired difference is {signed(outcome.difference.mean)} (95 % {bounds(outcome.difference, sign=True)}), "
-        f"{EXPLAINED[verdict(outcome)]}."
+        f"The paired difference is {signed(held.difference.mean)} (95 % {bounds(held.difference, sign=True)}), "
+        f"{EXPLAINED[conclusion(held)]}."
     )
-    scope = f"{plural(outcome.num_pairs, run.sample_word)} of the same prompts and seeds were compared"
-    if outcome.num_unpaired:
-        scope += f"; {plural(outcome.num_unpaired, run.sample_word)} without a verdict or a partner were left out"
+    scope = f"{plural(held.num_pairs, run.sample_word)} of the same prompts and seeds were compared"
+    if held.num_unpaired:
+        scope += f"; {plural(held.num_unpaired, run.sample_word)} without a verdict or a partner were left out"
     return (
         f'<p class="summary">{text}</p><p class="muted">{scope}. The interval covers the choice of prompts and '
         f"{run.sample_word}s; another training seed can differ by more.</p>"
     )
 
 
-def tiles(run: RunData, outcome: Outcome | None) -> str:
+def tiles(run: RunData, held: HeldOut | None) -> str:
     """The key numbers, a few words each."""
     cells = []
-    if outcome is not None:
-        now = outcome.after or outcome.before
-        change = "before training" if outcome.after is None else f"{signed(outcome.change)} since the first evaluation"
-        cells.append((f"Held-out {outcome.label}", number(now.mean), change))
+    if held is not None:
+        now = held.after or held.before
+        change = "before training" if held.after is None else f"{signed(held.change)} since the first evaluation"
+        cells.append((f"Held-out {held.label}", number(now.mean), change))
     _, graded = column(run.evaluations, GRADED)
     if len(graded):
         change = f"{signed(graded[-1] - graded[0])} since the first evaluation" if len(graded) > 1 else "one evaluation"
@@ -75,53 +76,41 @@ def tiles(run: RunData, outcome: Outcome | None) -> str:
     _, seconds = column(run.train, "seconds")
     if len(seconds):
         total = float(seconds.sum() + column(run.evaluations, "seconds/eval")[1].sum())
-        cells.append(("Time", duration(total), f"{duration(float(np.median(seconds)))} an iteration"))
-    items = "".join(
-        f"<div><dt>{esc(name)}</dt><dd><b>{esc(value)}</b><small>{esc(note)}</small></dd></div>"
-        for name, value, note in cells
-    )
-    return f'<dl class="tiles">{items}</dl>' if items else ""
+        cells.append(("Time", duration(total), f"{duration(float(np.median(seconds)))} per iteration"))
+    return markup.tiles(cells)
 
 
-def curves(run: RunData, outcome: Outcome | None) -> str:
+def curves(run: RunData, held: HeldOut | None) -> str:
     """Training reward and held-out evaluation over the iterations."""
-    figures = [_training_figure(run), _held_out_figure(run, outcome)]
-    figures += [_reward_figure(run, key) for key in _other_rewards(run, outcome)]
+    figures = [_training_figure(run), _held_out_figure(run, held)]
+    figures += [_reward_figure(run, key) for key in _other_rewards(run, held)]
     return section("curves", "Learning curves", f'<div class="two">{"".join(figures)}</div>' if any(figures) else "")
 
 
-def tasks(outcome: Outcome | None) -> str:
+def tasks(held: HeldOut | None) -> str:
     """GenEval's tasks before and after, as a chart and as a table."""
-    if outcome is None or not outcome.tasks_before:
+    if held is None or not held.tasks_before:
         return ""
-    before, after = outcome.tasks_before, outcome.tasks_after
+    before, after = held.tasks_before, held.tasks_after
     text = "Share of correct images for each task: " + "; ".join(
         f"{name.replace('_', ' ')} {number(interval.mean)}"
         + (f" before, {number(after[name].mean)} after" if name in after else "")
         for name, interval in before.items()
     )
-    draw = partial(dot_chart, before, after, x_label="share of correct images", description=text)
-    chart = responsive(lambda width: draw(width=width))
-    key = [("before", 2, "ring"), ("after", 1, "dot")] if after else [("before", 2, "ring")]
     rows = []
     for name in dict.fromkeys([*before, *after]):
         cells = [_cell(before.get(name))]
         if after:
-            cells += [_cell(after.get(name)), _cell(outcome.task_differences.get(name), sign=True)]
+            cells += [_cell(after.get(name)), _cell(held.task_differences.get(name), sign=True)]
         rows.append([esc(name.replace("_", " ")), *cells])
+    chart = forest_of_two(before, after, ("before", "after"), x_label="share of correct images", description=text)
     head = ["Task", "Before", *(["After", "Difference"] if after else [])]
     numbers = table("Score by task with 95 % intervals; the difference is paired", head, rows)
-    figure = f'<figure class="card">{chart}{legend([*key, ("95 % interval", 0, "line")])}</figure>'
     lead = (
         "The score is the mean over tasks. A task whose images are all right or all wrong shows no width: "
         "resampling cannot see the failure that did not happen."
     )
-    return section(
-        "tasks",
-        "Score by task",
-        f'<div class="two">{figure}{numbers}</div>',
-        lead,
-    )
+    return section("tasks", "Score by task", f'<div class="two">{card(chart)}{numbers}</div>', lead)
 
 
 def _cell(interval: Interval | None, *, sign: bool = False) -> str:
@@ -183,33 +172,33 @@ def _training_figure(run: RunData) -> str:
     return _figure("Training reward", [series], "reward", text, key)
 
 
-def _held_out_figure(run: RunData, outcome: Outcome | None) -> str:
-    if outcome is None:
+def _held_out_figure(run: RunData, held: HeldOut | None) -> str:
+    if held is None:
         return ""
-    rows = [row for row in run.evaluations if column([row], outcome.metric)[0].size]
-    x, y = column(rows, outcome.metric)
-    low = np.array([_number(row.get(f"{outcome.metric}_low")) for row in rows])
-    high = np.array([_number(row.get(f"{outcome.metric}_high")) for row in rows])
-    series = [Series(label=outcome.label, x=x, y=y, low=low, high=high, markers=True)]
-    key = [(outcome.label, 1, "line"), *([("95 % interval", 1, "band")] if np.isfinite(low).any() else [])]
+    rows = [row for row in run.evaluations if column([row], held.metric)[0].size]
+    x, y = column(rows, held.metric)
+    low = np.array([_number(row.get(f"{held.metric}_low")) for row in rows])
+    high = np.array([_number(row.get(f"{held.metric}_high")) for row in rows])
+    series = [Series(label=held.label, x=x, y=y, low=low, high=high, markers=True)]
+    key = [(held.label, 1, "line"), *([("95 % interval", 1, "band")] if np.isfinite(low).any() else [])]
     graded_x, graded = column(run.evaluations, GRADED)
     if len(graded):
         series.append(Series(label="graded credit", x=graded_x, y=graded, color=2, dashed=True, markers=True))
         key.append(("graded credit", 2, "dash"))
-    text = f"Held-out {outcome.label} at {plural(len(y), 'evaluation')}, from {number(y[0])} to {number(y[-1])}"
+    text = f"Held-out {held.label} at {plural(len(y), 'evaluation')}, from {number(y[0])} to {number(y[-1])}"
     return _figure("Held-out evaluation", series, "score", text, key)
 
 
-def _other_rewards(run: RunData, outcome: Outcome | None) -> list[str]:
+def _other_rewards(run: RunData, held: HeldOut | None) -> list[str]:
     """Every further reward: held-out where measured, and the members of a training reward made of several.
 
     Sub-scores (`reward/<name>/<part>`) stay in the metrics file, and bounds become the band of their reward's curve.
     """
-    shown = "" if outcome is None else outcome.metric
-    held = [key for key in keys_below(run.evaluations, "eval/reward/") if key != shown]
-    held = [key for key in held if key.count("/") == 2 and not key.endswith(("_low", "_high"))]
+    shown = "" if held is None else held.metric
+    keys = [key for key in keys_below(run.evaluations, REWARD) if key != shown]
+    keys = [key for key in keys if key.count("/") == 2 and not key.endswith(("_low", "_high"))]
     members = [key for key in keys_below(run.train, "reward/") if key.count("/") == 1]
-    return held + (members if len(members) > 1 else [])
+    return keys + (members if len(members) > 1 else [])
 
 
 def _reward_figure(run: RunData, key: str) -> str:
@@ -224,14 +213,13 @@ def _reward_figure(run: RunData, key: str) -> str:
         low, high = (np.array([_number(row.get(f"{key}_{end}")) for row in rows]) for end in ("low", "high"))
         series = Series(label=name, x=x, y=y, low=low, high=high, color=3, markers=True)
     else:
-        series = Series(label=name, x=thin(x), y=smooth(thin(y), y[:0])[0], raw_x=thin(x), raw_y=thin(y), color=3)
+        series = smoothed(name, x, y, color=3)
     return _figure(title, [series], "reward", f"{title}, from {number(y[0])} to {number(y[-1])}", [])
 
 
 def _figure(title: str, series: list[Series], y_label: str, text: str, key: list[tuple[str, int, str]]) -> str:
-    draw = partial(line_chart, series, height=270, x_label="iteration", y_label=y_label, description=text)
-    chart = responsive(lambda width: draw(width=width))
-    return f'<figure class="card"><h3>{esc(title)}</h3>{chart}{legend(key) if key else ""}</figure>'
+    chart = line_chart(series, x_label="iteration", y_label=y_label, description=text)
+    return card(chart, title=esc(title), below=legend(key))
 
 
 def _number(value: object) -> float:

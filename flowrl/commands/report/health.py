@@ -10,8 +10,8 @@ from jaxtyping import Float
 
 from flowrl.commands.report.run_data import RunData, column, keys_below
 from flowrl.html.bars import stacked_bar
-from flowrl.html.charts import Series, legend, line_chart, responsive, smooth, thin
-from flowrl.html.markup import duration, esc, number, plural, section, table
+from flowrl.html.charts import NARROW, draw_lines, legend, smoothed
+from flowrl.html.markup import card, duration, esc, number, plural, section, table
 
 Values = Float[np.ndarray, " n"]
 RECENT = 10  # iterations that a shown value averages
@@ -100,10 +100,10 @@ def time_by_stage(run: RunData) -> str:
     rows.append(["all", duration(total), "100 %"])
     shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in stages)
     text = f"Share of the time by stage: {shares}"
-    bar = responsive(lambda width: stacked_bar(stages, width=width, description=text))
+    bar = stacked_bar(stages, description=text)
     key = legend([(name, index % 6 + 1, "box") for index, (name, _) in enumerate(stages)])
     numbers = table("Time by stage", ["Stage", "Time", "Share"], rows)
-    body = f'<div class="two"><figure class="card">{bar}{key}</figure>{numbers}</div>'
+    body = f'<div class="two">{card(bar, below=key)}{numbers}</div>'
     evaluations = column(run.evaluations, "seconds/eval")[0].size
     counts = f"{plural(len(run.train), 'iteration')} and {plural(evaluations, 'evaluation')}"
     return section("time", "Time by stage", body, f"{counts}; loading the model is not counted.")
@@ -115,19 +115,16 @@ def _sign_card(run: RunData, sign: Sign) -> str:
         return ""
     good = sign.is_healthy(y)
     mark = '<span class="mark good">✓ healthy</span>' if good else '<span class="mark bad">! look here</span>'
-    series = Series(
-        label=sign.title, x=thin(x), y=smooth(thin(y), y[:0])[0], raw_x=thin(x), raw_y=thin(y), color=1 if good else 2
-    )
+    series = smoothed(sign.title, x, y, color=1 if good else 2)
     text = f"{sign.title} over {plural(len(y), 'iteration')}, last {number(float(y[-1]))}"
-    chart = line_chart([series], width=330, height=150, x_label="iteration", y_label="", description=text)
+    chart = draw_lines([series], NARROW, 150, "iteration", "", text)
     extra = ""
     _, deviation = column(run.train, "ratio_max_deviation")
     if sign.key == "ratio_mean" and len(deviation):
         extra = f" Largest departure of a single step in the run: {number(float(deviation.max()))}."
-    return (
-        f'<figure class="card"><h3>{esc(sign.title)} {mark}</h3><p class="value">{number(_recent(y), 4)}</p>{chart}'
-        f"<figcaption>{esc(sign.meaning)} <b>Healthy:</b> {esc(sign.healthy)}{extra}</figcaption></figure>"
-    )
+    words = f"<figcaption>{esc(sign.meaning)} <b>Healthy:</b> {esc(sign.healthy)}{extra}</figcaption>"
+    value = f'<p class="value">{number(_recent(y), 4)}</p>'
+    return card(f"{value}{chart}", title=f"{esc(sign.title)} {mark}", below=words)
 
 
 def _stages(run: RunData) -> list[tuple[str, float]]:

@@ -12,20 +12,19 @@ from flowrl.commands.report.result import held_out
 from flowrl.commands.report.run_data import RunData
 from flowrl.commands.report.shown_samples import images
 from flowrl.html.document import MEDIA_POLICY, POLICY, document
-from flowrl.html.markup import esc, plural, section, table
+from flowrl.html.markup import code, esc, folded, notes_box, plural, section, table
 
 
 def render(run: RunData, home: Path) -> str:
     """The whole page as HTML, for a file in the folder `home`."""
-    outcome = held_out(run)
-    notes = "".join(f"<li>{esc(note)}</li>" for note in run.notes)
+    held = held_out(run)
     body = "".join(
         [
-            summary(run, outcome),
-            f'<ul class="notes">{notes}</ul>' if notes else "",
-            tiles(run, outcome),
-            curves(run, outcome),
-            tasks(outcome),
+            summary(run, held),
+            notes_box(run.notes),
+            tiles(run, held),
+            curves(run, held),
+            tasks(held),
             images(run, home),
             health(run),
             time_by_stage(run),
@@ -49,7 +48,7 @@ def status(run: RunData) -> str:
 
 
 def reproduce(run: RunData) -> str:
-    """Commands for doing it again, going on, and using the result."""
+    """Commands that repeat the run, continue it, and use its result."""
     folder = str(run.config.get("out") or f"runs/{run.name}")
     quoted = shlex.quote(folder)
     lines = []
@@ -63,7 +62,7 @@ def reproduce(run: RunData) -> str:
         "",
     ]
     if not run.finished:
-        lines += ["# go on from the last complete checkpoint", f"flowrl train resume={quoted}", ""]
+        lines += ["# continue from the last complete checkpoint", f"flowrl train resume={quoted}", ""]
     lines += ["# this page, from the files as they are now", f"flowrl report {quoted}"]
     if run.has_lora:
         lines += [
@@ -72,8 +71,7 @@ def reproduce(run: RunData) -> str:
             f"pipeline.load_lora_weights({folder + '/lora'!r})",
         ]
     lead = "All noise is a function of the seed and of counters, so a run on the same machine repeats itself."
-    block = f'<pre tabindex="0"><code>{esc(chr(10).join(lines))}</code></pre>'
-    return section("reproduce", "Run it again", block, lead)
+    return section("reproduce", "Run it again", code("\n".join(lines)), lead)
 
 
 def provenance(run: RunData) -> str:
@@ -81,11 +79,9 @@ def provenance(run: RunData) -> str:
     parts = ""
     if run.manifest:
         rows = [[esc(key), f"<code>{esc(_plain(value))}</code>"] for key, value in run.manifest.items()]
-        body = table("Versions, machine and command", ["Key", "Value"], rows)
-        parts += f"<details><summary>Manifest</summary>{body}</details>"
+        parts += folded("Manifest", table("Versions, machine and command", ["Key", "Value"], rows))
     if run.config_text:
-        code = f'<pre tabindex="0"><code>{esc(run.config_text)}</code></pre>'
-        parts += f"<details><summary>Resolved configuration</summary>{code}</details>"
+        parts += folded("Resolved configuration", code(run.config_text))
     return section("provenance", "Settings and versions", parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from flowrl.commands.report.page import render
@@ -13,8 +14,8 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run, finished or not, and return its path.
 
     The page needs no network and no other file: charts are inline SVG, images are embedded, and so are video clips
-    up to 3 MB in all; larger ones are linked, so that page wants to stay beside them. It can be written at any time,
-    also while the run is going on; the file is replaced as a whole.
+    up to 3 MB in all; larger ones are linked, so that the page has to stay beside them. It can be written at any time,
+    also while the run is at work; the file is replaced as a whole.
 
     Args:
         run_folder: what `flowrl train` made (config.yaml, manifest.json, metrics.jsonl, eval/, samples/).
@@ -29,3 +30,13 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     with replacing(out) as stream:
         stream.write(render(run, out.parent).encode("utf-8"))
     return out
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Writes the report and says where it lies; returns 0.
+
+    Raises:
+        ValueError: the folder is not a run.
+    """
+    print(f"wrote {write_report(parsed.folder, parsed.out)}")
+    return 0

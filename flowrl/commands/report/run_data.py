@@ -1,4 +1,4 @@
-"""Reads a run folder as it is found: finished, going on, or cut off in the middle of a line."""
+"""Reads a run folder as it is: finished, at work, or cut off in the middle of a line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunData:
     finished: bool
     train: tuple[Row, ...]
     evaluations: tuple[Row, ...]
-    image_rows: Mapping[int, tuple[Row, ...]]  # evaluation -> one row an image; the first and the last evaluation only
+    image_rows: Mapping[int, tuple[Row, ...]]  # evaluation -> one row per image; the first and the last one only
     pairs: tuple[Pair, ...]
     pair_iterations: tuple[int, ...]
     has_lora: bool
@@ -141,7 +141,7 @@ def _json_object(path: Path, notes: list[str]) -> Row:
 
 
 def _json_lines(path: Path, notes: list[str]) -> list[Row]:
-    """Every whole line. A run killed while writing leaves a broken one, and a resumed run goes on behind it."""
+    """Every whole line. A run killed while writing leaves a broken one, and a resumed run appends to it."""
     rows: list[Row] = []
     broken = 0
     for line in _text(path).splitlines():
@@ -209,11 +209,7 @@ def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int,
     shots = {number: files for number, files in shots.items() if files}
     if not shots:
         return (), ()
-    try:
-        prompts = json.loads(_text(folder / "prompts.json") or "[]")
-    except json.JSONDecodeError:
-        prompts = []
-        notes.append("samples/prompts.json could not be read; the images are shown without their prompts.")
+    prompts = shown_prompts(folder, notes)
     first, last = min(shots), max(shots)
     pairs = []
     for before in shots[first]:
@@ -221,7 +217,7 @@ def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int,
         if first != last and not after.is_file():
             continue
         number = int(before.stem) if before.stem.isdigit() else len(prompts)
-        entry = prompts[number] if number < len(prompts) and isinstance(prompts[number], dict) else {}
+        entry = prompts[number] if number < len(prompts) else {}
         seed = entry.get("seed")
         pairs.append(
             Pair(
@@ -235,6 +231,16 @@ def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int,
             )
         )
     return tuple(pairs), tuple(sorted({first, last}))
+
+
+def shown_prompts(folder: Path, notes: list[str]) -> list[Row]:
+    """What is known of the images in a run's samples folder, in their order: prompt, seed and sources."""
+    try:
+        found = json.loads(_text(folder / "prompts.json") or "[]")
+    except json.JSONDecodeError:
+        notes.append("samples/prompts.json could not be read; the images are shown without their prompts.")
+        return []
+    return [entry if isinstance(entry, dict) else {} for entry in found]
 
 
 def _clip(image: Path) -> Path | None:

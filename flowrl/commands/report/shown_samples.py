@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +10,13 @@ from urllib.parse import quote
 from PIL import Image
 
 from flowrl.commands.report.run_data import Pair, RunData
+from flowrl.html.embedded_images import LARGE, data_address, image_element
 from flowrl.html.markup import esc, plural, section
 
 MAX_PAIRS = 16
 MAX_CLIPS = 8  # prompts of a video run: each plays twice
 MAX_EMBEDDED = 3_000_000  # bytes of clips that go into the page; beyond that all are linked
-SMALL = 128  # up to this side an image is embedded as it is and its pixels are shown as squares
-LARGE = 448  # longer sides are reduced to this: twice the size at which they are shown
-ROW = 1600  # the same for a row of frames
+ROW = 1600  # longer rows of frames are reduced to this
 
 Side = tuple[str, Path, Path | None]  # what it is, its image, its clip
 
@@ -46,29 +43,6 @@ def images(run: RunData, home: Path) -> str:
     )
 
 
-def embed(path: Path, large: int = LARGE) -> tuple[str, bool] | None:
-    """An image as a data address and whether it is small; None where the file cannot be read.
-
-    Args:
-        path: the file.
-        large: longer sides are reduced to this.
-    """
-    try:
-        with Image.open(path) as opened:
-            opened.load()
-            image = opened.convert("RGB")
-    except OSError:  # cut off while being written, or no image
-        return None
-    small = max(image.size) <= SMALL
-    image.thumbnail((large, large))
-    buffer = io.BytesIO()
-    if small:
-        image.save(buffer, format="PNG", optimize=True)
-    else:
-        image.save(buffer, format="JPEG", quality=88)
-    return _data(buffer.getvalue(), f"image/{'png' if small else 'jpeg'}"), small
-
-
 def _lead(run: RunData, video: bool, edits: bool) -> str:
     first, last = run.pair_iterations[0], run.pair_iterations[-1]
     start = "before training" if first == 0 else f"after {plural(first, 'iteration')}"
@@ -86,12 +60,8 @@ def _addresses(pairs: Sequence[Pair], home: Path) -> dict[Path, str]:
     """What a page in `home` writes for every clip: all of them inside the page, or all as links."""
     clips = [clip for pair in pairs for clip in (pair.before_clip, pair.after_clip) if clip is not None]
     if sum(clip.stat().st_size for clip in clips) <= MAX_EMBEDDED:
-        return {clip: _data(clip.read_bytes(), "video/mp4") for clip in clips}
+        return {clip: data_address(clip.read_bytes(), "video/mp4") for clip in clips}
     return {clip: quote(Path(os.path.relpath(clip.resolve(), home.resolve())).as_posix()) for clip in clips}
-
-
-def _data(content: bytes, kind: str) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def _pair(pair: Pair, address: dict[Path, str]) -> str:
@@ -111,24 +81,24 @@ def _pair(pair: Pair, address: dict[Path, str]) -> str:
     return f'<figure class="pair">{row}{"".join(shots)}<figcaption>{esc(pair.prompt)}{seed}</figcaption></figure>'
 
 
-def _image(side: str, path: Path, text: str) -> str:
-    embedded = embed(path)
-    if embedded is None:
-        raise OSError(f"{path} is no image")
-    source, small = embedded
-    style = ' class="pixels"' if small else ""
+def _image(side: str, path: Path, words: str) -> str:
+    element = _whole(path, words)
     with Image.open(path) as image:
         share = 100 * image.width / image.height  # of the row's width, so that all are equally tall
-    return f'<div style="--share:{share:.0f}"><img{style} src="{source}" alt="{esc(text)}"><span>{side}</span></div>'
+    return f'<div style="--share:{share:.0f}">{element}<span>{side}</span></div>'
 
 
 def _shot(side: str, path: Path, clip: str, prompt: str) -> str:
     """A clip that plays by itself, and the row of its frames for paper and for a still look."""
-    row = embed(path, ROW)
-    if row is None:
-        raise OSError(f"{path} is no image")
     return (
         f'<div class="shot"><span>{side}</span><video src="{esc(clip)}" muted loop autoplay playsinline controls '
         f'aria-label="{side} training: {esc(prompt)}"></video>'
-        f'<img src="{row[0]}" alt="frames {side} training: {esc(prompt)}"></div>'
+        f"{_whole(path, f'frames {side} training: {prompt}', ROW)}</div>"
     )
+
+
+def _whole(path: Path, words: str, large: int = LARGE) -> str:
+    element = image_element(path, words, large)
+    if not element:
+        raise OSError(f"{path} is not an image")
+    return element

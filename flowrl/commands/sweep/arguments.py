@@ -3,52 +3,62 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
+from flowrl.commands.sampling_arguments import add_sampling_arguments, count
 
-def add_sweep(parser: argparse.ArgumentParser) -> None:
-    """Puts the arguments of `flowrl sweep` on its parser; `flowrl.commands.sweep.run.sweep` takes what it parses."""
-    # Else "--rlg -1,0,1" is refused: what begins with a minus and is no single number would pass for an option.
-    parser._negative_number_matcher = re.compile(r"^-\.?\d")
-    parser.add_argument("source", metavar="RUN|LORA", help="run folder, or LoRA folder (then --base too)")
-    parser.add_argument("--base", metavar="MODEL", help="model folder, hub id or asset:NAME (a run's own)")
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl sweep` takes."""
+    parser.description = (
+        "Draw the same prompts at several scales of guidance from the base to the tuned model, beside search at equal "
+        "cost, and write sweep.json and sweep.html. The same command resumes where it stopped."
+    )
+    parser.add_argument("model", metavar="RUN|LORA", help="run folder, or LoRA folder (which may need --base)")
     parser.add_argument(
-        "--rlg", default="0,0.5,1,1.5,2,3", metavar="SCALES",
-        help="guidance scales: 0 base, 1 tuned, beyond 1 further, below 0 away (0,0.5,1,1.5,2,3)",
-    )  # fmt: skip
-    parser.add_argument("--best-of", default="", metavar="NUMBERS", help="also the best of N images, such as 1,2,4,8")
-    parser.add_argument(
-        "--prune", action="append", default=[], metavar="N@STEPS",
-        help="also N images, pruned after these steps: 8@3,6; may be given several times",
-    )  # fmt: skip
-    parser.add_argument("--keep", type=float, default=0.5, help="share that each pruning keeps (0.5)")
-    parser.add_argument("--select", metavar="REWARD", help="NAME[:PART] that search goes by (the first target)")
-    parser.add_argument("--search-rlg", default="1", metavar="SCALES", help="scales that search draws from (1)")
-    parser.add_argument(
-        "--also", action="append", default=[], metavar="RUN|LORA",
-        help="another tuned model of the same base, at scale 1; may be given several times",
-    )  # fmt: skip
-    parser.add_argument("--prompts", metavar="FILE", help=".txt or .jsonl, or asset:NAME (a run's held-out prompts)")
-    parser.add_argument("--num-prompts", type=int, default=64, help="prompts, evenly from the file (64)")
-    parser.add_argument("--samples", type=int, default=4, help="images a prompt, at least 2 (4)")
-    parser.add_argument(
-        "--rewards", metavar="LIST",
-        help="target=NAME[:PART],heldout=NAME[:PART],...; the first of each is drawn, the others are in the tables "
-        "(embedded model: target=geneval:official,heldout=attributes,target=geneval:graded)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--option", action="append", default=[], metavar="NAME.KEY=VALUE", help="option of a reward; may be repeated"
+        "--base", metavar="MODEL", help="base model: a folder, hub id or asset:NAME (default: the run's)"
     )
     parser.add_argument(
-        "--features", choices=("attributes", "clip", "dinov2", "none"),
-        help="what diversity compares beside pixels (embedded model: attributes, else clip)",
+        "--rlg", default="0,0.5,1,1.5,2,3", metavar="SCALES",
+        help="scales: 0 is the base, 1 the tuned model, beyond 1 further, below 0 away (default: 0,0.5,1,1.5,2,3)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the start noise, the same at every scale (0)")
-    parser.add_argument("--steps", type=int, help="denoising steps (a run's evaluation's, embedded model 10, else 40)")
-    parser.add_argument("--guidance", type=float, help="classifier-free guidance (likewise, embedded 3, else 4.5)")
-    parser.add_argument("--base-guidance", type=float, help="that of the base model, where it differs")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of the network (a run's own)")
-    parser.add_argument("--batch-size", type=int, default=24, help="images at once (24)")
-    parser.add_argument("--device", help="cpu or cuda (cuda where there is one)")
-    parser.add_argument("--out", type=Path, help="folder to write (RUN/sweep, sweep-LORA)")
+    parser.add_argument("--best-of", default="", metavar="LIST", help="numbers of images to choose from, such as 2,4,8")
+    parser.add_argument(
+        "--prune", action="append", default=[], metavar="N@STEPS",
+        help="search that prunes N images after these steps, such as 8@3,6; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--keep", type=float, default=0.5, metavar="X", help="share each pruning keeps (default: 0.5)")
+    parser.add_argument(
+        "--select", metavar="REWARD", help="reward that search goes by, NAME[:PART] (default: the first target)"
+    )
+    parser.add_argument("--search-rlg", default="1", metavar="SCALES", help="scales that search draws at (default: 1)")
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="RUN|LORA",
+        help="another tuned model of the same base, drawn at scale 1; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prompts", metavar="FILE", help="file of prompts or asset:NAME (default: the run's held-out prompts)"
+    )
+    parser.add_argument(
+        "--num-prompts", type=count, default=64, metavar="N",
+        help="number of prompts, spread evenly over the file (default: 64)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--samples", type=count, default=4, metavar="N", help="images per prompt, 2 or more (default: 4)"
+    )
+    parser.add_argument(
+        "--rewards", metavar="LIST",
+        help="rewards by role: target=NAME[:PART],heldout=NAME[:PART],...; the first of each is drawn, the others are "
+        "in the tables (default for embedded models: "
+        "target=geneval:official,heldout=attributes,target=geneval:graded)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE",
+        help="option of a reward, as NAME.KEY=VALUE; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--features", choices=("attributes", "clip", "dinov2", "none"),
+        help="what diversity compares beside pixels (default: attributes for embedded models, else clip)",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="PATH", help="folder to write (default: RUN/sweep or sweep-LORA)")
+    add_sampling_arguments(parser, batch_size="24", base_guidance=True)

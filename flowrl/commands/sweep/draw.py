@@ -18,17 +18,18 @@ from torch import Tensor
 from flowrl.benchmarks.diversity import mean_distance
 from flowrl.commands.compare.measure import image_spread
 from flowrl.commands.sweep.settings import Setting
-from flowrl.generation.best_of import Make, candidates, draw, in_batches, prune_steps
+from flowrl.generation.best_of import candidates, prune_steps
+from flowrl.generation.drawing import Make, draw, in_batches
 from flowrl.generation.rlg import rlg_velocity
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward, to_uint8
 from flowrl.rewards.outputs import check_output
-from flowrl.samplers import KERNELS, Velocity
-from flowrl.training.drift import KL_PROMPTS, KL_SIGMAS
+from flowrl.samplers import Velocity
+from flowrl.training.drift import KL_PROMPTS, distance_of
 from flowrl.training.prompting import device_of, reward_inputs
-from flowrl.trajectory import Schedule, start_state
+from flowrl.trajectory import Schedule
 
 Embed = Callable[[Float[Tensor, " n 3 h w"]], Float[Tensor, " n d"]]
 Row = dict[str, Any]
@@ -86,7 +87,7 @@ class Judges:
 def draw_prompts(
     model: Model, judges: Judges, settings: Sequence[Setting], prompts: Sequence[Prompt], *, samples: int, seed: int
 ) -> dict[Setting, tuple[Tensor, list[Row]]]:
-    """Images [P, K, 3, H, W] and a journal row a prompt, of one setting, or of several best-of-N at one scale.
+    """Images [P, K, 3, H, W] and a journal row per prompt, of one setting, or of several best-of-N at one scale.
 
     Best of N for several N looks at the first N of the same candidates.
     """
@@ -126,7 +127,7 @@ def start_noise(model: Model, prompts: Sequence[Prompt], *, samples: int, count:
 
 
 def judged(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images: Tensor, samples: int) -> list[Row]:
-    """A row a prompt: `values` by reward and by reward/part, K numbers each, null where failed; and `diversity`."""
+    """A row per prompt: `values` by reward and by reward/part, K numbers each, null where failed; and `diversity`."""
     owners = [prompt for prompt in prompts for _ in range(samples)]
     places = torch.arange(len(images))
     inputs = reward_inputs(
@@ -162,16 +163,7 @@ def drift(model: Model, prompts: Sequence[Prompt], seed: int, run: str = "") -> 
     """
     chosen = [prompts[place] for place in spread(len(prompts), KL_PROMPTS)]
     base, tuned = model.make(0.0, run)(chosen), model.make(1.0, run)(chosen)
-    noise = sample_normals(model.pipeline.latent_shape, [(seed, "eval", prompt.key, 0) for prompt in chosen])
-    x = start_state(noise.to(device_of(model.pipeline)), model.schedule)
-    steps, distances = model.schedule.num_steps, []
-    for step in range(steps):
-        sigma, timestep = model.schedule.sigma[step], model.schedule.timestep[step]
-        velocity = base(x, sigma, timestep)
-        if step in {quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}:
-            distances.append(float((tuned(x, sigma, timestep) - velocity).double().square().mean()))
-        x = KERNELS["ode"](x, velocity, sigma, model.schedule.sigma[step + 1]).mean
-    return sum(distances) / len(distances)
+    return distance_of(model.pipeline, chosen, base, tuned, model.schedule, seed=seed)
 
 
 # ---- features --------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from flowrl.commands.sweep.draw import FEATURES_TEXT
 from flowrl.commands.sweep.result import (
     FEATURES,
     PIXELS,
-    Outcome,
     Results,
+    SettingResult,
     at_same_cost,
     differences,
     scale_text,
@@ -18,18 +18,9 @@ from flowrl.commands.sweep.result import (
 )
 from flowrl.commands.sweep.sweep_figures import StripRows, against_cost, against_diversity, against_scale, key, strip
 from flowrl.html.document import document
-from flowrl.html.markup import DASH, MINUS, esc, number, section, table
+from flowrl.html.markup import DASH, MINUS, card, code, esc, notes_box, number, section, table
 from flowrl.statistics.bootstrap import Interval
 from flowrl.training.drift import KL_TEXT
-
-EXTRA_CSS = """
-.shots td,.shots th{padding:5px;text-align:left;white-space:normal;font-size:.85rem}
-.shots tbody th{min-width:7rem;max-width:10rem}
-.shots img{display:block;width:100px;max-width:none;height:auto;border-radius:4px}
-.thin{stroke-width:1.4;opacity:.75}.faint{opacity:.4}
-.tables h3{margin-top:26px}.facts{max-width:54rem;font-size:.92rem}.facts dt{margin-top:8px}
-.facts dd{overflow-wrap:anywhere}
-"""
 
 
 def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], command: str) -> str:
@@ -42,17 +33,16 @@ def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], comma
         command: what was typed; "" where that is not known.
     """
     title = f"RLG sweep of {facts['name']}"
-    notes = "".join(f"<li>{esc(note)}</li>" for note in results.notes)
     body = "".join([
         f'<p class="summary">{esc(sentence(results))}</p>',
         f'<p class="muted">{_reading(results)}</p>',
-        f'<ul class="notes">{notes}</ul>' if notes else "",
+        notes_box(results.notes),
         _quality(results), _scales(results), _images(rows), _cost(results), _searched(rows), _tables(results),
         _measured(results, facts, command),
     ])  # fmt: skip
     lead = f"{esc(facts['images'])} · {esc(facts['sampling'])}"
     footer = "Written by <code>flowrl sweep</code> from the journals of its folder."
-    return document(title, body, lead=lead, footer=footer, css=EXTRA_CSS)
+    return document(title, body, lead=lead, footer=footer)
 
 
 def _reading(results: Results) -> str:
@@ -67,7 +57,7 @@ def _reading(results: Results) -> str:
 
 def _quality(results: Results) -> str:
     names = dict.fromkeys((results.target.name, results.judge.name))
-    charts = "".join(_card(_headed(results, name), against_diversity(results, name)) for name in names)
+    charts = "".join(card(against_diversity(results, name), title=esc(_headed(results, name))) for name in names)
     kinds = [one.setting.kind for one in results.of_kind("rlg", "run")]
     return section(
         "quality", "Quality against diversity", f'<div class="two">{charts}</div>{key(kinds)}',
@@ -81,7 +71,7 @@ def _scales(results: Results) -> str:
     if len(results.of_kind("rlg")) < 2:
         return ""
     names = [*dict.fromkeys((results.target.name, results.judge.name)), *_diversities(results)]
-    charts = "".join(_card(_headed(results, name), against_scale(results, name)) for name in names)
+    charts = "".join(card(against_scale(results, name), title=esc(_headed(results, name))) for name in names)
     return section("scales", "Scores and diversity against the scale", f'<div class="two">{charts}</div>')
 
 
@@ -104,7 +94,7 @@ def _cost(results: Results) -> str:
     if not searches:
         return ""
     names = dict.fromkeys((results.target.name, results.judge.name))
-    charts = "".join(_card(_headed(results, name), against_cost(results, name)) for name in names)
+    charts = "".join(card(against_cost(results, name), title=esc(_headed(results, name))) for name in names)
     kinds = [one.setting.kind for one in (*results.of_kind("rlg"), *searches)]
     return section(
         "cost", "RLG beside search, at equal cost", f'<div class="two">{charts}</div>{key(kinds)}{_same_cost(results)}',
@@ -134,12 +124,12 @@ def _same_cost(results: Results) -> str:
 def _tables(results: Results) -> str:
     names = [*_measure_names(results), *_diversities(results)]
     rows = []
-    for one in results.outcomes:
+    for one in results.settings:
         rows.append([esc(one.setting.label), _spent(one), *(_cell(results, one, name) for name in names), _far(one)])
     head = ["Setting", "Evaluations", *map(esc, names), "Distance"]
     parts = "<h3>Every setting, mean and 95 % interval</h3>" + table("Every setting", head, rows)
     for title, pick in (("the tuned model (scale 1)", "to_tuned"), ("the base model (scale 0)", "to_base")):
-        changed = [(one, one.to_tuned if pick == "to_tuned" else one.to_base) for one in results.outcomes]
+        changed = [(one, one.to_tuned if pick == "to_tuned" else one.to_base) for one in results.settings]
         cells = [[esc(one.setting.label), *(_difference(results, found, name) for name in names)]
                  for one, found in changed if found]  # fmt: skip
         if cells:
@@ -167,8 +157,7 @@ def _measured(results: Results, facts: Mapping[str, str], command: str) -> str:
     )
     listed["distance"] = f"{KL_TEXT}. At scale w it is w² times that at 1."
     items = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in {**said, **listed}.items())
-    block = f'<pre tabindex="0"><code>{esc(command)}</code></pre>' if command else ""
-    return section("measured", "How it was measured", f'{block}<dl class="facts">{items}</dl>')
+    return section("measured", "How it was measured", f'{code(command)}<dl class="facts">{items}</dl>')
 
 
 def _diversities(results: Results) -> list[str]:
@@ -184,27 +173,23 @@ def _headed(results: Results, name: str) -> str:
     return name if role is None else f"{name}, {'target' if role == 'target' else 'held out'}"
 
 
-def _card(title: str, chart: str) -> str:
-    return f'<figure class="card"><h3>{esc(title)}</h3>{chart}</figure>'
-
-
-def _spent(one: Outcome) -> str:
+def _spent(one: SettingResult) -> str:
     looks = 0 if one.setting.kind in ("rlg", "run") else one.setting.plan.looks
     return f"{one.evaluations}<small>{looks} scored</small>" if looks else str(one.evaluations)
 
 
-def _far(one: Outcome) -> str:
+def _far(one: SettingResult) -> str:
     if one.setting.kind == "best_of":
         return f"<small>KL \u2264 {number(one.kl_bound)}</small>"
     return number(one.drift)
 
 
-def _cell(results: Results, one: Outcome, name: str) -> str:
+def _cell(results: Results, one: SettingResult, name: str) -> str:
     value, digits = one.means[name], results.digits(name)
     return f"{number(value.mean, digits)}<small>{_bounds(value, digits)}</small>"
 
 
-def _compared(results: Results, one: Outcome, change: Mapping[str, Interval], name: str) -> str:
+def _compared(results: Results, one: SettingResult, change: Mapping[str, Interval], name: str) -> str:
     return f"{number(one.means[name].mean, results.digits(name))}<small>{_difference(results, change, name)}</small>"
 
 

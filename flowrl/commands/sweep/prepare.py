@@ -8,8 +8,10 @@ from pathlib import Path
 
 import torch
 
+from flowrl.commands.sampling_arguments import sampling_options
 from flowrl.commands.sweep.settings import Question, Setting, ask
 from flowrl.config.train import TrainConfig, load_config, resolve_path
+from flowrl.generation.drawing import find_device
 from flowrl.generation.generate import choose
 from flowrl.generation.models import (
     EMBEDDED,
@@ -22,7 +24,6 @@ from flowrl.generation.models import (
     label_of,
 )
 from flowrl.prompts.loading import Prompt, load_prompts
-from flowrl.training.run import check_device
 
 EMBEDDED_PROMPTS = "asset:prompts/world_heldout.jsonl"
 
@@ -39,7 +40,7 @@ class Sweep:
         base_guidance: classifier-free guidance of the base model.
         features: what diversity compares beside pixels.
         prompts: each once.
-        samples: images a prompt.
+        samples: images per prompt.
         seed: of the start noise.
         batch_size: images at once.
         device: where everything runs.
@@ -71,14 +72,13 @@ class Sweep:
 
 
 def prepare(parsed: argparse.Namespace) -> Sweep:
-    """Reads and checks the command line; see `flowrl.commands.sweep.arguments`.
+    """Reads and checks the command line.
 
     Raises:
         ValueError: says what was given, what is allowed and what to change.
     """
-    device = parsed.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
-    folder = Path(parsed.source)
+    device = find_device(parsed.device)
+    folder = Path(parsed.model)
     config = config_of(folder)
     source = tuned_source(parsed, config)
     embedded = source.model in WORLD_MODELS
@@ -90,7 +90,7 @@ def prepare(parsed: argparse.Namespace) -> Sweep:
         question=question, source=source, config=config, name=name, seed=parsed.seed, samples=parsed.samples,
         prompts=_prompts(parsed, config, negative=source.negative, embedded=embedded), batch_size=parsed.batch_size,
         base_guidance=source.guidance_scale if parsed.base_guidance is None else parsed.base_guidance,
-        features=parsed.features or ("attributes" if embedded else "clip"), device=torch.device(device),
+        features=parsed.features or ("attributes" if embedded else "clip"), device=device,
         folder=parsed.out or (folder / "sweep" if (folder / "config.yaml").is_file() else Path(f"sweep-{name}")),
     )  # fmt: skip
 
@@ -112,13 +112,12 @@ def tuned_source(parsed: argparse.Namespace, config: TrainConfig | None) -> Sour
     Raises:
         ValueError: a LoRA that does not say which model it belongs to, or a model that is not there or makes videos.
     """
-    lora = lora_of(Path(parsed.source))
-    given = {"num_steps": parsed.steps, "guidance_scale": parsed.guidance, "dtype": parsed.dtype}
+    lora, given = lora_of(Path(parsed.model)), sampling_options(parsed)
     if config is None and parsed.base is not None:
         source = find_source(parsed.base, lora=lora, **given)
     else:
         try:
-            source = find_source(parsed.source, **given)
+            source = find_source(parsed.model, **given)
         except ValueError as error:
             if config is not None or "LoRA" not in str(error):
                 raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,15 @@ from jaxtyping import Float
 from flowrl.commands.sweep.settings import Measure, Setting
 from flowrl.html.markup import number
 from flowrl.samplers.search import best_of_n_kl
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import UNKNOWN, Interval, bootstrap_mean
 
 Column = Float[np.ndarray, " p k"]
-UNKNOWN = Interval(mean=math.nan, low=math.nan, high=math.nan)
 FEATURES, PIXELS = "diversity", "pixel diversity"
 SAME_COST = 1.15  # settings whose cost differs by less than this factor are compared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class SettingResult:
     """One setting.
 
     Attributes:
@@ -59,7 +58,7 @@ class Results:
     """All settings, and what stands out.
 
     Attributes:
-        outcomes: scales in ascending order, then searches, then other runs.
+        settings: scales in ascending order, then searches, then other runs.
         measures: in the order they were given.
         judge: the measure by which the best scale is told: the first that is held out, else the first target.
         diversity: name of the diversity that is drawn.
@@ -68,12 +67,12 @@ class Results:
         notes: what a reader should know.
     """
 
-    outcomes: tuple[Outcome, ...]
+    settings: tuple[SettingResult, ...]
     measures: tuple[Measure, ...]
     judge: Measure
     diversity: str
-    peak: Outcome
-    level: tuple[Outcome, ...]
+    peak: SettingResult
+    level: tuple[SettingResult, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -87,14 +86,14 @@ class Results:
 
     def digits(self, name: str) -> int:
         """Decimals with which a column is written: down to the narrowest interval's half-width, 3 to 6."""
-        halves = [(one.means[name].high - one.means[name].low) / 2 for one in self.outcomes]
+        halves = [(one.means[name].high - one.means[name].low) / 2 for one in self.settings]
         known = [half for half in halves if math.isfinite(half) and half > 0]
         return min(6, max(3, -math.floor(math.log10(min(known))))) if known else 3
 
-    def of_kind(self, *kinds: str) -> tuple[Outcome, ...]:
-        return tuple(outcome for outcome in self.outcomes if outcome.setting.kind in kinds)
+    def of_kind(self, *kinds: str) -> tuple[SettingResult, ...]:
+        return tuple(one for one in self.settings if one.setting.kind in kinds)
 
-    def at_scale(self, scale: float) -> Outcome | None:
+    def at_scale(self, scale: float) -> SettingResult | None:
         """RLG at a scale, if it was drawn."""
         return next((one for one in self.of_kind("rlg") if one.setting.scale == scale), None)
 
@@ -125,9 +124,9 @@ def mean_of(values: Column) -> Interval:
     return bootstrap_mean(values[known], prompt[known]) if known.any() else UNKNOWN
 
 
-def differences(outcome: Outcome, reference: Outcome) -> dict[str, Interval]:
+def differences(one: SettingResult, reference: SettingResult) -> dict[str, Interval]:
     """Paired differences of all columns, same prompt and sample on both sides."""
-    return {name: mean_of(values - reference.columns[name]) for name, values in outcome.columns.items()}
+    return {name: mean_of(values - reference.columns[name]) for name, values in one.columns.items()}
 
 
 def results_of(
@@ -147,7 +146,7 @@ def results_of(
         ValueError: a reward failed on every image of a setting.
     """
     plain = [
-        Outcome(
+        SettingResult(
             setting=setting, evaluations=evaluations[setting], drift=_drift(setting, drifts), columns=dict(given),
             means={name: mean_of(values) for name, values in given.items()},
         )
@@ -162,25 +161,25 @@ def results_of(
                 )
     scales = [one for one in plain if one.setting.kind == "rlg"]
     base, tuned = (next((one for one in scales if one.setting.scale == scale), None) for scale in (0.0, 1.0))
-    outcomes = [
-        Outcome(
-            setting=one.setting, evaluations=one.evaluations, drift=one.drift, columns=one.columns, means=one.means,
+    found = [
+        replace(
+            one,
             to_tuned={} if tuned is None or tuned is one else differences(one, tuned),
             to_base={} if base is None or base is one else differences(one, base),
         )
         for one in plain
-    ]  # fmt: skip
+    ]
     judge = next((measure for measure in measures if measure.role == "heldout"), None)
     judge = judge or next(measure for measure in measures if measure.role == "target")
-    rlg = [one for one in outcomes if one.setting.kind == "rlg"]
+    rlg = [one for one in found if one.setting.kind == "rlg"]
     peak = max(rlg, key=lambda one: one.means[judge.name].mean)
     level = tuple(
         one for one in rlg if one is not peak and not differences(one, peak)[judge.name].excludes(0.0)
     )  # fmt: skip
     return Results(
-        outcomes=tuple(outcomes), measures=tuple(measures), judge=judge, peak=peak, level=level,
+        settings=tuple(found), measures=tuple(measures), judge=judge, peak=peak, level=level,
         diversity=FEATURES if FEATURES in peak.columns else PIXELS,
-        notes=(*notes, *_failures(outcomes, measures), *_at_the_end(rlg, peak, judge)),
+        notes=(*notes, *_failures(found, measures), *_at_the_end(rlg, peak, judge)),
     )  # fmt: skip
 
 
@@ -190,16 +189,16 @@ def _drift(setting: Setting, drifts: Mapping[str, float]) -> float:
     return setting.scale**2 * drifts.get("", math.nan) if setting.kind == "rlg" else math.nan
 
 
-def _failures(outcomes: Sequence[Outcome], measures: Sequence[Measure]) -> list[str]:
+def _failures(found: Sequence[SettingResult], measures: Sequence[Measure]) -> list[str]:
     notes = []
     for measure in measures:
-        values = np.concatenate([one.columns[measure.name].ravel() for one in outcomes])
+        values = np.concatenate([one.columns[measure.name].ravel() for one in found])
         if failed := int(np.isnan(values).sum()):
             notes.append(f"{measure.name} failed on {failed} of {len(values)} images, which count nowhere.")
     return notes
 
 
-def _at_the_end(scales: Sequence[Outcome], peak: Outcome, judge: Measure) -> list[str]:
+def _at_the_end(scales: Sequence[SettingResult], peak: SettingResult, judge: Measure) -> list[str]:
     if len(scales) > 1 and peak is scales[-1]:
         return [f"{judge.name} is highest at the largest scale tried: larger ones may be better still."]
     return []
@@ -218,9 +217,9 @@ def sentence(results: Results) -> str:
     return f"{said}; {_diversity_text(results)}."
 
 
-def scale_text(outcome: Outcome) -> str:
+def scale_text(one: SettingResult) -> str:
     """ "scale 1.5", with what scales 0 and 1 are."""
-    scale = outcome.setting.scale
+    scale = one.setting.scale
     named = {0.0: " (the base model)", 1.0: " (the tuned model as it is)"}.get(scale, "")
     return f"scale {_scale(scale)}{named}"
 
@@ -268,7 +267,7 @@ def _percent(value: float) -> str:
     return f"{value:+.0f}".replace("-", "\u2212")
 
 
-def at_same_cost(results: Results) -> tuple[Outcome, tuple[Outcome, ...]] | None:
+def at_same_cost(results: Results) -> tuple[SettingResult, tuple[SettingResult, ...]] | None:
     """The best RLG scale that needs both models, by the judge, and the searches that cost about as much."""
     mixed = [one for one in results.of_kind("rlg") if one.setting.scale not in (0.0, 1.0)]
     if not mixed:
@@ -286,11 +285,11 @@ def as_json(results: Results) -> dict[str, Any]:
     return {
         "sentence": sentence(results), "judge": results.judge.name, "target": results.target.name,
         "peak": results.peak.setting.scale, "not_told_apart": [one.setting.scale for one in results.level],
-        "settings": [_outcome_json(one) for one in results.outcomes], "notes": list(results.notes),
+        "settings": [_setting_json(one) for one in results.settings], "notes": list(results.notes),
     }  # fmt: skip
 
 
-def _outcome_json(one: Outcome) -> dict[str, Any]:
+def _setting_json(one: SettingResult) -> dict[str, Any]:
     setting = one.setting
     return {
         "key": setting.key, "label": setting.label, "kind": setting.kind, "scale": setting.scale,

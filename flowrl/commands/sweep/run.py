@@ -1,31 +1,30 @@
 """`flowrl sweep`: draws what is missing, then writes `sweep.json` and `sweep.html` and says what came out.
 
-settings/<setting>/journal-<hash>.jsonl   a line a prompt; the hash is of all conditions, so that nothing mixes
+settings/<setting>/journal-<hash>.jsonl   one line per prompt; the hash is of all conditions, so that nothing mixes
 settings/<setting>/images-<hash>/         the first image of the prompts that the page shows
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.reward.score import aligned
 from flowrl.commands.sweep.draw import Judges, Model, draw_prompts, drift, load_features
 from flowrl.commands.sweep.page import render
 from flowrl.commands.sweep.prepare import Sweep, prepare
 from flowrl.commands.sweep.result import Results, as_json, columns_of, results_of, sentence
 from flowrl.commands.sweep.settings import Setting, trained_on
 from flowrl.commands.sweep.sweep_figures import StripRows
-from flowrl.files import write_atomically
+from flowrl.commands.terminal_text import aligned, cut
+from flowrl.files import locked, write_atomically
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import fingerprint, load_source, schedule_of
 from flowrl.generation.rlg import add_experts
@@ -40,8 +39,8 @@ STRIP = 6  # prompts whose images the page shows
 Journals = Mapping[Setting, Journal]
 
 
-def sweep(parsed: argparse.Namespace) -> int:
-    """Runs a sweep, or goes on with one; see `flowrl.commands.sweep.arguments`.
+def run(parsed: argparse.Namespace) -> int:
+    """Runs a sweep, or continues one.
 
     Returns:
         0, or 130 where it was stopped; the same command then goes on.
@@ -51,14 +50,14 @@ def sweep(parsed: argparse.Namespace) -> int:
     """
     asked = prepare(parsed)
     judges, versions = load_judges(asked)
-    with _locked(asked.folder), ExitStack() as stack:
+    with locked(asked.folder, "another sweep"), ExitStack() as stack:
         shared = conditions(asked, versions)
         journals = {one: stack.enter_context(_journal(asked, one, shared, versions)) for one in asked.question.settings}
         distances = stack.enter_context(Journal(asked.folder / "settings" / "drift", shared))
         try:
             draw_missing(asked, judges, journals, distances)
         except KeyboardInterrupt:
-            print("\nStopped. The same command goes on from here.", file=sys.stderr)
+            print("\nStopped. The same command resumes from here.", file=sys.stderr)
             return 130
         keys = [prompt.key for prompt in asked.prompts]
         rows = {one: [journals[one].rows[key] for key in keys] for one in asked.question.settings}
@@ -148,18 +147,6 @@ def _journal(asked: Sweep, setting: Setting, shared: Mapping[str, Any], versions
     if setting.kind in ("best_of", "prune") and select is not None:
         identity |= {"select": select.name, "select_version": versions[select.reward]}
     return Journal(asked.folder / "settings" / setting.key, identity)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keeps a second sweep out of the folder, which is made if it is not there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(f"another sweep is still at work in {folder}: wait for it, or end it first.") from error
-        yield
 
 
 # ---- drawing ---------------------------------------------------------------------------------------------------------
@@ -254,7 +241,7 @@ def image_path(journal: Journal, place: int) -> Path:
 
 
 def strip_of(asked: Sweep, journals: Journals) -> StripRows:
-    """Images of the page: a prompt a row, a setting a column."""
+    """Images of the page: one row per prompt, one column per setting."""
     return [
         (prompt.text, [(setting, image_path(journal, place)) for setting, journal in journals.items()])
         for place, prompt in strip_prompts(asked)
@@ -294,11 +281,11 @@ def facts_of(asked: Sweep, versions: Mapping[str, str]) -> dict[str, str]:
 
 
 def summary(results: Results) -> str:
-    """The sentence, and a line a setting; 80 columns."""
+    """The sentence, and one line per setting; 80 columns."""
     names = [results.target.name, *([results.judge.name] if results.held_out else []), results.diversity]
     rows = []
-    for one in results.outcomes:
+    for one in results.settings:
         means = [f"{one.means[name].mean:.{results.digits(name)}f}" for name in names]
         rows.append([one.setting.label, str(one.evaluations), *means])
-    heads = [name if len(name) <= 16 else f"{name[:15]}\u2026" for name in names]
+    heads = [cut(name, 16) for name in names]
     return f"{sentence(results)}\n\n{aligned(['setting', 'evaluations', *heads], rows)}"

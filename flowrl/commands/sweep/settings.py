@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from flowrl.config.options import unknown_name
 from flowrl.generation.image_folder import reward_specs
+from flowrl.generation.rlg import numbers
 from flowrl.rewards import REWARDS
 from flowrl.rewards.specs import validate_reward_specs
 from flowrl.samplers.guidance import network_rows
@@ -125,13 +125,15 @@ def ask(parsed: argparse.Namespace, *, embedded: bool, num_steps: int) -> Questi
     Raises:
         ValueError: says what was given, what is allowed and what to change.
     """
-    scales = numbers(parsed.rlg, "--rlg", "0,0.5,1,1.5,2,3")
+    scales = _rising(parsed.rlg, "--rlg", "0,0.5,1,1.5,2,3")
     if not 0 < parsed.keep < 1:
         raise ValueError(f"--keep is the share that a pruning keeps, between 0 and 1, got {parsed.keep:g}: 0.5 halves")
-    for name, least in (("samples", 2), ("num_prompts", 2), ("batch_size", 1)):
-        if vars(parsed)[name] < least:
-            why = ": diversity compares images of one prompt" if name == "samples" else ""
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {vars(parsed)[name]}{why}.")
+    for name, why in (
+        ("samples", "diversity compares images of one prompt"),
+        ("num_prompts", "intervals are over them"),
+    ):
+        if vars(parsed)[name] < 2:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 2, got {vars(parsed)[name]}: {why}.")
     searches = _searches(parsed, num_steps)
     others = _others(parsed.also)
     measures = parse_measures(parsed.rewards, embedded=embedded)
@@ -146,27 +148,15 @@ def ask(parsed: argparse.Namespace, *, embedded: bool, num_steps: int) -> Questi
     )
 
 
-def numbers(text: str, option: str, example: str) -> tuple[float, ...]:
-    """Finite numbers of a list by commas, ascending, each once.
-
-    Raises:
-        ValueError: nothing, or something else.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    try:
-        values = [float(part) for part in parts]
-    except ValueError:
-        values = [math.nan]
-    if not all(math.isfinite(value) for value in values):
-        given = "nothing" if not text.strip() else repr(text)
-        raise ValueError(f"{option} takes finite numbers by commas, such as {example}, got {given}.")
-    return tuple(sorted({value + 0.0 for value in values}))  # + 0.0: -0 is 0
+def _rising(text: str, option: str, example: str) -> tuple[float, ...]:
+    """Numbers in ascending order, each once."""
+    return tuple(sorted({value + 0.0 for value in numbers(text, option, example)}))  # + 0.0: -0 is 0
 
 
 def _searches(parsed: argparse.Namespace, num_steps: int) -> list[Setting]:
     plans: list[tuple[Kind, Pruning]] = []
     if parsed.best_of.strip():
-        for value in numbers(parsed.best_of, "--best-of", "1,2,4,8"):
+        for value in _rising(parsed.best_of, "--best-of", "1,2,4,8"):
             if value < 1 or not value.is_integer():
                 raise ValueError(f"--best-of takes whole numbers from 1 on, such as 1,2,4,8, got {parsed.best_of!r}.")
             plans.append(("best_of", Pruning(num_candidates=int(value))))
@@ -183,7 +173,7 @@ def _searches(parsed: argparse.Namespace, num_steps: int) -> list[Setting]:
             plans.append(("prune", pruning(int(match[1]), [step - 1 for step in after], parsed.keep)))
         except ValueError as error:
             raise ValueError(f"--prune {text}: {error}") from error
-    scales = numbers(parsed.search_rlg, "--search-rlg", "1") if plans else ()
+    scales = _rising(parsed.search_rlg, "--search-rlg", "1") if plans else ()
     return [Setting(kind=kind, scale=scale, plan=plan) for scale in scales for kind, plan in plans]
 
 

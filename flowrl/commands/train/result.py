@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
-from flowrl.commands.report.result import SCORE, partners, score_rows
 from flowrl.config.train import TrainConfig
 from flowrl.files import write_atomically
 from flowrl.statistics.bootstrap import (
@@ -17,10 +16,11 @@ from flowrl.statistics.bootstrap import (
     bootstrap_mean,
     paired_difference,
     paired_rows,
+    partners,
     stratified_score,
     task_scores,
 )
-from flowrl.training.heldout import Row, evaluations, read_rows
+from flowrl.training.evaluation_rows import SCORE, Row, evaluations, read_rows, score_rows
 
 
 def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:

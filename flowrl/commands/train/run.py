@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import shutil
@@ -14,6 +15,12 @@ from flowrl.config.train import TrainConfig, find_config, load_config, resolve_p
 
 DEFAULT_CONFIG = "tiny_g2rpo"
 _RESUME_OVERRIDES = ("resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """`flowrl train [CONFIG] [key=value ...]`; see `train`."""
+    named = bool(parsed.arguments) and "=" not in parsed.arguments[0]
+    return train(parsed.arguments[0] if named else None, parsed.arguments[1:] if named else parsed.arguments)
 
 
 def train(config_name: str | None, overrides: Sequence[str]) -> int:
@@ -153,12 +160,14 @@ def check_before_loading(config: TrainConfig) -> None:
     from flowrl.pipelines import family
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.parts import check_pipeline, model_location
+    from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
     validate_reward_specs(config.rewards)
     if config.eval.rewards:
         validate_reward_specs(config.eval.rewards)
     check_rewards(config)
+    check_sampler(config.sampler)
     recipe_of(config).check(config)
     module = family(config.pipeline.name)
     check_pipeline(config.pipeline)

@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 from flowrl.rewards.comparing.tournaments import (
     Keys,
     Matches,
+    Play,
     Scores,
-    Tournament,
     all_pairs,
     anchor,
     bracket,
@@ -28,7 +28,7 @@ from flowrl.rewards.comparing.tournaments import (
 )
 
 NAN = np.nan
-SCHEMES: dict[str, Callable[[int], Tournament]] = {
+SCHEMES: dict[str, Callable[[int], Play]] = {
     "anchor": anchor,
     "round_robin": round_robin,
     "single_elimination": single_elimination,
@@ -36,7 +36,7 @@ SCHEMES: dict[str, Callable[[int], Tournament]] = {
 }
 
 
-def play(tournament: Tournament, strengths: list[float], failing: frozenset[int] = frozenset()) -> tuple[Keys, Matches]:
+def play(tournament: Play, strengths: list[float], failing: frozenset[int] = frozenset()) -> tuple[Keys, Matches]:
     """The keys and all matches of one tournament whose judge returns strengths, NaN for matches with a failing one."""
     value = np.array([NAN if i in failing else float(s) for i, s in enumerate(strengths)])
     seen: list[Matches] = []
@@ -97,13 +97,6 @@ def test_both_orders_are_averaged_and_one_alone_is_taken() -> None:
     close(win_rate(matrix(2, {(1, 0): 0.9})), [0.1, 0.9])
 
 
-def test_win_rate_errors() -> None:
-    with pytest.raises(ValueError, match=r"square matrix \[N, N\], got shape \[2, 3\]"):
-        win_rate(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
-        win_rate(np.full((2, 2), 1.5))
-
-
 # ---- ranks -------------------------------------------------------------------------------------------------------
 
 
@@ -133,11 +126,6 @@ def test_ranks_of_equal_values_and_of_one() -> None:
     close(rank_reward(np.ones(3), ties="best"), [0.0] * 3)
     close(rank_reward(np.array([1.0, 1.0, 2.0]), ties="best"), [0.0, 0.0, 1.0])
     close(rank_reward(np.array([NAN, 4.0])), [NAN, NAN])
-
-
-def test_rank_errors() -> None:
-    with pytest.raises(ValueError, match="denominator must be n-1"):
-        rank_reward(np.ones(3), ties="best", denominator="n")
 
 
 # ---- tournaments -------------------------------------------------------------------------------------------------
@@ -256,12 +244,6 @@ def test_rounds_of_several_tournaments_are_asked_together() -> None:
     assert hold([], judge) == []
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_tournament_of_one_errors(scheme: str) -> None:
-    with pytest.raises(ValueError, match="at least two members, got 1"):
-        play(SCHEMES[scheme](1), [1])
-
-
 # ---- pairs and the Bradley-Terry model ---------------------------------------------------------------------------
 
 
@@ -279,12 +261,6 @@ def test_a_ring_gives_everyone_as_many_opponents(count: int, opponents: int) -> 
     assert len({tuple(pair) for pair in pairs.tolist()}) == count * opponents // 2
     assert np.bincount(pairs.ravel()).tolist() == [opponents] * count
     assert (pairs[:, 0] < pairs[:, 1]).all()
-
-
-def test_ring_errors() -> None:
-    for opponents in (0, 3):
-        with pytest.raises(ValueError, match=f"even and at least 2, .* got {opponents}"):
-            ring_pairs(range(6), opponents)
 
 
 def test_bradley_terry_of_two_in_closed_form() -> None:
@@ -328,8 +304,3 @@ def test_bradley_terry_keeps_to_the_largest_connected_part() -> None:
     theta = bradley_terry(matrix(6, {(0, 1): 1.0, (2, 3): 1.0, (3, 4): 1.0}), min_comparisons=2)
     assert np.isnan(theta).tolist() == [True, True, True, False, True, True]
     assert np.isnan(bradley_terry(matrix(3, {}))).all()
-
-
-def test_bradley_terry_errors() -> None:
-    with pytest.raises(ValueError, match="penalty must be positive, got 0"):
-        bradley_terry(np.zeros((2, 2)), penalty=0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scripted_judges import JUDGE, ScriptedJudge, levels, script, text_of
 
-from flowrl.rewards import Reward, RewardInputs, build_reward, check_reward
-from flowrl.rewards.judges import yes_no as judge
+from flowrl.rewards import Reward, RewardInputs, build_reward, reward_options
 from flowrl.rewards.judges.answers import (
     answer_forms,
     answer_mass,
@@ -29,7 +28,6 @@ from flowrl.rewards.judges.answers import (
 from flowrl.rewards.judges.chat import Answer, Question
 from flowrl.rewards.outputs import check_output
 
-SERVER = {"server": "http://127.0.0.1:9/v1", "model": "judge"}
 LEVELS = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}
 Q_ALIGN = {"excellent": 1.0, "good": 0.75, "fair": 0.5, "poor": 0.25, "bad": 0.0}
 DIGITS = {str(i): i / 5 for i in range(6)}
@@ -122,7 +120,6 @@ def test_soft_tifa_means() -> None:
     [
         ("On a scale of 1 to 5 ... Final Score: 4", {"pattern": r"final score:\s*([\d.]+)"}, 4.0),
         ("Final Score: 2. No wait. FINAL SCORE: 4.", {"pattern": r"final score:\s*([\d.]+)"}, 4.0),
-        ("first 2 then 3", {"which": "first"}, 2.0),
         ("first 2 then 3", {}, 3.0),
         ("11", {}, 5.0),
         ("-3", {}, 1.0),
@@ -133,7 +130,7 @@ def test_soft_tifa_means() -> None:
     ],
 )
 def test_parse_score(text: str, options: dict[str, Any], value: float | None) -> None:
-    found = parse_score(text, low=1, high=5, **options)
+    found = parse_score(text, low=1, high=5, **{"pattern": r"([-+]?\d+(?:\.\d+)?)", **options})
     assert found == value
     if found == 4.0:  # the two ways in which UnifiedReward's number becomes a reward
         assert found is not None
@@ -172,28 +169,9 @@ def test_parse_winner(text: str, winner: str | None) -> None:
     assert parse_winner(text) == winner
 
 
-class ScriptedChat:
-    """A judge whose answer to a question is a function of it; keeps what it was asked."""
-
-    version = "scripted"
-
-    def __init__(self, reply: Callable[[Question], Answer]) -> None:
-        self.reply = reply
-        self.asked: list[Question] = []
-
-    def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        self.asked += questions
-        return [self.reply(question) for question in questions]
-
-
-def text_of(question: Question) -> str:
-    return "".join(part for part in question.parts if isinstance(part, str))
-
-
 def level_of(question: Question, place: int = 0) -> int:
     """The grey level of an image of a question."""
-    images = [part for part in question.parts if isinstance(part, np.ndarray)]
-    return int(images[place][0, 0, 0])
+    return levels(question)[place]
 
 
 def odds_of(probability: float) -> Answer:
@@ -213,16 +191,15 @@ def inputs_of(levels: Sequence[int], metadata: list[dict[str, Any]] | None = Non
 
 
 @pytest.fixture
-def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Reward, ScriptedChat]]:
-    def make(reply: Callable[[Question], Answer], **options: Any) -> tuple[Reward, ScriptedChat]:
-        chat = ScriptedChat(reply)
-        monkeypatch.setattr(judge, "build_chat", lambda *_, **__: chat)
-        return build_reward("yes_no", options={"judge": SERVER, **options}), chat
+def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Reward, ScriptedJudge]]:
+    def make(reply: Callable[[Question], Answer], **options: Any) -> tuple[Reward, ScriptedJudge]:
+        chat = script(monkeypatch, reply)
+        return build_reward("yes_no", options={"judge": JUDGE, **options}), chat
 
     return make
 
 
-Build = Callable[..., tuple[Reward, ScriptedChat]]
+Build = Callable[..., tuple[Reward, ScriptedJudge]]
 
 
 def test_yes_no_reward_asks_for_one_greedy_token_about_each_image(build: Build) -> None:
@@ -339,8 +316,8 @@ def test_yes_no_reward_refuses_contradictions(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "plain.txt").write_text("Is it {prompt}?")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"judge": {"server": "http://127.0.0.1:9"}}, "judge must be a mapping with model"),
-        ({"judge": {**SERVER, "modle": 1}}, "unknown option 'modle'"),
+        ({"judge": {"server": "http://127.0.0.1:9"}}, "judge: required key 'model' is missing"),
+        ({"judge": {**JUDGE, "modle": 1}}, "judge: unknown key 'modle': did you mean 'model'"),
         ({"questions_field": "q", "score": "odds"}, "goes with score: mass"),
         ({"questions_field": "q", "inverted": True}, "goes with score: mass and inverted: false"),
         ({"aggregation": "gm"}, "set questions_field too"),
@@ -348,25 +325,19 @@ def test_yes_no_reward_refuses_contradictions(tmp_path: Path) -> None:
         ({"score": "word", "average": 2}, "temperature above 0"),
         ({"score": "word", "average": 0}, "average must be 1"),
         ({"score": "word", "temperature": -1.0}, "temperature must be at least 0"),
-        ({"score": "word", "max_tokens": 0}, "max_tokens must be 1 or more"),
-        ({"num_frames": 0}, "num_frames must be 1 or more"),
-        ({"score": "chance"}, "'odds' or 'mass' or 'word' or null"),
-        ({"template": "no/such.txt"}, "there is no template"),
+        ({"score": "word", "max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"num_frames": 0}, "num_frames must be at least 1"),
+        ({"score": "chance"}, "score must be one of odds, mass, word or null"),
+        ({"template": "no/such.txt"}, "cannot be read as UTF-8 text"),
         ({"template": str(tmp_path / "empty.txt")}, "is empty"),
         ({"template": str(tmp_path / "plain.txt"), "questions_field": "q"}, "must hold {question}"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("yes_no", {"judge": SERVER, **options})
+            reward_options("yes_no", {"judge": JUDGE, **options})
 
 
 def test_num_frames_of_images_is_an_error(build: Build) -> None:
     reward, _ = build(lambda _: odds_of(0.5), num_frames=2)
-    with pytest.raises(ValueError, match="num_frames is about videos"):
+    with pytest.raises(ValueError, match="images are made, not videos"):
         reward(inputs_of([1]))
-
-
-def test_check_takes_the_options_of_the_reward() -> None:
-    given = dict(inspect.signature(judge.yes_no).parameters)
-    given.pop("device")
-    assert given == dict(inspect.signature(judge.check).parameters)

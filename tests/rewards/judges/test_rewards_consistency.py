@@ -16,7 +16,6 @@ from scripted_judges import JUDGE, edits, grey, level, script, yes
 from tiny_clip import assert_pointwise, inputs_of, random_images, write_tiny_clip
 
 from flowrl.rewards import RewardInputs, build_reward, to_uint8
-from flowrl.rewards.judges import consistency
 from flowrl.rewards.judges import templates as judge_templates
 from flowrl.rewards.judges.chat import Answer, Question
 
@@ -34,7 +33,7 @@ def test_grid_consistency_is_the_mean_over_pairs_and_criteria(monkeypatch: pytes
         first, second = (int(part[0, 0, 0]) for part in question.parts if not isinstance(part, str))
         return yes((first + 2 * second) / 1000 + (0.1 if "identity" in str(question.parts[-1]) else 0.0))
 
-    judge = script(monkeypatch, consistency, answer)
+    judge = script(monkeypatch, answer)
     levels = [[10, 20, 30, 40], [200, 100, 50, 90], [10, 20, 30, 40]]
     inputs = grids(levels, ["2x2 cats", "2x2 dogs", "one cat"])
     reward = build_reward("grid_consistency", options={"judge": JUDGE, "criteria": ["style", "identity"]})
@@ -63,7 +62,7 @@ def test_criteria_by_dimension_count_as_dimensions(monkeypatch: pytest.MonkeyPat
     def answer(question: Question) -> Answer:
         return yes(next(p for word, p in odds.items() if f"respect: {word}" in str(question.parts[-1])))
 
-    judge = script(monkeypatch, consistency, answer)
+    judge = script(monkeypatch, answer)
     inputs = grids([[10, 20, 30, 40]], ["2x2 cats"])
     reward = build_reward("grid_consistency", options={"judge": JUDGE})
     inputs.metadata[0]["criteria"] = {"style": {"a": "colours", "b": "light"}, "identity": ["face"], "logic": "logic"}
@@ -85,7 +84,7 @@ def test_a_template_without_criterion_asks_once_a_pair_about_the_theme(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(judge_templates.FIELDS, "consistency", frozenset())
-    judge = script(monkeypatch, consistency, lambda question: yes(0.25))
+    judge = script(monkeypatch, lambda question: yes(0.25))
     (tmp_path / "own.txt").write_text("Of one set about {theme} Yes or No?")
     inputs = grids([[10, 20, 30, 40]], ["A 2x2 grid of one fox. [TOP]: it runs. [END]: it sleeps"])
     inputs.metadata[0]["criteria"] = ["style", "identity"]
@@ -97,9 +96,7 @@ def test_a_template_without_criterion_asks_once_a_pair_about_the_theme(
 
 
 def test_consistency_of_edits_is_the_geometric_mean_with_following(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = script(
-        monkeypatch, consistency, lambda q: yes(0.36 if "Instruction:" in str(q.parts[-1]) else level(q) / 250)
-    )
+    judge = script(monkeypatch, lambda q: yes(0.36 if "Instruction:" in str(q.parts[-1]) else level(q) / 250))
     reward = build_reward("grid_consistency", options={"judge": JUDGE, "mode": "edit"})
     output = reward(edits())
     kept = np.array([50, 100, 150, 200]) / 250

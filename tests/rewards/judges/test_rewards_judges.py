@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 import time
@@ -18,14 +17,13 @@ import torch
 from scripted_judges import JUDGE, ScriptedJudge, edits, grey, level, script, yes
 from tiny_clip import assert_pointwise, inputs_of
 
-from flowrl.rewards import REWARDS, build_reward, check_of, check_reward, load_target, to_uint8
-from flowrl.rewards.judges import edit_judge, unified
-from flowrl.rewards.judges.asking import check_weights, number_list
+from flowrl.rewards import build_reward, reward_options, to_uint8
+from flowrl.rewards.judges import unified
+from flowrl.rewards.judges.asking import full_weights, number_list
 from flowrl.rewards.judges.chat import Answer, Question
 from flowrl.rewards.judges.principles import Planner, Principle, aggregate_principles, parse_principles
-from flowrl.rewards.judges.templates import FIELDS, Template, load_templates
+from flowrl.rewards.judges.templates import FIELDS, Template, load_template, load_templates
 
-OWN = ("edit_principles", "edit_score", "grid_consistency", "rubric", "unified_reward")
 ONES = dict.fromkeys(("alignment", "coherence", "style"), 1.0)
 
 
@@ -33,20 +31,12 @@ def digits(numbers: Sequence[float]) -> tuple[dict[str, float]]:
     return ({str(digit): number for digit, number in enumerate(numbers)},)
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_factories_and_checks_take_the_same_options(name: str) -> None:
-    check = check_of(name)
-    assert check is not None
-    factory, checked = (inspect.signature(f).parameters for f in (load_target(REWARDS[name]), check))
-    assert {k: p.default for k, p in factory.items() if k != "device"} == {k: p.default for k, p in checked.items()}
-
-
 @pytest.mark.parametrize("name", sorted(FIELDS))
 def test_shipped_templates_hold_their_fields(name: str) -> None:
     """Every field of the question reaches the judge's eyes, and nothing else is left open."""
-    template = load_templates([name], None, owner="test")[name]
+    template = load_template(name, None)
     images = [np.zeros((1, 1, 3), np.uint8)] * max(template.user.count("<image>"), 1)
-    known = FIELDS[name] | {"prompt", "kind", "count", "criterion"}
+    known = FIELDS[name] | {"prompt", "kind", "count", "criterion", "answer"}
     text = "".join(p for p in template.parts(images, **{f: f"<{f}>" for f in known}) if isinstance(p, str))
     assert all(f"<{field}>" in text for field in FIELDS[name])
     assert not re.search(r"\{\w+\}", text)
@@ -65,7 +55,7 @@ def test_templates_fill_once_and_place_images(tmp_path: Path) -> None:
     assert parts[4:] == (': say <image> {other} {prompt} {"json": {other}}',)
     assert Template(user="x {prompt}").parts([first, second], prompt="y") == (first, second, "x y")
     (tmp_path / "mine.txt").write_text("You judge {prompt}.\n=== user ===\nRule {rule}\n")
-    loaded = load_templates(["rubric_rule"], str(tmp_path / "mine.txt"), owner="test")["rubric_rule"]
+    loaded = load_template("rubric_rule", str(tmp_path / "mine.txt"), images=1)
     assert (loaded.system, loaded.user) == ("You judge {prompt}.", "Rule {rule}")
     assert loaded.system_of(prompt="p") == "You judge p."
     assert loaded.digest != replace(loaded, system=None).digest
@@ -75,15 +65,15 @@ def test_templates_refuse_what_cannot_work(tmp_path: Path) -> None:
     file = tmp_path / "x.txt"
     file.write_text("no field")
     (tmp_path / "empty.txt").write_text(" \n")
-    cases = [
+    cases: list[tuple[list[str], str, str]] = [
         (["rubric_rule"], str(file), r"must hold \{rule\}"),
-        (["rubric_rule"], str(tmp_path / "none.txt"), "there is no template"),
+        (["rubric_rule"], str(tmp_path / "none.txt"), "cannot be read as UTF-8 text"),
         (["aesthetic"], str(tmp_path / "empty.txt"), "is empty"),
         (["edit_quality", "edit_instruction"], str(file), "template must be a folder"),
     ]
     for names, template, message in cases:
         with pytest.raises(ValueError, match=message):
-            load_templates(names, template, owner="reward 'x'")
+            load_templates(dict.fromkeys(names, 1), template)
     with pytest.raises(ValueError, match=r"marks 1 places .* 2 images"):
         Template(user="<image>").parts([np.zeros((1, 1, 3), np.uint8)] * 2)
 
@@ -143,7 +133,7 @@ def dimensions(question: Question) -> Answer:
 
 
 def test_unified_reward_weighs_dimensions_and_is_pointwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = script(monkeypatch, unified, dimensions)
+    judge = script(monkeypatch, dimensions)
     inputs = inputs_of(grey([0, 100, 250, 400]).clamp(max=1), ["a", "b", "c", "d"])
     options = {"judge": JUDGE, "weights": {"alignment": 1.4, "style": 0.7}}
     reward = build_reward("unified_reward", options=options)
@@ -170,7 +160,7 @@ def test_unified_reward_weighs_dimensions_and_is_pointwise(monkeypatch: pytest.M
 
 def test_unified_reward_failures_are_counted_and_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {50: Answer(error="timeout"), 100: Answer(text="Final Score: none"), 150: Answer(text="Final Score: 4")}
-    script(monkeypatch, unified, lambda question: answers[level(question)])
+    script(monkeypatch, lambda question: answers[level(question)])
     output = build_reward("unified_reward", options={"judge": JUDGE, "style": "final_score"})(
         inputs_of(grey([50, 100, 150]))
     )
@@ -181,7 +171,7 @@ def test_unified_reward_failures_are_counted_and_never_zero(monkeypatch: pytest.
 
 
 def test_sampled_answers_are_seeded_by_sample_and_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = script(monkeypatch, unified, lambda question: Answer(text="Score: 2"))
+    judge = script(monkeypatch, lambda question: Answer(text="Score: 2"))
     reward = build_reward("unified_reward", options={"judge": JUDGE, "style": "rational"})
     inputs = inputs_of(grey([1, 2, 3]))
     assert reward(inputs).values.tolist() == pytest.approx([1 / 3] * 3)
@@ -202,7 +192,7 @@ def test_unified_reward_of_edits(monkeypatch: pytest.MonkeyPatch) -> None:
         high = level(question) // 10
         return Answer(text=f'{{"score": [{high}, 5]}}' if len(images) == 1 else f"[{high}, {images[0][0, 0, 0]}]")
 
-    judge = script(monkeypatch, unified, rate)
+    judge = script(monkeypatch, rate)
     inputs = edits()
     options = {"judge": JUDGE, "style": "edit", "weights": {"quality": 0.5, "instruction": 1.5}}
     output = build_reward("unified_reward", options=options)(inputs)
@@ -223,7 +213,7 @@ def test_unified_reward_of_edits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unified_reward_shows_frames_of_videos(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = script(monkeypatch, unified, lambda question: Answer(text="Final Score: 1"))
+    judge = script(monkeypatch, lambda question: Answer(text="Final Score: 1"))
     videos = torch.stack([grey([10 * f + b for f in range(9)]) for b in range(2)])
     options = {"judge": JUDGE, "style": "final_score", "num_frames": 3}
     build_reward("unified_reward", options=options)(inputs_of(videos[:, 0], videos=videos))
@@ -240,7 +230,7 @@ def test_unified_reward_shows_frames_of_videos(monkeypatch: pytest.MonkeyPatch) 
 def test_edit_score_is_the_expected_digit(
     logits: list[float], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = script(monkeypatch, edit_judge, lambda question: Answer(logprobs=digits(logits)))
+    judge = script(monkeypatch, lambda question: Answer(logprobs=digits(logits)))
     inputs = edits()
     output = build_reward("edit_score", options={"judge": JUDGE})(inputs)
     assert output.values.tolist() == pytest.approx([expected] * 4)
@@ -256,7 +246,7 @@ def test_edit_score_is_the_expected_digit(
 
 def test_edit_score_failures_and_items_that_lack_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {100: Answer(error="status_500"), 150: Answer(logprobs=({"good": -0.1},)), 200: Answer(text="5")}
-    judge = script(monkeypatch, edit_judge, lambda question: answers[level(question)])
+    judge = script(monkeypatch, lambda question: answers[level(question)])
     inputs = edits()
     inputs.metadata[0].clear()
     output = build_reward("edit_score", options={"judge": JUDGE})(inputs)
@@ -283,7 +273,7 @@ def test_edit_ratings_are_the_geometric_mean_averaged_over_draws(monkeypatch: py
         return Answer(text='{"score": [9, 7]}' if alone else '{"score": [25, 25]}')
 
     seen: list[int | None] = []
-    judge = script(monkeypatch, edit_judge, rate)
+    judge = script(monkeypatch, rate)
     reward = build_reward("edit_score", options={"judge": JUDGE, "method": "ratings", "draws": 2})
     reward(edits([150]))
     seen += [question.seed for question in judge.asked]
@@ -336,7 +326,7 @@ def test_edit_principles_plan_once_and_check_each(monkeypatch: pytest.MonkeyPatc
             return Answer(text=PLAN)
         return Answer(text=f"I think so. Score: 1\nScore: {level(question) / 25 if 'the dog is red' in text else 10}")
 
-    judge = script(monkeypatch, edit_judge, answer)
+    judge = script(monkeypatch, answer)
     inputs = edits()
     sources = [[image] for image in grey([10, 10, 10, 30])]
     inputs = replace(inputs, prompts=["paint it red"] * 4, source_images=sources)
@@ -354,7 +344,7 @@ def test_edit_principles_plan_once_and_check_each(monkeypatch: pytest.MonkeyPatc
 
 def test_edit_principles_of_the_record_by_yes_and_no(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record's own principles are checked as they are, kinds without weight not at all."""
-    judge = script(monkeypatch, edit_judge, lambda question: yes(level(question) / 255))
+    judge = script(monkeypatch, lambda question: yes(level(question) / 255))
     inputs = edits()
     for record in inputs.metadata:
         record["principles"] = ["FOLLOW: it is red", "QUALITY: it is sharp"]
@@ -376,7 +366,7 @@ def test_edit_principles_failures_are_counted(monkeypatch: pytest.MonkeyPatch) -
         by_level |= {50: Answer(), 200: Answer(error="status_500")}
         return by_level.get(level(question), Answer(text=PLAN)) if planned else by_level[level(question)]
 
-    script(monkeypatch, edit_judge, answer)
+    script(monkeypatch, answer)
     inputs = edits([50, 100, 150, 200, 250])
     assert inputs.source_images is not None
     inputs = replace(inputs, source_images=[*inputs.source_images[:4], []])
@@ -388,7 +378,7 @@ def test_edit_principles_failures_are_counted(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("unified_reward", {"judge": {}}, "judge must be a mapping"),
+        ("unified_reward", {"judge": {}}, "judge: required key 'model' is missing"),
         ("unified_reward", {"judge": JUDGE, "style": "aesthetic", "weights": {"style": 1}}, "weights mean nothing"),
         ("unified_reward", {"judge": JUDGE, "weights": {"beauty": 1}}, "alignment, coherence, style to numbers"),
         ("unified_reward", {"judge": JUDGE, "style": "edit", "num_frames": 2}, "num_frames must be at least 1, and 1"),
@@ -397,7 +387,11 @@ def test_edit_principles_failures_are_counted(monkeypatch: pytest.MonkeyPatch) -
         ("edit_score", {"judge": JUDGE, "temperature": 0.5}, "mean nothing with method digits"),
         ("edit_principles", {"judge": JUDGE, "max_principles": 0}, "max_principles must be at least 1"),
         ("edit_principles", {"judge": JUDGE, "verify": "yes_no", "temperature": 1}, "means nothing with verify yes_no"),
-        ("edit_principles", {"judge": JUDGE, "planner": {"server": 1}}, "planner: judge must be a mapping with model"),
+        (
+            "edit_principles",
+            {"judge": JUDGE, "planner": {"server": "http://a"}},
+            "planner: required key 'model' is missing",
+        ),
         ("grid_consistency", {}, "mode 'grid' needs judge"),
         ("grid_consistency", {"judge": JUDGE, "mode": "clip_text"}, "asks no judge"),
         ("grid_consistency", {"judge": JUDGE, "grid": "1x1"}, "grid must be ROWSxCOLUMNS"),
@@ -406,12 +400,11 @@ def test_edit_principles_failures_are_counted(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_options_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_reward(name, options)
+        reward_options(name, options)
 
 
 def test_a_planner_in_this_process_keeps_a_reward_out_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, edit_judge, lambda question: Answer())
-    monkeypatch.setattr(edit_judge, "check_chat", lambda judge, *, owner: None)
+    script(monkeypatch, lambda question: Answer())
     local = {"model": "somewhere/here"}
     waits = [
         build_reward("edit_principles", options={"judge": judge, "planner": planner}).waits
@@ -427,7 +420,7 @@ def test_threads_share_one_plan_of_an_instruction(monkeypatch: pytest.MonkeyPatc
         return Answer(text="KEEP: the sky is unchanged")
 
     judge = ScriptedJudge(slow)
-    words = load_templates(("principle_list",), None, owner="x")["principle_list"]
+    words = load_template("principle_list", None)
     planner, image = Planner(judge, words, limit=3, max_tokens=9), np.zeros((2, 2, 3), dtype=np.uint8)
     with ThreadPoolExecutor(4) as executor:
         plans = list(executor.map(lambda _: planner.plan(["make it red"], [image])[0], range(4)))
@@ -436,15 +429,16 @@ def test_threads_share_one_plan_of_an_instruction(monkeypatch: pytest.MonkeyPatc
 
 
 def test_weights_refused_or_filled_up() -> None:
-    assert check_weights(None, ("a", "b"), owner="x") == {"a": 1.0, "b": 1.0}
-    assert check_weights({"b": 2}, ("a", "b"), owner="x") == {"a": 0.0, "b": 2.0}
-    for wrong in ({}, {"a": 0}, {"a": -1, "b": 2}, {"a": True}, [1, 2], {"a": math.inf}):
+    assert full_weights(None, ("a", "b")) == {"a": 1.0, "b": 1.0}
+    assert full_weights({"b": 2}, ("a", "b")) == {"a": 0.0, "b": 2.0}
+    refused: list[dict[str, Any]] = [{}, {"a": 0}, {"a": -1, "b": 2}, {"a": True}, {"a": math.inf}]
+    for wrong in refused:
         with pytest.raises(ValueError, match="weights must be a mapping"):
-            check_weights(wrong, ("a", "b"), owner="x")
+            full_weights(wrong, ("a", "b"))
 
 
 def test_judges_that_answer_too_few_questions_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = script(monkeypatch, unified, dimensions)
+    judge = script(monkeypatch, dimensions)
     monkeypatch.setattr(ScriptedJudge, "ask", lambda self, questions: [Answer()])
     with pytest.raises(ValueError, match="asked 2 questions and gave 1 answers"):
         build_reward("unified_reward", options={"judge": JUDGE})(inputs_of(grey([1, 2])))

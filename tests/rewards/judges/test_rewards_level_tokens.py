@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,10 @@ import torch
 from PIL import Image
 from tiny_vlm import LEVEL_WORDS, inputs_of, tiny_processor, write_tiny_vlm
 
-from flowrl.rewards import build_reward, check_reward, to_uint8
+from flowrl.rewards import build_reward, reward_options, to_uint8
 from flowrl.rewards.judges import level_tokens
+from flowrl.rewards.judges.answers import expected_level
+from flowrl.rewards.judges.level_tokens import LEVELS, WEIGHTS
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +44,8 @@ def level_rows(processor: Any) -> list[int]:
 )  # fmt: skip
 def test_expected_level(logits: list[float], deqa: float, qalign: float) -> None:
     """Equal, descending and one-sided logits; DeQA / 5 is .6, .890388, 1 and .2."""
-    row = torch.tensor([logits])
-    values = {name: level_tokens.expected_level(row, weights).item() for name, weights in level_tokens.WEIGHTS.items()}
+    row = dict(zip(LEVELS, logits, strict=True))
+    values = {name: expected_level(row, dict(zip(LEVELS, worth, strict=True))) for name, worth in WEIGHTS.items()}
     assert values["deqa"] == pytest.approx(deqa, abs=5e-7)
     assert values["qalign"] == pytest.approx(qalign, abs=5e-7)
     assert values["zero_one"] == pytest.approx(deqa / 5, abs=1e-7)
@@ -112,17 +113,11 @@ def test_level_errors(base: Path, tmp_path: Path) -> None:
     for text, message in (("question", "exactly once"), ("<|answer|> it is", "must have a question before")):
         template.write_text(text)
         with pytest.raises(ValueError, match=message):
-            check_reward("level_tokens", {"template": str(template)})
-    with pytest.raises(ValueError, match="option weights must be"):
-        check_reward("level_tokens", {"weights": "mos"})
-    with pytest.raises(ValueError, match="processing class"):
+            reward_options("level_tokens", {"template": str(template)})
+    with pytest.raises(ValueError, match="weights must be one of deqa, qalign, zero_one"):
+        reward_options("level_tokens", {"weights": "mos"})
+    with pytest.raises(ValueError, match="could not load the vision-language model"):
         build_reward("level_tokens", options={"model": str(tmp_path)})
-
-
-def test_check_has_the_options_of_the_factory() -> None:
-    options = dict(inspect.signature(level_tokens.level_tokens).parameters)
-    del options["device"]
-    assert options == dict(inspect.signature(level_tokens.check).parameters)
 
 
 def test_what_the_reward_says_of_itself(base: Path) -> None:

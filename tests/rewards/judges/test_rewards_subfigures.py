@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -18,10 +17,9 @@ from PIL import Image
 from scripted_judges import grey
 from tiny_clip import assert_pointwise, inputs_of, random_images, write_tiny_clip
 
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, reward_options
 from flowrl.rewards.embedded.world_verdicts import GridVerdict
-from flowrl.rewards.judges import subfigures
-from flowrl.rewards.judges.subfigures import check_subfigure_similarity, check_subfigures, mean_over_cells
+from flowrl.rewards.judges.subfigures import mean_over_cells
 from flowrl.rewards.outputs import check_output
 from flowrl.world.scene_grids import grid_record
 from flowrl.world.scenes import Shape
@@ -30,11 +28,11 @@ CPU = torch.device("cpu")
 
 
 def cells_of(**options: Any) -> Reward:
-    return subfigures.subfigures(device=CPU, **options)
+    return build_reward("subfigures", options=options)
 
 
 def alike(**options: Any) -> Reward:
-    return subfigures.subfigure_similarity(device=CPU, **options)
+    return build_reward("subfigure_similarity", options=options)
 
 
 def recorder(*, fails: tuple[str, ...] = ()) -> tuple[FunctionReward, list[RewardInputs]]:
@@ -241,9 +239,7 @@ def test_the_embedded_worlds_grids() -> None:
 )
 def test_options_of_subfigures_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_subfigures(**options)
-    with pytest.raises(ValueError, match=message):
-        cells_of(**options)
+        reward_options("subfigures", options)
 
 
 @pytest.mark.parametrize(
@@ -258,22 +254,9 @@ def test_options_of_subfigures_refused(options: dict[str, Any], message: str) ->
 )
 def test_options_of_similarity_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_subfigure_similarity(**options)
-    with pytest.raises(ValueError, match=message):
-        alike(**options)
+        reward_options("subfigure_similarity", options)
 
 
 def test_a_reward_of_videos_is_refused() -> None:
     with pytest.raises(ValueError, match="reward 'temporal_smoothness' looks at videos"):
         cells_of(reward="temporal_smoothness")
-
-
-def test_checks_take_the_options_of_their_factories() -> None:
-    for module, name in (
-        (subfigures, "subfigures"),
-        (subfigures, "subfigure_similarity"),
-    ):
-        options = dict(inspect.signature(vars(module)[name]).parameters)
-        del options["device"]
-        check = vars(module)[f"check_{name}" if module is subfigures else "check"]
-        assert dict(inspect.signature(check).parameters) == options

@@ -15,12 +15,14 @@ from scripted_judges import JUDGE, ScriptedJudge, grey, level, script, yes
 from tiny_clip import assert_pointwise, inputs_of
 
 from flowrl.cli import main
-from flowrl.rewards import build_reward, check_reward
-from flowrl.rewards.judges import autorubric, rubric
-from flowrl.rewards.judges.autorubric import train_rubric
+from flowrl.config.options import build_options
+from flowrl.rewards import build_reward, reward_options
+from flowrl.rewards.image_files import read_image
+from flowrl.rewards.judges import autorubric
+from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric
 from flowrl.rewards.judges.chat import Answer, Question
 from flowrl.rewards.judges.rubric import Rule, load_rubric, save_rubric
-from flowrl.rewards.judges.rubric_answers import load_image, load_pairs, parse_rules
+from flowrl.rewards.judges.rubric_answers import load_pairs, parse_rules
 from flowrl.rewards.judges.rubric_fit import (
     accuracy,
     complete_part,
@@ -31,6 +33,7 @@ from flowrl.rewards.judges.rubric_fit import (
     seed_pairs,
     select_rules,
 )
+from flowrl.rewards.judges.server_chat import ServerChat
 
 DELTA = np.array([[1, 0.2, -0.1], [0.8, -0.2, 0.1], [0.9, 0.1, 0], [-0.3, 0.1, -0.2]])
 
@@ -53,7 +56,7 @@ RULES = [
 
 
 def test_rubric_sums_weighted_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = script(monkeypatch, rubric, by_rule)
+    judge = script(monkeypatch, by_rule)
     path = write(tmp_path / "r.json", RULES)
     inputs = inputs_of(grey([51, 102, 204]))
     reward = build_reward("rubric", options={"judge": JUDGE, "rules": path})
@@ -74,7 +77,7 @@ def test_rubric_sums_weighted_answers(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_rubric_items_fail_with_any_of_their_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {51: Answer(error="timeout"), 102: Answer(logprobs=({"maybe": -0.1},)), 204: yes(0.25)}
-    script(monkeypatch, rubric, lambda q: answers[level(q)] if "bright" in str(q.parts[-1]) else yes(0.5))
+    script(monkeypatch, lambda q: answers[level(q)] if "bright" in str(q.parts[-1]) else yes(0.5))
     options = {"judge": JUDGE, "rules": write(tmp_path / "r.json", RULES)}
     output = build_reward("rubric", options=options)(inputs_of(grey([51, 102, 204])))
     assert output.valid.tolist() == [False, False, True]
@@ -86,23 +89,23 @@ def test_rubric_items_fail_with_any_of_their_rules(tmp_path: Path, monkeypatch: 
 def test_rubrics_refused(tmp_path: Path) -> None:
     good = {"text": "a", "weight": 1}
     cases: list[tuple[Any, str]] = [
-        ([], "must hold"),
-        ([{"text": " "}], "rule 1 .* must be a mapping with text"),
-        ([good, {"text": "b", "wieght": 1}], "rule 2 .* must be a mapping"),
-        ([good, {"text": "b", "weight": True}], "rule 2 .* must be a mapping"),
-        ([{"text": "b", "answer": "maybe"}], "answer yes or no"),
-        ([{"text": "b", "weight": -1}], "rule 1 .* has weight -1: it must be above 0"),
-        ([{"text": "b", "weight": math.nan}], "has weight nan"),
+        ([], "rules must hold one rule or more"),
+        ([{"text": " "}], r"rules\.0: text must be a question"),
+        ([good, {"text": "b", "wieght": 1}], r"unknown key 'rules\.1\.wieght': did you mean 'rules\.1\.weight'"),
+        ([good, {"text": "b", "weight": True}], r"rules\.1\.weight must be a finite number, got True"),
+        ([{"text": "b", "answer": "maybe"}], r"rules\.0\.answer must be one of yes, no"),
+        ([{"text": "b", "weight": -1}], r"rules\.0: weight is -1\.0: it must be above 0"),
+        ([{"text": "b", "weight": math.nan}], r"rules\.0\.weight must be a finite number, got nan"),
     ]
     for rules, message in cases:
         with pytest.raises(ValueError, match=message):
-            check_reward("rubric", {"judge": JUDGE, "rules": write(tmp_path / "r.json", rules)})
+            reward_options("rubric", {"judge": JUDGE, "rules": write(tmp_path / "r.json", rules)})
     with pytest.raises(ValueError, match="there is no rubric"):
-        check_reward("rubric", {"judge": JUDGE, "rules": str(tmp_path / "none.json")})
+        reward_options("rubric", {"judge": JUDGE, "rules": str(tmp_path / "none.json")})
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ValueError, match="is no JSON"):
+    with pytest.raises(ValueError, match="is not JSON"):
         load_rubric(tmp_path / "broken.json")
-    with pytest.raises(ValueError, match=r'must hold \{"schema": 1'):
+    with pytest.raises(ValueError, match="schema must be one of 1"):
         load_rubric(write(tmp_path / "r.json", [good], schema=2))
 
 
@@ -231,13 +234,14 @@ def critic(question: Question) -> Answer:
 
 
 def train(pairs: Path, out: Path, **options: Any) -> autorubric.TrainedRubric:
-    return train_rubric(pairs, out, judge=JUDGE, show=False, **{"rounds": 2, "num_hard": 4, **options})
+    given = {"judge": JUDGE, "rounds": 2, "num_hard": 4, **options}
+    return train_rubric(pairs, out, build_options(RubricTraining, given, owner="rubric training"), show=False)
 
 
 def test_training_finds_the_rule_and_the_reward_takes_it(
     pairs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = script(monkeypatch, autorubric, critic)
+    judge = script(monkeypatch, critic)
     trained = train(pairs_file, tmp_path / "out" / "rubric.json", rules_per_round=3)
     assert trained.rules[0].text == "Is it bright?"
     assert trained.rules[0].answer == "yes"
@@ -255,7 +259,7 @@ def test_training_finds_the_rule_and_the_reward_takes_it(
     info = json.loads(trained.path.read_text())["info"]
     assert info["judge"] == "scripted-judge"
     assert info["held_out_accuracy"] == trained.held_out_accuracy
-    script(monkeypatch, rubric, critic)
+    script(monkeypatch, critic)
     reward = build_reward("rubric", options={"judge": JUDGE, "rules": str(trained.path)})
     values = reward(inputs_of(grey([60, 200]))).values
     assert values[1] > values[0]
@@ -268,7 +272,7 @@ def test_training_flips_rules_that_speak_against_images(
         answer = critic(question)
         return Answer(text="RULE: Is it gloomy throughout?") if "RULE" in answer.text else answer
 
-    script(monkeypatch, autorubric, gloomy)
+    script(monkeypatch, gloomy)
     trained = train(pairs_file, tmp_path / "r.json", negative="flip", held_out=0.0, rounds=1)
     assert [(rule.text, rule.answer) for rule in trained.rules] == [("Is it gloomy throughout?", "no")]
     assert trained.accuracy == 0.9
@@ -292,7 +296,7 @@ def test_training_goes_on_where_it_was_broken_off(
             return super().ask(questions)
 
     killed = Killed(critic)
-    monkeypatch.setattr(autorubric, "build_chat", lambda options, **given: killed)
+    monkeypatch.setattr(ServerChat, "build", lambda *_: killed)
     with pytest.raises(KeyboardInterrupt):
         train(pairs_file, out)
     cache = out.with_name("r.json.cache.jsonl")
@@ -300,9 +304,9 @@ def test_training_goes_on_where_it_was_broken_off(
     assert kept == 100
     assert not out.exists()
     cache.write_text(cache.read_text()[:-10])
-    judge = script(monkeypatch, autorubric, critic)
+    judge = script(monkeypatch, critic)
     first = train(pairs_file, out)
-    again = script(monkeypatch, autorubric, critic)
+    again = script(monkeypatch, critic)
     second = train(pairs_file, out)
     assert first.rules == second.rules
 
@@ -325,15 +329,15 @@ def test_training_counts_failures_and_leaves_them_out(
             return Answer(error="timeout")
         return critic(question)
 
-    script(monkeypatch, autorubric, failing)
+    script(monkeypatch, failing)
     trained = train(pairs_file, tmp_path / "r.json", held_out=0.0, rules_per_round=3)
     assert trained.num_pairs == 39
     assert trained.errors["timeout"] == 2 * (80 + 1), "asked again in the second round"
     assert "Has it charm?" not in [rule.text for rule in trained.rules]
-    script(monkeypatch, autorubric, lambda question: Answer(error="status_401"))
+    script(monkeypatch, lambda question: Answer(error="status_401"))
     with pytest.raises(ValueError, match=r"proposed no rule for 32 pairs \(status_401: 32\)"):
         train(pairs_file, tmp_path / "r2.json")
-    script(monkeypatch, autorubric, lambda q: critic(q) if q.max_tokens > 1 else Answer(text="Yes"))
+    script(monkeypatch, lambda q: critic(q) if q.max_tokens > 1 else Answer(text="Yes"))
     with pytest.raises(ValueError, match=r"answered too little: 0 pairs|answered too little: \d+ pairs and 0 rules"):
         train(pairs_file, tmp_path / "r3.json")
 
@@ -353,13 +357,16 @@ def test_held_out_pairs_share_no_prompt_with_the_others(
 
 def test_pairs_refused(tmp_path: Path) -> None:
     Image.new("RGBA", (2, 1), (255, 0, 0, 0)).save(tmp_path / "a.png")
-    assert load_image(tmp_path / "a.png").tolist() == [[[255, 255, 255]] * 2], "white where it is transparent"
-    good = {"prompt": "p", "winner": "a.png", "loser": "a.png"}
+    assert read_image(tmp_path / "a.png", owner="x").tolist() == [[[255, 255, 255]] * 2], (
+        "white where it is transparent"
+    )
+    Image.new("RGB", (2, 1)).save(tmp_path / "b.png")
+    good = {"prompt": "p", "winner": "a.png", "loser": "b.png"}
     cases: list[tuple[list[Any], str]] = [
         ([good], "holds 1 pairs"),
-        ([good, {"prompt": "p", "winner": "a.png"}], r":2 must have the texts prompt, winner and loser"),
-        ([good | {"margin": "x"}], "margin a number"),
-        ([good, good | {"loser": "b.png"}], r":2: there is no image .*b\.png.* \(loser\)"),
+        ([good, {"prompt": "p", "winner": "a.png"}], "line 2: needs an object with prompt, winner and loser"),
+        ([good | {"margin": "x"}], "line 1: margin must be a finite number"),
+        ([good, good | {"loser": "c.png"}], r"line 2: there is no image .*c\.png"),
     ]
     file = tmp_path / "p.jsonl"
     for rows, message in cases:
@@ -367,9 +374,9 @@ def test_pairs_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             load_pairs(file)
     file.write_text("{")
-    with pytest.raises(ValueError, match=r"p\.jsonl:1 is no JSON"):
+    with pytest.raises(ValueError, match=r"p\.jsonl, line 1: no valid JSON"):
         load_pairs(file)
-    with pytest.raises(ValueError, match="there is no file of pairs"):
+    with pytest.raises(ValueError, match=r"none\.jsonl: cannot be read"):
         load_pairs(tmp_path / "none.jsonl")
 
 
@@ -382,17 +389,17 @@ def test_pairs_refused(tmp_path: Path) -> None:
         ({"penalty": 0}, "penalty must be a positive number"),
         ({"held_out": 1.0}, "held_out must be at least 0 and below 1"),
         ({"held_out": 0.99}, "leaves 0 of 40 pairs|leaves 1 of 40 pairs"),
-        ({"negative": "drop"}, "negative must be 'reject' or 'flip'"),
-        ({"top": 1.5}, "top must be a whole number"),
+        ({"negative": "drop"}, "negative must be one of reject, flip"),
+        ({"top": 1.5}, "top must be an integer"),
         ({"temperature": -1.0}, "temperature must be at least 0"),
-        ({"proposer": {}}, "proposer: judge must be a mapping"),
+        ({"proposer": {}}, "proposer: required key 'model' is missing"),
         ({"template": "./nowhere"}, "template must be a folder"),
     ],
 )
 def test_training_options_refused(
     options: dict[str, Any], message: str, pairs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = script(monkeypatch, autorubric, critic)
+    judge = script(monkeypatch, critic)
     with pytest.raises(ValueError, match=message):
         train(pairs_file, tmp_path / "r.json", **options)
     assert judge.asked == [], "refused before anything is asked"
@@ -402,7 +409,7 @@ def test_rubrics_are_used_without_scikit_learn(tmp_path: Path, monkeypatch: pyte
     for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)  # an import of it now fails
-    script(monkeypatch, rubric, by_rule)
+    script(monkeypatch, by_rule)
     reward = build_reward("rubric", options={"judge": JUDGE, "rules": write(tmp_path / "r.json", RULES)})
     assert bool(reward(inputs_of(grey([51]))).valid.all())
 
@@ -410,12 +417,12 @@ def test_rubrics_are_used_without_scikit_learn(tmp_path: Path, monkeypatch: pyte
 def test_the_command_trains_and_says_what_it_found(
     pairs_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script(monkeypatch, autorubric, critic)
+    script(monkeypatch, critic)
     out = tmp_path / "rules.json"
-    arguments = ["reward", "rubric", str(pairs_file), "--out", str(out), "--model", "m", "--rounds", "1"]
-    assert main([*arguments, "--server", "http://127.0.0.1:9/v1"]) == 0
+    arguments = ["reward", "rubric", str(pairs_file), "--out", str(out), "--rounds", "1"]
+    assert main([*arguments, "--judge", "{model: m, server: 'http://127.0.0.1:9/v1'}"]) == 0
     printed = capsys.readouterr().out
     assert load_rubric(out)[0].text in printed
     assert "rules; accuracy" in printed
-    assert main([*arguments, "--key-env", "KEY"]) == 1
-    assert "there is no --server" in capsys.readouterr().err
+    assert main([*arguments, "--judge", "m"]) == 1
+    assert "unknown judge 'm'" in capsys.readouterr().err

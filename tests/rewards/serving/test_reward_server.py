@@ -20,8 +20,8 @@ import requests
 import torch
 from reward_servers import Gate, Running, level_of, noise, reward_of, running, samples, until
 
-from flowrl.commands.serve import add_arguments
-from flowrl.commands.serve import serve as serve_command
+from flowrl import cli
+from flowrl.commands.serve.run import run as serve_command
 from flowrl.generation.named_rewards import reward_list
 from flowrl.rewards import RewardInputs, RewardOutput, output_of
 from flowrl.rewards.remote import items_of
@@ -375,9 +375,7 @@ def test_what_cannot_be_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(arguments)
+    return cli.parse("serve", arguments)
 
 
 def test_the_command_serves_a_configuration_until_ctrl_c(
@@ -436,8 +434,6 @@ def test_the_command_refuses_what_it_cannot_serve(tmp_path: Path, monkeypatch: p
         with pytest.raises(ValueError, match=message):
             reward_list(names)
     assert reward_list(["tiny_grpo_geneval"])[0]["name"] == "geneval"
-    with pytest.raises(ValueError, match="--threads must be at least 1, got 0"):
-        serve_command(parsed("jpeg_compressibility", "--threads", "0"))
     monkeypatch.delenv("NOT_THERE", raising=False)
     with pytest.raises(ValueError, match="environment variable NOT_THERE is not set"):
         serve_command(parsed("ocr", "--token-env", "NOT_THERE"))

@@ -138,11 +138,11 @@ def test_other_8_bit_images_become_rgb(mode: str) -> None:
 
 PNG = file_of(Image.fromarray(noise(16, 16, 3)))
 REFUSED: list[tuple[bytes, int, str]] = [
-    (b"", 422, "no valid JSON"),
-    (b'{"schema": 1, "items": [', 422, "no valid JSON"),
-    (b"[" * 100_000, 422, "no valid JSON"),
-    (b"\xff\xfe\xfa", 422, "no valid JSON"),
-    (pickle.dumps({"images": []}), 422, "no valid JSON"),
+    (b"", 422, "not valid JSON"),
+    (b'{"schema": 1, "items": [', 422, "not valid JSON"),
+    (b"[" * 100_000, 422, "not valid JSON"),
+    (b"\xff\xfe\xfa", 422, "not valid JSON"),
+    (pickle.dumps({"images": []}), 422, "not valid JSON"),
     (b"[]", 422, "the request must be a mapping, got list"),
     (b"7", 422, "the request must be a mapping, got 7"),
     (body_of(schema=2), 422, "schema must be 1, got 2"),
@@ -170,13 +170,17 @@ REFUSED: list[tuple[bytes, int, str]] = [
     (body_of({"images": "abc"}), 422, "images must be a list of images, got abc"),
     (body_of({"images": [5]}), 422, r"images\[0\] must be text, got 5"),
     (body_of({"frames": [encode_image(RED), encode_image(noise(3, 2, 3))]}), 422, "all have one size"),
-    (body_of({"images": ["ü"]}), 422, "no valid base64"),
-    (body_of({"images": [text_of(PNG)[:-3]]}), 422, "no valid base64 .*cut off"),
-    (body_of({"images": ["http://example.org/a.png"]}), 422, "no valid base64"),
+    (body_of({"images": ["ü"]}), 422, "not valid base64"),
+    (body_of({"images": [text_of(PNG)[:-3]]}), 422, "not valid base64 .*cut off"),
+    (body_of({"images": ["http://example.org/a.png"]}), 422, "not valid base64"),
     (body_of({"images": [""]}), 422, "no PNG, JPEG or WebP"),
     (body_of({"images": [text_of(PNG[: len(PNG) // 2])]}), 422, "no PNG, JPEG or WebP.*truncated"),
     (body_of({"images": [text_of(file_of(Image.fromarray(RED), "GIF"))]}), 422, "no PNG, JPEG or WebP"),
-    (body_of({"images": [text_of(file_of(Image.fromarray(RED[..., 0].astype(np.uint16))))]}), 422, "8 bits a channel"),
+    (
+        body_of({"images": [text_of(file_of(Image.fromarray(RED[..., 0].astype(np.uint16))))]}),
+        422,
+        "8 bits per channel",
+    ),
 ]
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flowrl.commands.reward.card_measure import Card
-from flowrl.commands.reward.score import COLUMNS, aligned
+from flowrl.commands.reward.card.card_measure import Card
+from flowrl.commands.terminal_text import COLUMNS, aligned
 from flowrl.generation.image_folder import POINTWISE
 from flowrl.html.markup import duration, plural
 from flowrl.media.perturbations import PERTURBATIONS
-from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.reliability import repeats_for
 
 Grade = Literal["good", "fair", "poor", "open"]
@@ -90,14 +90,14 @@ def _repeats(card: Card) -> Verdict:
         times = repeats_for(reliability)
         words += (
             f" The mean of {times:.0f} values would be 90 % signal." if 1 < times < 100
-            else " No affordable number of repeats would mend that." if times > 1 else ""
+            else " No affordable number of repeats would fix that." if times > 1 else ""
         )  # fmt: skip
     return Verdict(aspect="repeatability", grade=_grade(-reliability, -RELIABLE, -USABLE), words=words)
 
 
 def worst_change(card: Card) -> str | None:
     """The change that harms the order of a prompt's images most; mirroring, which may change what an image shows,
-    is no candidate.
+    is not considered.
     """
     found = {name: row.rank.mean for name, row in card.perturbed.items() if name != "flip"}
     known = {name: rank for name, rank in found.items() if math.isfinite(rank)}
@@ -156,8 +156,8 @@ def _cost(card: Card) -> Verdict:
 
 
 def calls(card: Card) -> str:
-    """ "1 call an image"."""
-    return f"{card.cost.calls:.3g} {'call' if card.cost.calls == 1 else 'calls'} an image"
+    """ "1 call per image"."""
+    return f"{card.cost.calls:.3g} {'call' if card.cost.calls == 1 else 'calls'} per image"
 
 
 def _grade(value: float, good: float, fair: float) -> Grade:
@@ -175,7 +175,7 @@ def overall(found: Sequence[Verdict]) -> str:
     poor = [verdict.aspect for verdict in found if verdict.grade == "poor"]
     fair = [verdict.aspect for verdict in found if verdict.grade == "fair"]
     if poor:
-        return f"Poor in {_listed(poor)}: mend that before training on it."
+        return f"Poor in {_listed(poor)}: fix that before training on it."
     if fair:
         return f"Usable; watch {_listed(fair)}."
     judged = [verdict.aspect for verdict in found if verdict.grade == "good"]
@@ -219,16 +219,11 @@ def lines(card: Card) -> list[Line]:
         rows += [(f"with {name}", "rank correlation, all images", other.overall)]
         rows += [(f"with {name}", "rank correlation within prompts", other.within)]
     rows += [
-        ("cost", "seconds an image", card.cost.seconds),
+        ("cost", "seconds per image", card.cost.seconds),
         ("cost", "hours for 1000 images", point(card.cost.hours_per_1000)),
-        ("cost", "calls an image", point(card.cost.calls)),
+        ("cost", "calls per image", point(card.cost.calls)),
     ]
     return [Line(section=section, name=name, value=value) for section, name, value in rows]
-
-
-def point(value: float) -> Interval:
-    """A number without an interval."""
-    return Interval(mean=value, low=math.nan, high=math.nan)
 
 
 def short(value: float) -> str:

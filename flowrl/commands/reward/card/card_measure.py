@@ -15,9 +15,8 @@ from flowrl.progress import progress
 from flowrl.randomness import counter_choice
 from flowrl.rewards import Reward
 from flowrl.rewards.comparing.tournaments import ring_pairs
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import UNKNOWN, Interval, bootstrap_mean
 from flowrl.statistics.reliability import (
-    UNKNOWN,
     Agreement,
     OrderBias,
     Retest,
@@ -29,6 +28,7 @@ from flowrl.statistics.reliability import (
     spread,
 )
 
+CPU = torch.device("cpu")
 SECOND_PASS = 1  # the iteration of the second pass; the first and all others are 0
 FEW_PROMPTS = 20  # below this many, intervals over prompts are rough
 
@@ -43,7 +43,7 @@ class Other:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Measured in both passes: what an image takes, without drawing or reading it."""
+    """Measured in both passes: the time per image, without drawing or reading it."""
 
     seconds: Interval
     hours_per_1000: float
@@ -78,7 +78,7 @@ class Card:
 
 def measure(
     rewards: Mapping[str, Reward], items: Sequence[Item], *, batch_size: int, changes: Sequence[str] = (),
-    spec: Mapping[str, Any] | None = None, device: str | None = None,
+    spec: Mapping[str, Any] | None = None, device: torch.device = CPU,
 ) -> Card:  # fmt: skip
     """Measures the first of the rewards.
 
@@ -150,7 +150,7 @@ def _notes(reward: Reward, group: np.ndarray, items: Sequence[Item]) -> tuple[st
 
 
 @torch.no_grad()
-def judge_order(comparator: Mapping[str, Any], items: Sequence[Item], *, device: str | None = None) -> OrderBias:
+def judge_order(comparator: Mapping[str, Any], items: Sequence[Item], *, device: torch.device = CPU) -> OrderBias:
     """Shows a judge each image with two others of its prompt, in both orders.
 
     Args:
@@ -158,10 +158,9 @@ def judge_order(comparator: Mapping[str, Any], items: Sequence[Item], *, device:
         items: the images.
         device: where a model in this process runs.
     """
-    from flowrl.rewards.comparing.comparators import build_comparator
+    from flowrl.rewards.comparing.comparators import comparator_options
 
-    on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    compares = build_comparator(comparator, device=on, owner="reward card")
+    compares = comparator_options(comparator).build(device)
     first, other, labels = [], [], []
     groups: dict[int, list[int]] = {}
     for place, item in enumerate(items):

@@ -9,26 +9,23 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import torch
 
+from flowrl.commands.terminal_text import COLUMNS, aligned, cut
 from flowrl.files import write_atomically
+from flowrl.generation.drawing import find_device
 from flowrl.generation.image_folder import Item, Scores, check_needs, read_items, reward_specs, score_items
-from flowrl.rewards import Reward
-from flowrl.rewards.compose import build_weighted_sum
-from flowrl.rewards.specs import validate_reward_specs
+from flowrl.generation.scorers import has_prompts, load_rewards
 
-COLUMNS = 80
 EXTREMES = 3  # best and worst files that are named
 
 
-def score(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
     """Scores a folder, writes the file, prints the table.
 
     Args:
-        parsed: as `flowrl.commands.reward.arguments.add_score`.
+        parsed: the command line.
 
     Returns:
         0, or 1 where a reward failed on every image.
@@ -39,9 +36,8 @@ def score(parsed: argparse.Namespace) -> int:
     specs = reward_specs(parsed.rewards, parsed.option)
     if parsed.out.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"--out {parsed.out}: the file is a .csv or a .jsonl, give it one of these endings.")
-    check_batch_size(parsed.batch_size)
     items = read_items(parsed.folder, prompt=parsed.prompt, prompts=parsed.prompts)
-    rewards = load_rewards(specs, parsed.device)
+    rewards = load_rewards(specs, find_device(parsed.device))
     for key, reward in rewards.items():
         check_needs(reward, items, key=key, prompts_given=has_prompts(items, parsed.prompt))
     found = {key: score_items(reward, items, key=key, batch_size=parsed.batch_size) for key, reward in rewards.items()}
@@ -50,24 +46,6 @@ def score(parsed: argparse.Namespace) -> int:
     print(summary(items, found))
     print(f"wrote {parsed.out}")
     return int(any(scores.failed == len(items) for scores in found.values()))
-
-
-def load_rewards(specs: Sequence[Mapping[str, Any]], device: str | None) -> dict[str, Reward]:
-    """Checked and built rewards by key, on the device asked for or the best there is."""
-    validate_reward_specs(specs)
-    terms = build_weighted_sum(specs, device=device or ("cuda" if torch.cuda.is_available() else "cpu")).terms
-    return {term.key: term.reward for term in terms}
-
-
-def check_batch_size(batch_size: int) -> None:
-    """Refuses a batch without images."""
-    if batch_size < 1:
-        raise ValueError(f"--batch-size must be at least 1, got {batch_size}.")
-
-
-def has_prompts(items: Sequence[Item], prompt: str | None) -> bool:
-    """Whether prompts were given; `--prompt ""` gives the empty one on purpose."""
-    return prompt is not None or any(item.prompt for item in items)
 
 
 def as_csv(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
@@ -130,22 +108,3 @@ def summary(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
                 lines.append(cut(f"{key}, {name}", COLUMNS))
             lines += [f"  {scores.values[p]:>10.4g}  {cut(items[p].file, COLUMNS - 14, front=True)}" for p in places]
     return "\n".join(lines)
-
-
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], columns: int = COLUMNS) -> str:
-    """Columns apart by two blanks, numbers to the right; the first column is cut where the whole is too wide."""
-    widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
-    widths[0] = max(8, min(widths[0], columns - sum(widths[1:]) - 2 * (len(widths) - 1)))
-    return "\n".join(
-        "  ".join(
-            [f"{cut(row[0], widths[0]):<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:], strict=True))]
-        ).rstrip()
-        for row in [head, *rows]
-    )
-
-
-def cut(text: str, width: int, *, front: bool = False) -> str:
-    """A text of at most `width` characters; what is left out, at the end or in front, becomes an ellipsis."""
-    if len(text) <= width:
-        return text
-    return "\u2026" + text[len(text) - width + 1 :] if front else text[: width - 1] + "\u2026"

@@ -18,7 +18,7 @@ from flowrl.statistics.kernel_distance import kernel_change
 from flowrl.training.parts import read_prompts
 
 
-def realism(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
     """Prints, for each run, the distance of its first and last evaluation's images to drawn scenes, and the change.
 
     Args:
@@ -26,21 +26,19 @@ def realism(parsed: argparse.Namespace) -> int:
             number).
 
     Raises:
-        ValueError: a folder is no such run.
+        ValueError: a folder is not such a run.
     """
     print(f"{'run':30} {'before':>7} {'after':>7} {'change (95 %)':>29}")
-    for run in parsed.runs:
-        items, (first, last) = _items(run), _evaluations(run)
-        before, after = _images(run, first, len(items)), _images(run, last, len(items))
+    for folder in parsed.runs:
+        items, (first, last) = _items(folder), _evaluations(folder)
+        before, after = _images(folder, first, len(items)), _images(folder, last, len(items))
         records = [item.prompt.metadata for item in items]
         labels = [item.prompt.text for item in items]
         real = world_features(scene_images(records))
-        change: Interval = kernel_change(
-            world_features(before), world_features(after), real, kernel="gaussian", labels=labels, real_labels=labels
-        )
+        change: Interval = kernel_change(world_features(before), world_features(after), real, labels)
         levels = [world_realism(images, records, num_resamples=2).mean for images in (before, after)]
         print(
-            f"{run.name[-30:]:30} {levels[0]:7.4f} {levels[1]:7.4f} "
+            f"{folder.name[-30:]:30} {levels[0]:7.4f} {levels[1]:7.4f} "
             f"{change.mean:+9.4f} ({change.low:+.4f} to {change.high:+.4f})"
         )
     return 0
@@ -48,7 +46,7 @@ def realism(parsed: argparse.Namespace) -> int:
 
 def _items(run: Path) -> list[EvalItem]:
     if not (run / "config.yaml").is_file():
-        raise ValueError(f"{run} is no run folder: it has no config.yaml")
+        raise ValueError(f"{run} is not a run folder (no config.yaml)")
     config = load_config(run / "config.yaml")
     if config.prompts.eval is None:
         raise ValueError(f"{run}: the run was never evaluated: set prompts.eval and eval_every")

@@ -8,15 +8,19 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from flowrl.generation.drawing import find_device
 from flowrl.generation.named_rewards import reward_list
+from flowrl.rewards import Reward
+from flowrl.rewards.compose import build_weighted_sum
+from flowrl.rewards.serving import server
+from flowrl.rewards.specs import validate_reward_specs
 
-if TYPE_CHECKING:
-    from flowrl.rewards import Reward
 
-
-def serve(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
     """Loads rewards and serves them until a signal; returns 0 after a graceful stop.
 
     Args:
@@ -28,19 +32,11 @@ def serve(parsed: argparse.Namespace) -> int:
     """
     specs = reward_list(parsed.rewards)
     token = _token(parsed.token_env)
-    import torch
-
-    from flowrl.rewards.compose import build_weighted_sum
-    from flowrl.rewards.serving import server
-    from flowrl.rewards.specs import validate_reward_specs
-
     server.check_extra()
     validate_reward_specs(specs)
-    if parsed.threads is not None and parsed.threads < 1:
-        raise ValueError(f"--threads must be at least 1, got {parsed.threads}.")
     # The other half decodes images and speaks HTTP; where both fight for cores, torch's threads wait for each other.
     torch.set_num_threads(parsed.threads or max(1, (os.cpu_count() or 1) // 2))
-    device = parsed.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device(parsed.device)
     bound = server.open_socket(parsed.host, parsed.port, has_token=token is not None)
     try:
         start = time.monotonic()
@@ -65,24 +61,6 @@ def serve(parsed: argparse.Namespace) -> int:
         bound.close()
     print("Stopped.", flush=True)
     return 0
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Puts the options of `flowrl serve` on its parser."""
-    parser.add_argument(
-        "rewards", nargs="+", metavar="REWARD|CONFIG", help="names of rewards, or one YAML file with a list rewards:"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (127.0.0.1, this machine only)")
-    parser.add_argument("--port", type=int, default=8190, help="port (8190); 0 takes a free one")
-    parser.add_argument("--token-env", metavar="NAME", help="environment variable with the token clients must send")
-    parser.add_argument("--device", help="where rewards with weights run (cuda where there is one, else cpu)")
-    parser.add_argument("--threads", type=int, help="CPU threads of torch (half of the cores)")
-    parser.add_argument("--batch-size", type=int, default=16, help="items scored at once (16)")
-    parser.add_argument("--queue-size", type=int, default=1024, help="items of a reward that may wait (1024)")
-    parser.add_argument("--max-items", type=int, default=256, help="items of one request (256)")
-    parser.add_argument("--max-mib", type=int, default=64, help="MiB of one request (64)")
-    parser.add_argument("--max-mpixels", type=int, default=64, help="million pixels of one request, all images (64)")
-    parser.add_argument("--grace", type=float, default=30.0, help="seconds to finish what was taken, at the end (30)")
 
 
 def _label(spec: Mapping[str, Any]) -> str:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import argparse
 import math
 
-from flowrl.rewards.judges.autorubric import train_rubric
+from flowrl.commands.eval.named_judges import read_judge
+from flowrl.generation.drawing import find_device
+from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric
 
 
-def rubric(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
     """Trains a rubric (AutoRubric-T2I), prints its rules and how well they predict pairs held out.
 
     Raises:
         ValueError: bad pairs or settings, a judge that cannot be asked, or no rule that helps.
     """
-    judge = {"model": parsed.model}
-    judge |= {} if parsed.server is None else {"server": parsed.server}
-    judge |= {} if parsed.key_env is None else {"api_key_env": parsed.key_env}
-    if parsed.key_env is not None and parsed.server is None:
-        raise ValueError("--key-env is a server's key, but there is no --server: give it, or leave the key out.")
-    done = train_rubric(
-        parsed.pairs, parsed.out, judge=judge, device=parsed.device, rounds=parsed.rounds, penalty=parsed.penalty,
-        top=parsed.top, seed=parsed.seed,
-    )  # fmt: skip
+    options = RubricTraining(
+        judge=read_judge(parsed.judge, {}, owner="reward rubric"),
+        rounds=parsed.rounds,
+        penalty=parsed.penalty,
+        top=parsed.top,
+        seed=parsed.seed,
+    )
+    done = train_rubric(parsed.pairs, parsed.out, options, device=find_device(parsed.device))
     for rule in done.rules:
         print(f"{rule.weight:6.2f}  {rule.text}")
     held_out = "" if math.isnan(done.held_out_accuracy) else f", of pairs held out {done.held_out_accuracy:.2f}"

@@ -1,0 +1,1 @@
+"""`flowrl pretrain`: the embedded models and their scorer from scratch."""

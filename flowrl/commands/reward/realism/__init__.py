@@ -1,0 +1,1 @@
+"""`flowrl reward realism`: the distance of a run's images to drawn scenes."""

@@ -1,0 +1,1 @@
+"""`flowrl reward rubric`: rules that explain preferences."""

@@ -1,0 +1,1 @@
+"""`flowrl reward score`: values of rewards for a folder of images."""

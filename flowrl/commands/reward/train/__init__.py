@@ -1,0 +1,1 @@
+"""`flowrl reward train`: a preference head of your own."""

@@ -1,0 +1,1 @@
+"""`flowrl sample`: images or videos of a base or tuned model."""

@@ -1,0 +1,133 @@
+"""`flowrl sample`: images of a base or tuned model for given prompts and seeds, as PNG files and a grid."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flowrl.commands.sampling_arguments import sampling_options
+from flowrl.config.train import resolve_path
+from flowrl.generation.drawing import draw, find_device
+from flowrl.generation.models import Source, check_source, find_source, load_source, schedule_of
+from flowrl.generation.rlg import RLG, add_experts, rlg_settings, rlg_velocity
+from flowrl.media.images import grid, save_png
+from flowrl.media.videos import contact_sheet, save_mp4
+from flowrl.pipelines import Pipeline
+from flowrl.progress import progress
+from flowrl.prompts.loading import Prompt, load_prompts
+from flowrl.prompts.source_images import check_image
+from flowrl.randomness import counter_normal
+from flowrl.samplers import Velocity
+from flowrl.training.prompting import encode_prompts, guided
+
+BATCH = 16
+"""Images at once where `--batch-size` does not say; videos are drawn one by one."""
+
+Pair = tuple[Prompt, int]
+"""A prompt, and the seed of its start noise."""
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Writes `<prompt>_seed<seed>.png` for every pair, and `grid.png` with one row per prompt and one column per seed.
+
+    The start noise is a function of the seed alone, so a column shares it, and so do two models.
+
+    Raises:
+        ValueError: no prompt, a bad seed list, an unknown model, options of guidance that contradict each other.
+    """
+    if parsed.before_training and parsed.lora:
+        raise ValueError("--before-training samples the model without a LoRA, and --lora adds one: give one of them")
+    if not parsed.prompt and not parsed.prompts:
+        raise ValueError('no prompt was given: add --prompt "a photo of a red circle" or --prompts FILE')
+    seeds, device = parse_seeds(parsed.seeds), find_device(parsed.device)
+    source = find_source(
+        parsed.model, base=parsed.before_training, lora=next(iter(parsed.lora), None), **sampling_options(parsed)
+    )
+    prompts = wanted_prompts(parsed, source.negative)
+    settings = rlg_settings(parsed, parsed.lora or ([source.lora] if source.lora is not None else []))
+    if settings is not None:
+        settings.check(source.num_steps)
+    check_source(source)
+    drawing, fps = load_drawing(source, settings, str(device))
+    pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
+    size = parsed.batch_size or (1 if fps else BATCH)
+    parsed.out.mkdir(parents=True, exist_ok=True)
+    images = []
+    with progress("sampling", -(-len(pairs) // size)) as advance:
+        for first in range(0, len(pairs), size):
+            images.append(drawing(pairs[first : first + size]))
+            advance("")
+    drawn = torch.cat(images)
+    names = [f"{prompts.index(prompt):03d}_seed{seed}" for prompt, seed in pairs]
+    captions = [f"{prompt.text} ({seed})" for prompt, seed in pairs]
+    for name, image in zip(names, drawn, strict=True):
+        if fps:
+            save_mp4(image, parsed.out / f"{name}.mp4", fps)
+        else:
+            save_png(image, parsed.out / f"{name}.png")
+    scale = max(1, 128 // drawn.shape[-1])
+    sheet = None if fps else grid(drawn, columns=len(seeds), captions=captions, scale=scale)
+    save_png(contact_sheet(list(drawn), captions) if sheet is None else sheet, parsed.out / "grid.png")
+    print(f"wrote {len(pairs)} {'videos' if fps else 'images'} and grid.png to {parsed.out}")
+    return 0
+
+
+def wanted_prompts(parsed: argparse.Namespace, negative: str) -> list[Prompt]:
+    """The prompts of `--prompt`, with the images of `--source`, and those of `--prompts`; each once.
+
+    Args:
+        parsed: the command line.
+        negative: for the prompts without a negative prompt of their own.
+
+    Raises:
+        ValueError: an image or a row of the file is bad.
+    """
+    images = tuple(str(path.resolve()) for path in parsed.source)
+    for image in images:
+        check_image(image)
+    rows = [Prompt(text=text, metadata={}, negative=negative, sources=images) for text in parsed.prompt]
+    rows += load_prompts(parsed.prompts, negative, resolve=resolve_path) if parsed.prompts else []
+    return list({row.key: row for row in rows}.values())
+
+
+def load_drawing(source: Source, settings: RLG | None, device: str) -> tuple[Callable[[Sequence[Pair]], Tensor], float]:
+    """Loads the model; returns what makes images of pairs, by its LoRA or by guidance between models, and the frames
+    per second of videos (0 of images)."""
+    pipeline: Pipeline = load_source(source if settings is None else replace(source, lora=None), device)
+    schedule, scale = schedule_of(source, pipeline), source.guidance_scale
+    names = [] if settings is None else add_experts(pipeline, settings.loras)
+    if settings is not None:
+        print(settings.describe(schedule, scale))
+
+    def make(prompts: Sequence[Prompt]) -> Velocity:
+        if settings is None:
+            return guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), scale)
+        return rlg_velocity(
+            pipeline, names, prompts, settings.schedules(schedule), guidance_scale=scale,
+            base_guidance_scale=settings.base_guidance_scale,
+        )  # fmt: skip
+
+    def drawing(pairs: Sequence[Pair]) -> Tensor:
+        x = torch.stack([counter_normal(pipeline.latent_shape, seed, "sample") for _, seed in pairs])
+        return draw(pipeline, make, [prompt for prompt, _ in pairs], x, schedule)
+
+    return drawing, pipeline.fps or 0.0
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds of "0,3,7" or "0-3" or a mix.
+
+    Raises:
+        ValueError: anything else.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()) or (dash and int(high) < int(low)):
+            raise ValueError(f"--seeds {text!r}: give numbers such as 0,3,7 or a range such as 0-3")
+        seeds += range(int(low), int(high if dash else low) + 1)
+    return list(dict.fromkeys(seeds))

@@ -1,0 +1,79 @@
+"""Flags that mean the same in every command: how images are drawn, and where. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+SAMPLING = {
+    "steps": "num_steps", "guidance": "guidance_scale", "dtype": "dtype", "max_sequence_length": "max_sequence_length"
+}  # fmt: skip
+"""What a flag of sampling is called in Python."""
+
+
+def add_sampling_arguments(
+    parser: argparse.ArgumentParser, *, batch_size: str, several_seeds: bool = False, base_guidance: bool = False
+) -> None:
+    """Adds the flags of a command that draws images.
+
+    Args:
+        parser: of the command.
+        batch_size: default of `--batch-size`, a number or words.
+        several_seeds: take `--seeds LIST` instead of `--seed N`.
+        base_guidance: the command guides by two models, which may have different guidance scales.
+    """
+    group = parser.add_argument_group("sampling")
+    add = group.add_argument
+    add("--steps", type=count, metavar="N",
+        help="denoising steps (default: the run's; embedded models 8 to 20; else 40)")  # fmt: skip
+    add("--guidance", type=float, metavar="W",
+        help="classifier-free guidance scale (default: the run's; embedded models 2.5 or 3; else 4.5)")  # fmt: skip
+    if base_guidance:
+        add("--base-guidance", type=float, metavar="W",
+            help="guidance scale of the base model under --rlg (default: that of the tuned model)")  # fmt: skip
+    add("--max-sequence-length", type=count, metavar="N",
+        help="text tokens that are read (default: the run's; embedded models 16; else the family's)")  # fmt: skip
+    add("--dtype", metavar="NAME",
+        help="network precision: float32, bfloat16 or float16 (default: the run's, else float32)")  # fmt: skip
+    if several_seeds:
+        add("--seeds", default="0", metavar="LIST", help="seeds of the start noise, such as 0,3,7 or 0-3 (default: 0)")
+    else:
+        add_seed(group)
+    add_batch_size(group, batch_size)
+    add_device(group)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1, as a flag's value."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def add_seed(parser: argparse._ActionsContainer) -> None:
+    """Adds `--seed`."""
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")
+
+
+def add_batch_size(parser: argparse._ActionsContainer, default: str) -> None:
+    """Adds `--batch-size`; a default that is a number becomes the flag's value."""
+    parser.add_argument(
+        "--batch-size", type=count, default=int(default) if default.isdecimal() else None, metavar="N",
+        help=f"images drawn or scored at once (default: {default})",
+    )  # fmt: skip
+
+
+def add_device(parser: argparse._ActionsContainer) -> None:
+    """Adds `--device`."""
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+
+
+def sampling_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of sampling, as `flowrl.generation.models.find_source` takes it."""
+    return {argument: vars(parsed)[name] for name, argument in SAMPLING.items()}
+
+
+def given_flags(parsed: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Those of some flags that were given, as they are written."""
+    return [f"--{name.replace('_', '-')}" for name in names if vars(parsed)[name] not in (None, [])]

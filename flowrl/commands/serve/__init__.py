@@ -1,0 +1,1 @@
+"""`flowrl serve`: rewards behind HTTP."""

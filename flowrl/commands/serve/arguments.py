@@ -1,0 +1,26 @@
+"""Arguments of `flowrl serve`; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import argparse
+
+from flowrl.commands.sampling_arguments import add_batch_size, add_device, count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `flowrl serve` takes."""
+    parser.description = "Serve rewards over HTTP until Ctrl-C, for runs on other machines. See docs/serving.md."
+    add = parser.add_argument
+    add("rewards", nargs="+", metavar="REWARD|CONFIG", help="names of rewards, or one YAML file with a list rewards:")
+    add("--host", default="127.0.0.1", metavar="NAME", help="address to listen at (default: 127.0.0.1, this machine)")
+    add("--port", type=int, default=8190, metavar="N", help="port, 0 for a free one (default: 8190)")
+    add("--token-env", metavar="NAME", help="environment variable with the token that clients must send")
+    add("--threads", type=count, metavar="N", help="CPU threads of torch (default: half of the cores)")
+    add("--queue-size", type=count, default=1024, metavar="N", help="images per reward that may wait (default: 1024)")
+    add("--max-items", type=count, default=256, metavar="N", help="images per request (default: 256)")
+    add("--max-mib", type=count, default=64, metavar="N", help="MiB per request (default: 64)")
+    add("--max-mpixels", type=count, default=64, metavar="N", help="million pixels per request (default: 64)")
+    add("--grace", type=float, default=30.0, metavar="SECONDS",
+        help="time to finish what was accepted, after Ctrl-C (default: 30)")  # fmt: skip
+    add_batch_size(parser, "16")
+    add_device(parser)

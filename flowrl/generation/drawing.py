@@ -1,0 +1,56 @@
+"""Images of prompts by the deterministic sampler of evaluations, from whatever velocity draws them; and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.pipelines import Pipeline
+from flowrl.prompts.loading import Prompt
+from flowrl.samplers import KERNELS, Velocity, rollout
+from flowrl.training.prompting import device_of
+from flowrl.training.run import check_device
+from flowrl.trajectory import Schedule
+
+Make = Callable[[Sequence[Prompt]], Velocity]
+"""The velocity of a batch of prompts: of a base model, a tuned one or RLG between them."""
+
+
+def find_device(given: str | None) -> torch.device:
+    """The device that `--device` names, or the best one of this machine.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    if given is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(given, key="--device ")
+    return find_device(None) if given == "auto" else torch.device(given)
+
+
+def in_batches(make: Make, size: int) -> Make:
+    """A velocity that hands the network at most `size` images at once."""
+
+    def whole(prompts: Sequence[Prompt]) -> Velocity:
+        parts = [make(prompts[first : first + size]) for first in range(0, len(prompts), size)]
+
+        def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
+            pieces = x.split(size)
+            return torch.cat([part(piece, sigma, timestep) for part, piece in zip(parts, pieces, strict=True)])
+
+        return velocity
+
+    return whole
+
+
+@torch.no_grad()
+def draw(
+    pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " b *latent"], schedule: Schedule
+) -> Tensor:
+    """Images float32 [b, 3, H, W], or videos [b, F, 3, H, W], on the host, of start noise that may lie anywhere."""
+    x = x.to(device_of(pipeline))
+    done = rollout(make(prompts), x, schedule, KERNELS["ode"], lambda step: x, stochastic=())
+    return pipeline.decode(done.final).cpu()

@@ -1,0 +1,61 @@
+"""Images inside a page: as data addresses, and in tables of the same prompts."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from flowrl.html.markup import DASH, esc
+
+SMALL = 128  # up to this side an image is embedded as it is and its pixels are shown as squares
+LARGE = 448  # longer sides are reduced to this: twice the size at which they are shown
+
+
+def image_element(path: Path, words: str, large: int = LARGE) -> str:
+    """The element of an image that lies inside the page; nothing where the file cannot be read.
+
+    Args:
+        path: the file.
+        words: what it shows, for those who cannot see it.
+        large: longer sides are reduced to this.
+    """
+    try:
+        with Image.open(path) as opened:
+            opened.load()
+            image = opened.convert("RGB")
+    except OSError:  # missing, cut off while being written, or not an image
+        return ""
+    small = max(image.size) <= SMALL
+    image.thumbnail((large, large))
+    buffer = io.BytesIO()
+    if small:
+        image.save(buffer, format="PNG", optimize=True)
+    else:
+        image.save(buffer, format="JPEG", quality=88)
+    source = data_address(buffer.getvalue(), f"image/{'png' if small else 'jpeg'}")
+    style = ' class="pixels"' if small else ""
+    return f'<img{style} src="{source}" alt="{esc(words)}">'
+
+
+def image_table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Images in rows that have names; `head` names the columns. Cells are HTML, a dash where empty."""
+    if not head or not rows:
+        return ""
+    top = "".join(f"<th scope=col>{esc(name)}</th>" for name in ("", *head))
+    body = "".join(
+        f"<tr><th scope=row>{esc(name)}</th>{''.join(f'<td>{cell or DASH}</td>' for cell in cells)}</tr>"
+        for name, cells in rows
+    )
+    return (
+        f'<div class="scroll shots" role="region" aria-label="Images" tabindex="0"><table><thead><tr>{top}'
+        f"</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def data_address(content: bytes, kind: str) -> str:
+    """Bytes as an address that loads nothing."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"

@@ -1,0 +1,235 @@
+"""How the embedded models learn: a resumable training loop with averaged weights, batches, and the losses they share.
+
+Every batch is a function of (seed, stage, step), so that a stopped pre-training goes on as if it had not stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flowrl.files import replacing
+from flowrl.progress import progress
+from flowrl.randomness import counter_seed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """Length and pace of one training.
+
+    Attributes:
+        steps: updates.
+        lr: peak learning rate, after a linear warm-up and before a cosine down to a fiftieth.
+        lr_steps: updates that the learning rate's course is laid out for; 0 takes `steps`.
+        checkpoint_every: updates between checkpoints.
+        betas: of AdamW.
+        weight_decay: of AdamW.
+        ema_decay: decay of the averaged weights; 0 keeps none.
+    """
+
+    steps: int
+    lr: float
+    checkpoint_every: int = 200
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.01
+    ema_decay: float = 0.998
+    lr_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noised:
+    """A batch for flow matching.
+
+    Attributes:
+        x: `(1 - sigma) clean + sigma noise`, as clean.
+        sigma: [b], noise levels.
+        velocity: `noise - clean`, what is learned.
+        prompts: [b], some of them empty.
+        generator: what further random numbers of the update come from.
+    """
+
+    x: Tensor
+    sigma: Tensor
+    velocity: Tensor
+    prompts: list[str]
+    generator: torch.Generator
+
+
+def noised(
+    clean: Tensor, prompts: Sequence[str], *, seed: int, step: int, shift: float, prompt_dropout: float
+) -> Noised:
+    """Latents at one random level each, `sigma = shift u / (1 + (shift - 1) u)` with u uniform.
+
+    Source: Esser et al., arXiv 2403.03206, eq. 23.
+    """
+    generator = torch.Generator().manual_seed(counter_seed(seed, "flow matching", step))
+    noise = torch.randn(clean.shape, generator=generator)
+    uniform = torch.rand(len(clean), generator=generator)
+    sigma = shift * uniform / (1 + (shift - 1) * uniform)
+    level = sigma.view(-1, *[1] * (clean.ndim - 1))
+    return Noised(
+        x=(1 - level) * clean + level * noise, sigma=sigma, velocity=noise - clean,
+        prompts=some_empty(prompts, prompt_dropout, generator), generator=generator,
+    )  # fmt: skip
+
+
+def velocity_error(
+    clean: Tensor, prompts: Sequence[str], config: Any, step: int, predict: Callable[[Noised], Tensor]
+) -> Tensor:
+    """Mean squared error of the velocity at one random noise level per item (bfloat16 network, float32 loss).
+
+    `predict` gives the velocity of a batch; of `config` seed, shift and prompt_dropout are read.
+    """
+    batch = noised(
+        clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
+    )
+    with torch.autocast("cpu", torch.bfloat16), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(counter_seed(config.seed, "dropout", step))  # the T5 encoder's
+        velocity = predict(batch)
+    return nn.functional.mse_loss(velocity.float(), batch.velocity)
+
+
+def reconstructed(vae: Any, images: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """Images through an autoencoder and a sample of its posterior (in bfloat16), and the posterior's mean KL term."""
+    noise = torch.Generator().manual_seed(counter_seed(seed, "vae noise", step))
+    with torch.autocast("cpu", torch.bfloat16):
+        posterior = vae.encode(images).latent_dist
+        latents = posterior.mean + posterior.std * torch.randn(posterior.mean.shape, generator=noise)
+        decoded = vae.decode(latents).sample
+    kl = 0.5 * (posterior.mean.float() ** 2 + posterior.var.float() - 1 - posterior.logvar.float()).mean()
+    return decoded.float(), kl
+
+
+def some_empty(prompts: Sequence[str], share: float, generator: torch.Generator) -> list[str]:
+    """Prompts of which a random share is left out, as classifier-free guidance needs it."""
+    kept = torch.rand(len(prompts), generator=generator) >= share
+    return [text if keep else "" for text, keep in zip(prompts, kept.tolist(), strict=True)]
+
+
+def batch_of(total: int, size: int, seed: int, step: int) -> list[int]:
+    """Which examples an update learns from."""
+    drawn: list[int] = np.random.default_rng(counter_seed(seed, "batch", step)).integers(total, size=size).tolist()
+    return drawn
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: int = 100) -> float:
+    """Linear warm-up, then a cosine down to a fiftieth of the peak."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def save_atomically(state: Any, path: Path) -> None:
+    """Writes a torch file; a stop leaves the old one whole."""
+    with replacing(path) as stream:
+        torch.save(state, stream)
+
+
+def train_autoencoder(vae: nn.Module, loss_of: Callable[[int], Tensor], config: Any, out: Path) -> None:
+    """Trains an autoencoder, without averaging, for the `vae_steps` and at the `vae_lr` of `config`."""
+    course = Course(steps=config.vae_steps, lr=config.vae_lr, betas=(0.9, 0.99), weight_decay=0.0, ema_decay=0.0)
+    train_network("autoencoder", vae, loss_of, course, out / "vae.pt")
+
+
+def train_denoiser(
+    pipe: Any, parts: Sequence[str], loss: Callable[[list[int], int], Tensor], total: int, course: Course, config: Any,
+    out: Path,
+) -> float:  # fmt: skip
+    """Trains parts of a stock pipeline together; writes `pipeline-<step>` folders with the averaged weights.
+
+    Args:
+        pipe: the pipeline.
+        parts: names of what is trained.
+        loss: of an update, by the places of its examples and its number.
+        total: examples there are.
+        course: length and pace.
+        config: seed and batch_size are read.
+        out: folder of checkpoints.
+
+    Returns:
+        The seconds it took, earlier sessions included.
+    """
+
+    def loss_of(step: int) -> Tensor:
+        return loss(batch_of(total, config.batch_size, config.seed, step), step)
+
+    network = nn.ModuleDict({name: getattr(pipe, name) for name in parts}).train()
+    return train_network(
+        "denoiser", network, loss_of, course, out / "denoiser.pt",
+        lambda done: pipe.save_pretrained(out / f"pipeline-{done:05d}"),
+    )  # fmt: skip
+
+
+def train_network(
+    name: str,
+    network: nn.Module,
+    loss_of: Callable[[int], Tensor],
+    course: Course,
+    path: Path,
+    save: Callable[[int], None] | None = None,
+) -> float:
+    """Minimises a loss, from the checkpoint at `path` if there is one.
+
+    Args:
+        name: for the progress bar.
+        network: what is trained; holds the averaged weights afterwards, where there is an average.
+        loss_of: the loss of an update by its number.
+        course: length and pace.
+        path: checkpoint file.
+        save: called with the number of updates at every checkpoint, while the network holds the averaged weights.
+
+    Returns:
+        The seconds that training took, earlier sessions included.
+    """
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    average = {key: value.detach().clone() for key, value in network.state_dict().items()} if course.ema_decay else {}
+    optimizer = torch.optim.AdamW(parameters, lr=course.lr, betas=course.betas, weight_decay=course.weight_decay)
+    start, spent = 0, 0.0
+    if path.exists():
+        saved = torch.load(path, weights_only=True)
+        network.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        average, start, spent = saved["average"], int(saved["step"]), float(saved["seconds"])
+    recent, begun = 0.0, time.monotonic()
+    with progress(name, course.steps, start) as advance:
+        for step in range(start, course.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, course.lr_steps or course.steps, course.lr)
+            loss = loss_of(step)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            average_weights(network, average, min(course.ema_decay, (1 + step) / (10 + step)))
+            recent = loss.item() if step == start else 0.98 * recent + 0.02 * loss.item()
+            advance(f"loss {recent:.4f}")
+            done = step + 1
+            if done % course.checkpoint_every == 0 or done == course.steps:
+                state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "average": average,
+                         "step": done, "seconds": spent + time.monotonic() - begun}  # fmt: skip
+                save_atomically(state, path)
+                if save is not None:
+                    live = {key: value.detach().clone() for key, value in network.state_dict().items()}
+                    network.load_state_dict(average or live)
+                    save(done)
+                    network.load_state_dict(live)
+    if average:
+        network.load_state_dict(average)
+    return spent + time.monotonic() - begun
+
+
+@torch.no_grad()
+def average_weights(network: nn.Module, average: dict[str, Tensor], decay: float) -> None:
+    """Sets the averaged weights, where there are any, to `decay average + (1 - decay) current`."""
+    for key, value in network.state_dict().items() if average else ():
+        if value.is_floating_point():
+            average[key].lerp_(value, 1 - decay)

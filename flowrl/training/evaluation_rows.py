@@ -1,0 +1,88 @@
+"""The rows of an evaluation: one per image, as `eval/iteration_<n>.jsonl` of a run folder holds them.
+
+    {"prompt_id": 3, "prompt": "a photo of a red circle", "task": "colors", "sample": 0,
+     "correct": true, "graded": 1.0, "rewards": {"geneval": 1.0, "geneval/official": 1.0}}
+
+A value is null where the reward failed, and `correct` and `graded` where no GenEval reward took part.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.statistics.bootstrap import ScoreRow, bootstrap_mean, stratified_score, task_scores
+
+Row = dict[str, Any]
+
+SCORE, REWARD, GENEVAL = "eval/geneval/score", "eval/reward/", "eval/geneval/"
+"""The metric of GenEval's verdicts, and what the names of metrics with a value for every image begin with."""
+
+
+def main_metric(keys: Iterable[str]) -> str | None:
+    """GenEval's score where it was measured, else the first held-out reward; None where there is neither."""
+    names = list(keys)
+    return SCORE if SCORE in names else next((key for key in names if key.startswith(REWARD)), None)
+
+
+def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[ScoreRow]:
+    """The images of an evaluation with what a metric averages; those without a value are left out.
+
+    The GenEval score keeps the tasks of the images; a reward, GenEval's graded credit and the score of a single task
+    are one stratum. Of rows with the same task, prompt and sample the last one counts.
+    """
+    found = {}
+    for row in rows:
+        task, value = str(row.get("task")), row.get("correct")
+        if metric != SCORE:
+            name = metric.removeprefix(GENEVAL)
+            if metric.startswith(REWARD):
+                value = (row.get("rewards") or {}).get(metric.removeprefix(REWARD))
+            elif name == "graded":
+                value = row.get("graded")
+            elif name != task:
+                continue
+            task = ""
+        prompt, sample = row.get("prompt_id", row.get("prompt")), row.get("sample", 0)
+        if isinstance(value, int | float) and math.isfinite(value) and isinstance(prompt, int | str):
+            found[task, prompt, sample] = ScoreRow(task=task, prompt=prompt, sample=int(sample), value=float(value))
+    return list(found.values())
+
+
+def summary(rows: Sequence[Row]) -> Row:
+    """Means with 95 % intervals: every reward, and the GenEval score (macro over tasks) where there are verdicts."""
+    metrics: Row = {}
+    for name in dict.fromkeys(name for row in rows for name in row["rewards"]):  # failed images may lack sub-scores
+        known = score_rows(rows, f"{REWARD}{name}")
+        if "/" not in name and len(known) < len(rows):
+            metrics[f"{REWARD}{name}_invalid_ratio"] = 1 - len(known) / len(rows)
+        if not known:
+            continue
+        interval = bootstrap_mean([row.value for row in known], [row.prompt for row in known])
+        metrics[f"{REWARD}{name}"] = interval.mean
+        if "/" not in name:
+            metrics |= {f"{REWARD}{name}_low": interval.low, f"{REWARD}{name}_high": interval.high}
+    verdicts = score_rows(rows)
+    if verdicts:
+        score, by_task = stratified_score(verdicts), task_scores(verdicts)
+        graded = sum(row["graded"] for row in rows if row["correct"] is not None) / len(verdicts)
+        metrics |= {
+            SCORE: score.mean, f"{SCORE}_low": score.low, f"{SCORE}_high": score.high, f"{GENEVAL}graded": graded,
+            **{f"{GENEVAL}{task}": by_task[task].mean for task in TASKS if task in by_task},
+        }  # fmt: skip
+    return metrics
+
+
+def evaluations(folder: Path) -> list[int]:
+    """Iterations of a run that were evaluated, in order."""
+    return sorted(int(path.stem.removeprefix("iteration_")) for path in (folder / "eval").glob("iteration_*.jsonl"))
+
+
+def read_rows(folder: Path, iteration: int) -> list[Row]:
+    """Rows of an evaluation that a run folder holds."""
+    text = (folder / "eval" / f"iteration_{iteration:06d}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,90 @@
+"""From the sampler's settings to its kernel; and what a kernel cannot do, refused before a model loads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowrl.config.strict_yaml import closest
+from flowrl.config.train import SamplerConfig
+from flowrl.config.vocabulary import FOREIGN_KERNELS
+from flowrl.samplers import KERNELS, Kernel
+
+
+def kernel_of(settings: SamplerConfig) -> Kernel:
+    """The kernel with its settings bound, but for the schedule's sigma_max.
+
+    Raises:
+        ValueError: unknown kernel, a noise level that it does not have, or no published log-probability.
+    """
+    name = settings.kernel
+    if name not in KERNELS:
+        near = FOREIGN_KERNELS.get(name) or closest(name, list(KERNELS))
+        hint = f": did you mean {near!r}?" if near else ""
+        raise ValueError(f"sampler.kernel must be one of {', '.join(KERNELS)}, got {name!r}{hint}")
+    kernel = KERNELS[name]
+    if settings.noise_level is not None:
+        try:
+            kernel = replace(kernel, noise_level=settings.noise_level)
+        except ValueError as error:
+            raise ValueError(f"sampler.{error}") from None
+    if settings.log_prob == "gaussian":
+        return kernel
+    if kernel.published_log_prob is None:
+        have = ", ".join(other.name for other in KERNELS.values() if other.published_log_prob is not None)
+        raise ValueError(
+            f"sampler.log_prob=published is what released code takes for the log-density of {have}, and "
+            f"sampler.kernel is {name}: set sampler.kernel={have}, or sampler.log_prob=gaussian"
+        )
+    return replace(kernel, log_prob=kernel.published_log_prob)
+
+
+def check_sampler(settings: SamplerConfig) -> None:
+    """Refuses settings that do not fit the kernel.
+
+    Raises:
+        ValueError: names the key and what to change.
+    """
+    kernel, steps = kernel_of(settings), settings.num_steps
+    if not kernel.stochastic:
+        if settings.noise_level:
+            raise ValueError(
+                f"sampler.noise_level is {settings.noise_level:g}, but kernel {kernel.name} adds no noise: remove "
+                "noise_level"
+            )
+        return
+    low, high = settings.stochastic_range
+    if not 0 <= low < high <= steps:
+        raise ValueError(
+            f"sampler.sde_window_range [{low}, {high}] is half-open and must satisfy 0 <= low < high <= num_steps "
+            f"({steps}): change the range or num_steps"
+        )
+    if settings.sde_window_size > high - low:
+        raise ValueError(
+            f"sampler.sde_window_size ({settings.sde_window_size}) is larger than sde_window_range [{low}, {high}], "
+            f"which holds {high - low} steps: lower the size, widen the range or raise num_steps ({steps})"
+        )
+    if kernel.silent_last_step and high == steps:
+        raise ValueError(
+            f"sampler.sde_window_range [{low}, {high}] includes the last of {steps} steps, where kernel {kernel.name} "
+            f"adds no noise (its std is 0 at sigma_next = 0) and so has no density: end the range at {steps - 1}"
+        )
+
+
+def check_density(settings: SamplerConfig, owner: str) -> None:
+    """Refuses a sampler without noise where the densities of its steps are needed, and what `check_sampler` refuses.
+
+    Raises:
+        ValueError: names the key and what to change.
+    """
+    check_sampler(settings)
+    if not KERNELS[settings.kernel].stochastic:
+        choose = ", ".join(kernel.name for kernel in KERNELS.values() if kernel.stochastic)
+        raise ValueError(
+            f"sampler.kernel {settings.kernel} has no density, so no importance ratio, and {owner} needs one: "
+            f"choose one of {choose}"
+        )
+    if settings.noise_level == 0:
+        raise ValueError(
+            f"sampler.noise_level 0 makes kernel {settings.kernel} deterministic: it has no density, so no importance "
+            f"ratio, and {owner} needs one; raise it, or remove the key to take the kernel's default"
+        )

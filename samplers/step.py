@@ -1,0 +1,63 @@
+"""One denoising step as every sampling loop takes it: along the ODE, or drawn and with its density."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.samplers.kernels import KERNELS, Kernel
+from flowrl.samplers.parametrization import Sigma
+from flowrl.samplers.transition import positive_std
+
+
+class Moved(NamedTuple):
+    """A drawn latent.
+
+    Attributes:
+        x_next: [b, *latent] in the dtype of x, at least float32: the value that is stored, met by the network and
+            scored.
+        log_prob: [b] log-density of x_next, summed over latent dimensions.
+        mean: [b, *latent] of the transition.
+    """
+
+    x_next: Tensor
+    log_prob: Tensor
+    mean: Tensor
+
+
+def euler(
+    x: Float[Tensor, " b *latent"], velocity: Float[Tensor, " b *latent"], sigma: Sigma, sigma_next: Sigma
+) -> Float[Tensor, " b *latent"]:
+    """The latent after a step along the ODE; arguments as a kernel's."""
+    return KERNELS["ode"](x, velocity, sigma, sigma_next).mean
+
+
+def advance(
+    kernel: Kernel,
+    x: Float[Tensor, " b *latent"],
+    velocity: Float[Tensor, " b *latent"],
+    sigma: Sigma,
+    sigma_next: Sigma,
+    noise: Tensor,
+) -> Moved:
+    """Draw the next latent, `mean + std * noise`, and score the value that is stored.
+
+    Args:
+        kernel: With noise_level and sigma_max bound.
+        x: This and the arguments up to sigma_next are a kernel's.
+        velocity: See x.
+        sigma: See x.
+        sigma_next: See x.
+        noise: [b, *latent] standard normal, on any device.
+
+    Raises:
+        ValueError: as the kernel; the step has std 0, or the noise has not the shape of x.
+    """
+    transition = kernel(x, velocity, sigma, sigma_next)
+    mean, std = transition.mean, positive_std(transition)
+    if noise.shape != mean.shape:
+        raise ValueError(f"step noise must have the shape of x {tuple(mean.shape)}, got {tuple(noise.shape)}")
+    x_next = mean + std * noise.to(device=mean.device, dtype=mean.dtype)
+    return Moved(x_next, kernel.log_prob(x_next, transition), mean)

@@ -1,0 +1,114 @@
+"""The command line: help without heavy imports, wrong flags answered, one meaning per flag."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import subprocess
+import sys
+from collections import defaultdict
+
+import pytest
+
+from flowrl.cli import COMMANDS, FORMER, main, parse
+
+EXACTLY_ALIKE = ("--steps", "--guidance", "--base-guidance", "--max-sequence-length", "--dtype", "--seed", "--device")
+LIGHT = """
+import sys
+from flowrl.cli import COMMANDS, main
+for name in COMMANDS:
+    try:
+        main([*name.split(), "--help"])
+    except SystemExit as end:
+        assert end.code == 0, name
+assert main(["train", "tiny_flow_grpo", "num_iteration=1"]) == 1
+assert not {"torch", "numpy", "diffusers", "transformers"} & set(sys.modules)
+"""
+
+
+def flags_of(name: str) -> dict[str, argparse.Action]:
+    """The flags of a command."""
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"flowrl.commands.{name.replace(' ', '.')}.arguments").add_arguments(parser)
+    return {flag: action for flag, action in parser._option_string_actions.items() if flag not in ("-h", "--help")}
+
+
+def test_help_and_configuration_errors_import_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "did you mean 'num_iterations'" in done.stderr
+
+
+def test_a_flag_means_one_thing_in_all_commands() -> None:
+    """It takes a value or not, of one kind, written the same way; those of sampling have the same words too."""
+    kinds: dict[str, set[tuple[object, ...]]] = defaultdict(set)
+    for name in COMMANDS:
+        for flag, action in flags_of(name).items():
+            words = action.help if flag in EXACTLY_ALIKE else None
+            kinds[flag].add((action.nargs == 0, action.type, action.metavar, words))
+    assert {flag: found for flag, found in kinds.items() if len(found) > 1} == {}
+
+
+def test_former_flags_are_gone_and_new_ones_are_there() -> None:
+    for former, new in FORMER.items():
+        assert any(new in flags_of(name) and former not in flags_of(name) for name in COMMANDS), former
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("sample --stepz 3", "flowrl sample: unknown flag --stepz: did you mean --steps?"),
+        ("sample runs/a --num-steps 3", "flowrl sample: unknown flag --num-steps: did you mean --steps?"),
+        ("sample --guidance-scale=3", "flowrl sample: unknown flag --guidance-scale: did you mean --guidance?"),
+        ("sample runs/a --base", "flowrl sample: unknown flag --base: did you mean --before-training?"),
+        ("eval --compare base", "flowrl eval: unknown flag --compare: did you mean --baseline?"),
+        ("compare a --seeds 3", "flowrl compare: unknown flag --seeds: did you mean --num-seeds?"),
+        ("reward rubric p --server u", "flowrl reward rubric: unknown flag --server: did you mean --judge?"),
+        ("report a --xyzzy", "flowrl report: unknown flag --xyzzy: flowrl report --help lists those there are"),
+        ("report a b", "flowrl report: unexpected b: flowrl report --help says what it takes"),
+        ("sample --steps 0", "flowrl sample: argument --steps: must be a whole number of at least 1, got '0'"),
+        ("plan", "flowrl plan: the following arguments are required: CONFIG"),
+    ],
+)
+def test_wrong_arguments_are_answered_in_one_paragraph(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments.split())
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_arguments_may_stand_in_any_order() -> None:
+    given = parse("compare", ["a.yaml", "--out", "x", "b.yaml", "--jobs", "2", "optim.lr=1"])
+    assert (given.arguments, given.jobs) == (["a.yaml", "b.yaml", "optim.lr=1"], 2)
+    assert parse("sample", ["--prompt", "a", "runs/a"]).model == "runs/a"
+    assert parse("sample", ["--prompt", "a", "--rlg", "-1,0.5"]).rlg == "-1,0.5"
+    assert parse("plan", ["a.yaml", "--processes", "8", "seed=1"]).overrides == ["seed=1"]
+
+
+def test_the_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {name} " in shown for name in COMMANDS)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert main([]) == 2
+    assert "usage: flowrl COMMAND" in capsys.readouterr().err
+    assert main(["reward", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "reward card" in shown
+    assert "sample" not in shown
+    assert main(["reward", "scor"]) == 1
+    assert "did you mean reward score?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_eighty_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert all(action.help for action in flags_of(name).values())
