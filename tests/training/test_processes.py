@@ -146,8 +146,6 @@ from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
 
-from flowrl.rewards import REWARDS
-
 PIPELINES["sd3"] = "toy_pipeline"
 REWARDS["smooth_brightness"] = "toy_pipeline:SmoothBrightness"
 for arguments in json.loads(open(sys.argv[2]).read()):
