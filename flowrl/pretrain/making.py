@@ -75,9 +75,14 @@ def encode_once(
         total: examples.
         size: examples encoded at a time.
         encode: float32 latents by name, and prompts, of examples by number.
+
+    Raises:
+        ValueError: the file is of an older version.
     """
     if path.exists():
         saved = torch.load(path, weights_only=True)
+        if "prompts" not in saved:
+            raise ValueError(f"{path} was written by an older version: delete it, so that it is made again")
         return saved, saved.pop("prompts")
     pieces: list[dict[str, Tensor]] = []
     prompts: list[str] = []
