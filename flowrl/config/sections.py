@@ -125,6 +125,23 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationConfig:
+    """Noise of each step, found before anything is trained, as DenseGRPO does (credit methods with values)."""
+
+    iterations: int = 0
+    """First iterations, which only sample, score and move the noise levels; 0 leaves them as they are."""
+    tolerance: float = 2.0
+    """A level rises where fewer samples than this gained more often than lost (or the reverse), and else falls."""
+    step: float = 0.01
+    """By how much."""
+
+    def __post_init__(self) -> None:
+        at_least("sampler.calibration.iterations", self.iterations, 0)
+        positive("sampler.calibration.tolerance", self.tolerance)
+        positive("sampler.calibration.step", self.step)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerConfig:
     """How images are drawn during rollout, and which steps are stochastic and so trained."""
 
@@ -160,6 +177,10 @@ class SamplerConfig:
     """Share of the stochastic steps that are trained."""
     trained_steps: Literal["leading", "random"] = "leading"
     """Which share: the first ones (Flow-GRPO), or drawn for each image (DanceGRPO)."""
+    noise_levels: tuple[float, ...] | None = None
+    """Noise level of each step in the place of ``noise_level``, as a calibration has found them."""
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    """Noise of each step by how often it gains."""
 
     def __post_init__(self) -> None:
         at_least("sampler.num_steps", self.num_steps, 1)
@@ -191,6 +212,7 @@ class SamplerConfig:
                     f"sampler.noise_level is {self.noise_level:g}, but kernel ode adds no noise: remove noise_level"
                 )
             return
+        self._check_levels()
         low, high = self.stochastic_range
         steps = self.num_steps
         if not 0 <= low < high <= steps:
@@ -208,6 +230,18 @@ class SamplerConfig:
                 f"sampler.sde_window_range [{low}, {high}] includes the last of {steps} steps, "
                 f"where kernel {self.kernel} "
                 f"adds no noise (its std is 0 at sigma_next = 0) and so has no density: end the range at {steps - 1}"
+            )
+
+    def _check_levels(self) -> None:
+        levels = self.noise_levels
+        if levels is not None and (len(levels) != self.num_steps or min(levels) <= 0 or self.noise_level is not None):
+            raise ConfigError(
+                f"sampler.noise_levels holds one number above 0 for each of the {self.num_steps} steps, in the place "
+                f"of noise_level, got {list(levels)} and noise_level {self.noise_level}: change one of them"
+            )
+        if self.calibration.iterations and levels is None and not self.noise_level:
+            raise ConfigError(
+                "sampler.calibration starts at a noise level: give sampler.noise_level above 0, or sampler.noise_levels"
             )
 
     @property

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flowrl.config.options import check_options, option_parameters
 from flowrl.config.rewards import RewardConfig
@@ -16,8 +17,9 @@ from flowrl.pipelines import Pipeline, family
 from flowrl.pipelines.lora import Policy
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
-from flowrl.samplers import KERNELS, Kernel
-from flowrl.training.prompting import encode_all
+from flowrl.samplers import KERNELS, Kernel, Transition
+from flowrl.samplers.parametrization import Sigma
+from flowrl.training.prompting import RunPrompts, encode_all
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
 
@@ -101,6 +103,12 @@ def read_prompts(settings: PromptsConfig, text: str) -> list[Prompt]:
     return load_prompts(text, settings.negative, resolve=resolve_path)
 
 
+def read_run_prompts(settings: PromptsConfig) -> RunPrompts:
+    """All prompts that a configuration names."""
+    held_out = () if settings.eval is None else tuple(read_prompts(settings, settings.eval))
+    return RunPrompts(train=tuple(read_prompts(settings, settings.train)), held_out=held_out)
+
+
 def load_rewards(config: TrainConfig, run: Run) -> WeightedSum:
     """The rewards that are trained on, as one."""
     how = config.reward_aggregation
@@ -132,19 +140,31 @@ def reward_specs(rewards: Sequence[RewardConfig]) -> list[dict[str, Any]]:
     return [{key: value for key, value in asdict(entry).items() if value is not None} for entry in rewards]
 
 
-def sampler_of(settings: SamplerConfig, pipeline: Pipeline) -> tuple[Kernel, Schedule]:
-    """The kernel with its settings bound, and the schedule of a rollout."""
+def sampler_of(
+    settings: SamplerConfig, pipeline: Pipeline, levels: Sequence[float] | None = None
+) -> tuple[Kernel, Schedule]:
+    """The kernel with its settings bound, and the schedule of a rollout; `levels` are those of a calibration."""
     schedule = pipeline.schedule(settings.num_steps, settings.grid, settings.shift)
-    options: dict[str, Any] = {} if settings.noise_level is None else {"noise_level": settings.noise_level}
-    return partial(KERNELS[settings.kernel], sigma_max=schedule.sigma_max, **options), schedule
+    kernel, levels = partial(KERNELS[settings.kernel], sigma_max=schedule.sigma_max), levels or settings.noise_levels
+    if levels is not None:
+        return _kernel_by_step([partial(kernel, noise_level=level) for level in levels], schedule), schedule
+    return (kernel if settings.noise_level is None else partial(kernel, noise_level=settings.noise_level)), schedule
 
 
-def encode_everything(
-    config: TrainConfig, pipeline: Pipeline, drawn: Pipeline, train_prompts: Sequence[Prompt]
-) -> None:
+def _kernel_by_step(kernels: Sequence[Kernel], schedule: Schedule) -> Kernel:
+    """A kernel that is another one at each step of a schedule."""
+
+    def kernel(x: Tensor, velocity: Tensor, sigma: Sigma, sigma_next: Sigma) -> Transition:
+        sigmas = torch.as_tensor(sigma, dtype=torch.float64).cpu().flatten()
+        step = int((schedule.sigma[:-1].double() - sigmas[0]).abs().argmin())
+        return kernels[step](x, velocity, sigma, sigma_next)
+
+    return kernel
+
+
+def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts) -> None:
     """Embeds every prompt the run can meet, for `drawn` those of evaluations; then frees the text encoders."""
-    held_out = read_prompts(config.prompts, config.prompts.eval) if config.prompts.eval is not None else []
-    encode_all(pipeline, train_prompts)
-    encode_all(drawn, held_out)
+    encode_all(pipeline, (*prompts.train, *prompts.more))
+    encode_all(drawn, prompts.held_out)
     for one in {id(one): one for one in (pipeline, drawn)}.values():
         one.free_text_encoders()

@@ -32,8 +32,9 @@ from flowrl.pipelines import PIPELINES
 from flowrl.recipes import grpo
 from flowrl.training.assignment import advantages, all_ends, credit_of
 from flowrl.training.loop import Loop
+from flowrl.training.parts import read_run_prompts
 from flowrl.training.paths import sample_paths, sampler_at
-from flowrl.training.scoring import Scoring
+from flowrl.training.record import Record
 
 TREES, MERGED = ("branch_grpo", "tree_grpo"), ("tp_grpo", "vgpo")
 TWO_REWARDS = ("gdpo", "log_tame")
@@ -169,10 +170,10 @@ def test_the_complete_product_has_the_closed_form_gradient_at_ratio_one(toy: Pat
 
 def _sampled(config: TrainConfig) -> tuple[Loop, tuple[Any, ...]]:
     run: Any = QuickRun(Path())
-    loop, method = Loop(config, run), CREDIT[config.credit.method]
+    loop, method = Loop(config, run, read_run_prompts(config.prompts)), CREDIT[config.credit.method]
     kernel, schedule, steps = sampler_at(loop, 0)
     batch = loop.batch(0)
-    scoring = Scoring(loop, batch)
+    scoring = loop.scorer.start(batch)
     with torch.no_grad():
         sampled = sample_paths(loop, batch, method, kernel, schedule, steps, scoring, keep_means=True)
     output = scoring.result()
@@ -181,8 +182,9 @@ def _sampled(config: TrainConfig) -> tuple[Loop, tuple[Any, ...]]:
 
 def _check_objectives(loop: Loop, batch: Any, sampled: Any, output: Any, kernel: Any, schedule: Any) -> None:
     method, ends = CREDIT[loop.config.credit.method], all_ends(loop, batch, sampled, output)
-    credit = credit_of(loop, method, sampled, output, kernel, schedule)
-    advantage_M, live_M, dead = advantages(loop, method, batch, sampled, credit, output, ends)
+    credit = credit_of(loop, sampled, output, kernel, schedule)
+    record = Record(loop, batch.asked, sampled, kernel, schedule)
+    advantage_M, live_M, dead = advantages(loop, method, batch.asked, sampled, credit, output, ends)
     assert bool(advantage_M.isfinite().all())
     assert bool(live_M.any())
     assert 0 <= dead < 1
@@ -191,12 +193,12 @@ def _check_objectives(loop: Loop, batch: Any, sampled: Any, output: Any, kernel:
     assert sorted(torch.cat(blocks).tolist()) == list(range(len(sampled)))
     for index in blocks:
         with torch.no_grad():
-            new = grpo.replay(loop, batch, rows[index], sampled.states, schedule, kernel)
+            new = record.replay(rows[index])
         leaf = replace(new, mean=new.mean.clone().requires_grad_())
-        scored = grpo.scored_rows(rows[index], index, sampled, leaf, schedule, kernel, loop.config)
+        scored = record.scored(rows[index], index, leaf)
         assert not scored.log_ratio.detach().any()
         for name, objective in OBJECTIVES.items():
-            loss = objective.function(scored)
+            loss = objective.options()(scored)
             (gradient,) = torch.autograd.grad(loss.sum(), leaf.mean, retain_graph=True)
             torch.testing.assert_close(gradient, _gradient(name, scored), atol=1e-6, rtol=2e-4)
             scale = 1 / abs(scored.sensitivity) if name == "guard" else 1.0

@@ -134,7 +134,7 @@ def group_multiple(config: TrainConfig) -> int:
     """Images that a micro-batch is a multiple of."""
     if config.recipe == "preference":
         return 2
-    return config.group_size if config.recipe == "forward" and forward_settings.whole_groups(config) else 1
+    return config.group_size if config.recipe == "forward" and forward_settings.objective_of(config).whole_groups else 1
 
 
 # ---- parts of it -----------------------------------------------------------------------------------------------------

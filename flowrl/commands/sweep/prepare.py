@@ -22,7 +22,7 @@ from flowrl.generation.models import (
     label_of,
 )
 from flowrl.prompts.loading import Prompt, load_prompts
-from flowrl.training.run import check_device
+from flowrl.training.devices import check_device
 
 EMBEDDED_PROMPTS = "asset:prompts/world_heldout.jsonl"
 
