@@ -244,7 +244,7 @@ class AGrae:
 SHAPINGS: dict[str, type[Dcpo] | type[AGrae]] = {"dcpo": Dcpo, "a_grae": AGrae}
 
 
-def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"] | None, n: int) -> Bool[Tensor, " B"]:
+def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"], n: int) -> Bool[Tensor, " B"]:
     """Keep the n/2 best and the n/2 worst samples of each group (DanceGRPO's best-of-N, arXiv 2505.07818).
 
     Advantages come from all samples; only then are the middling ones left out of training. Of equal ones the earlier
@@ -253,7 +253,7 @@ def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"] | N
 
     Args:
         advantage_B: [B].
-        group_B: [B] integers, or None to select over the whole batch, as DanceGRPO's code does on each process.
+        group_B: [B] integers.
         n: Even, at least 2 and no more than the smallest group.
 
     Returns:
@@ -262,7 +262,6 @@ def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"] | N
     Raises:
         ValueError: n is odd, below 2, or greater than a group; shapes differ.
     """
-    group_B = torch.zeros_like(advantage_B, dtype=torch.long) if group_B is None else group_B
     _check_columns({"advantage_B": advantage_B, "group_B": group_B})
     if n < 2 or n % 2:
         raise ValueError(f"n is shared by best and worst and must be even and at least 2, got {n}")

@@ -29,7 +29,7 @@ from flowrl.config.strict_yaml import Source, build, dotted_keys
 Options = TypeVar("Options")
 
 RESERVED = ("device",)
-"""Keyword-only parameters that the program fills in, so they are no options."""
+"""Keyword-only parameters that the program fills in, so they are not options."""
 
 
 def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:

@@ -12,63 +12,35 @@ from typing import Any
 
 from flowrl.config.train import TrainConfig
 
-READERS: dict[str, str] = {
-    # rewards to advantages
-    "adv_std": "advantages",
-    "adv_baseline": "advantages",
-    "adv_clip_range": "advantages",
-    "adv_eps": "advantages",
-    "adv_correction": "advantages",
-    "adv_virtual_max": "advantages",
-    "reward_aggregation": "advantages",
-    # the update on paths
-    "clip_range": "paths",
-    "ratio": "paths",
-    "loss_aggregation": "paths",
-    "kl_type": "paths",
-    "kl_coef": "paths matching",
-    "log_ratio": "paths densities",
-    "best_of": "trajectories",
-    "credit": "paths",
-    "credit.completion": "values",
-    "credit.branches": "branches",
-    "credit.strides": "branches",
-    "credit.splits": "tree",
-    "credit.split_noise": "tree",
-    "credit.children": "tree",
-    "shaping": "paths",
-    "reward_map": "paths",
-    "curriculum": "paths",
-    # finished images that are noised again
-    "times": "noised",
-    "times.fraction": "discrete",
-    "times.shift": "continuous",
-    "slots": "copies",
-    # sampling
-    "same_latent": "rollout",
-    "rollout_batch_size": "rollout",
-    "sampler.solver": "tail",
-    "sampler.sde_window": "window",
-    "sampler.sde_window_size": "window",
-    "sampler.sde_window_range": "window",
-    "sampler.sde_window_interval": "window",
-    "sampler.sde_window_stride": "window",
-    "sampler.published_window": "window",
-    "sampler.flash_tail": "thinned",
-    "sampler.trained_fraction": "trajectories",
-    "sampler.trained_steps": "trajectories",
-    "sampler.noise_levels": "paths",
-    "sampler.calibration": "values",
+_READ_BY = {
+    # rewards are compared within groups
+    "advantages": "adv_std adv_baseline adv_clip_range adv_eps adv_correction adv_virtual_max reward_aggregation",
+    # stochastic paths are trained by policy gradient
+    "paths": "clip_range ratio loss_aggregation kl_type kl_coef log_ratio credit shaping reward_map curriculum "
+    "sampler.noise_levels",
+    # how these are sampled: image by image, as branches of an anchor, as trees; with images on the way scored too
+    "trajectories": "best_of sampler.trained_fraction sampler.trained_steps",
+    "branches": "credit.branches credit.strides",
+    "tree": "credit.splits credit.split_noise credit.children",
+    "values": "credit.completion sampler.calibration",
+    # velocities at noised images are trained on; log-densities of steps are compared
+    "matching": "kl_coef",
+    "densities": "log_ratio",
+    # finished images are noised again, at levels of a discrete schedule or of a continuous law
+    "noised": "times",
+    "discrete": "times.fraction",
+    "continuous": "times.shift",
+    # copies of the policy follow it
+    "copies": "slots",
+    # images are sampled without gradient, with deterministic steps after the last stochastic one, which can be fewer
+    "rollout": "same_latent rollout_batch_size",
+    "tail": "sampler.solver",
+    "thinned": "sampler.flash_tail",
+    # the sampler chooses the stochastic steps
+    "window": "sampler.sde_window sampler.sde_window_size sampler.sde_window_range sampler.sde_window_interval "
+    "sampler.sde_window_stride sampler.published_window",
 }
-"""Key or section -> readers, one of which a run must have:
-
-advantages: rewards are compared within groups. paths: stochastic paths are trained by policy gradient; trajectories,
-branches, tree: how these are sampled; values: images on the way are scored too. densities: log-densities of steps are
-compared. matching: velocities at noised images are trained on. noised: images are noised again, at levels of a discrete
-schedule or of a continuous law. copies: of the policy that follow it. rollout: images are sampled without gradient.
-tail: deterministic steps after the last stochastic one; thinned: their number can be lowered. window: stochastic steps
-are chosen by the sampler.
-"""
+"""Reader -> keys and sections that it reads."""
 
 
 def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> None:
@@ -76,16 +48,20 @@ def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> N
 
     Args:
         config: the run's settings.
-        readers: those of the run, words of `READERS`.
+        readers: those of the run, words of the table.
         what: names the run, for the message.
 
     Raises:
         ValueError: names the first such key and its value.
     """
     for key, value in _changed(config):
-        wanted = READERS.get(key) or READERS.get(key.rpartition(".")[0])
-        if wanted and not set(wanted.split()) & set(readers):
+        wanted = _readers(key) or _readers(key.rpartition(".")[0])
+        if wanted and not wanted & set(readers):
             raise ValueError(f"{key} is set to {value!r}, but {what} does not read it: remove it")
+
+
+def _readers(key: str) -> set[str]:
+    return {reader for reader, keys in _READ_BY.items() if key in keys.split()}
 
 
 def _changed(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -61,7 +61,7 @@ class PipelineConfig:
     num_frames: int | None = None
     """Frames of a video; null takes the family's own."""
     fps: float | None = None
-    """Frames a second of a video; null takes the family's own."""
+    """Frames per second of a video; null takes the family's own."""
     max_sequence_length: int | None = None
     """Tokens of the (longest) text encoder; null takes the family's own, 128 for sd3."""
     gradient_checkpointing: bool = False
@@ -152,17 +152,17 @@ class SamplerConfig:
     num_steps: int = 10
     """Denoising steps of a rollout."""
     guidance_scale: float = 1.0
-    """Classifier-free guidance; 1 is none and costs one network call a step instead of two."""
+    """Classifier-free guidance; 1 is none and costs one network call per step instead of two."""
     grid: Literal["diffusers", "linspace", "unipc_flow"] = "diffusers"
     """Noise levels visited: as diffusers' scheduler spaces them, evenly before the shift, or UniPC's of Wan 2.1."""
     shift: float | None = None
     """Shift of the noise levels towards noise; null takes the model's own, which may depend on the resolution."""
     sde_window_size: int = 0
-    """Consecutive stochastic steps drawn anew each iteration; 0 takes all steps of ``sde_window_range``."""
+    """Consecutive stochastic steps, drawn in each iteration; 0 takes all steps of ``sde_window_range``."""
     sde_window_range: tuple[int, int] | None = None
     """Half-open range [low, high) of the steps that may be stochastic; null means [0, num_steps - 1]."""
     sde_window: Literal["uniform", "progressive", "random", "decay", "exp_decay", "frozen"] = "uniform"
-    """Where the window lies: drawn anew each iteration (uniform), or MixGRPO's rules."""
+    """Where the window lies: drawn in each iteration (uniform), or MixGRPO's rules."""
     sde_window_interval: int = 25
     """Iterations before a MixGRPO window moves."""
     sde_window_stride: int = 1
@@ -307,11 +307,11 @@ class EvalConfig:
     guidance_scale: float | None = None
     """Guidance; null takes ``sampler.guidance_scale``."""
     samples_per_prompt: int = 1
-    """Images a prompt."""
+    """Images per prompt."""
     batch_size: int = 24
     """Images sampled at once."""
     num_prompts: int | None = None
-    """So many prompts, spread evenly over the file; null takes all."""
+    """Number of prompts, spread evenly over the file; null takes all."""
     num_images: int = 16
     """Images of the fixed sample grid; 0 draws none."""
     grid: Literal["diffusers", "linspace", "unipc_flow"] | None = None

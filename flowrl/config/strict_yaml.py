@@ -332,7 +332,7 @@ def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, 
         return f"{start}: {names}"
     if near is not None:
         return f"{start}: did you mean '{prefix}{near}'?"
-    return f"{start}: the keys here are {', '.join(f'{prefix}{name}' for name in siblings)}"
+    return f"{start}: the keys here are {', '.join(f'{prefix}{name}' for name in siblings) or 'none'}"
 
 
 def _ours(key: str, source: Source) -> str | None:

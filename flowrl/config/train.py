@@ -77,7 +77,6 @@ class Geometry:
     images_per_process: int
     rollout_batch_size: int
     micro_batch_size: int
-    micro_batches_per_process: int
     micro_batches_per_update: int
 
 
@@ -269,7 +268,6 @@ class TrainConfig:
             images_per_process=share,
             rollout_batch_size=rollout,
             micro_batch_size=micro,
-            micro_batches_per_process=share // micro,
             micro_batches_per_update=share // micro // updates,
         )
 

@@ -392,24 +392,10 @@ def old_decay(kind: str, step: int) -> float:
     `min(value + slope max(step - start, 0), highest)`.
 
     Args:
-        kind: A name in `DECAYS`, or four numbers "start-value-slope-highest" such as "75-0-0.0075-0.999" (CRD).
+        kind: A name in `DECAYS`.
         step: Optimiser steps taken so far; iterations where a method counts those.
-
-    Raises:
-        ValueError: the kind is neither, or step is negative.
     """
-    numbers = DECAYS.get(kind)
-    if numbers is None:
-        try:
-            start, value, slope, highest = (float(part) for part in kind.split("-"))
-        except ValueError:
-            raise ValueError(
-                f"a decay is {', '.join(DECAYS)} or four numbers 'start-value-slope-highest', got {kind!r}"
-            ) from None
-    else:
-        start, value, slope, highest = numbers
-    if step < 0:
-        raise ValueError(f"step counts optimiser steps from 0, got {step}")
+    start, value, slope, highest = DECAYS[kind]
     return min(value + slope * max(step - start, 0), highest)
 
 

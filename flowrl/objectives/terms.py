@@ -175,19 +175,6 @@ def matching_log_prob(
     return -scale * t * ((error + 1e-10) ** error_power - 1e-10**error_power)
 
 
-def velocity_kl(
-    velocity: Float[Tensor, " b *latent"],
-    reference: Float[Tensor, " b *latent"],
-    *,
-    sigma: Float[Tensor, " b"] | None = None,
-) -> Float[Tensor, " b"]:
-    """Distance to another policy, `mse(velocity, sg[reference])`, in float64.
-
-    With sigma it is divided by `2 s^2`, `s = 0.7 sqrt(t / (1 - min(t, .99)))` at t = sigma: AWM's "ELBO" weight, the
-    divergence of Flow-SDE's noise at level 0.7 per unit of time.
-    """
-    error = mean_squared_error(velocity, reference.detach())
-    if sigma is None:
-        return error
-    t = sigma.to(error)
-    return error / (2 * 0.49 * t / (1 - t.clamp(max=0.99)))
+def velocity_kl(velocity: Float[Tensor, " b *latent"], reference: Float[Tensor, " b *latent"]) -> Float[Tensor, " b"]:
+    """Distance to another policy, `mse(velocity, sg[reference])`, in float64."""
+    return mean_squared_error(velocity, reference.detach())

@@ -166,7 +166,7 @@ def trained_blocks(blocks: tuple[Tensor, ...], keep: Tensor, whole: bool) -> lis
 
 
 def draw_times(loop: Loop, batch: Batch, schedule: Schedule, *, shared: bool) -> Times:
-    """Noise levels `[n, T]` of this process's images, one row a group where it shares them."""
+    """Noise levels `[n, T]` of this process's images, one row per group where it shares them."""
     times = loop.config.times
     keys = image_keys(loop, batch, range(len(batch.own)), "noise levels", shared=shared)
     return training_times(times.kind, schedule, keys, count=times.count, fraction=times.fraction, shift=times.shift)

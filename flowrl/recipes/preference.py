@@ -10,7 +10,7 @@ The policy is compared with a frozen copy, the slot "old": what a run starts fro
 `ref_update_every` iterations (online DPO; with `behaviour: old` it samples too). Guidance is `sampler.guidance_scale`
 for sampling, policy and reference alike; 1 is conditional training. Groups whose rewards are all equal have no pair.
 
-Letters: P prompts, G images a prompt, n images of this process, p pairs, r rows (pair, draw) of a micro-batch.
+Letters: P prompts, G images per prompt, n images of this process, p pairs, r rows (pair, draw) of a micro-batch.
 
 Deviations from the published code: the loss is the mean over all pairs and draws of an update, on all processes, where
 D3PO takes an optimizer step every few denoising steps; Flow-GRPO's DPO keeps pairs without a difference, and draws the
@@ -139,7 +139,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
 
 
 def pairs_of_rollout(batch: Batch, trajectory: Trajectory, output: RewardOutput) -> Pairs:
-    """Best and worst image of every group with a difference; images without a valid reward are no candidates."""
+    """Best and worst image of every group with a difference; images without a valid reward are not candidates."""
     winner, loser = pairs_of_groups(output.values.cpu(), batch.group, valid=output.valid.cpu())
     group = batch.group[winner]
     return Pairs(

@@ -92,12 +92,12 @@ def check(config: TrainConfig) -> None:
     _check_sampler(config, name)
     _check_sizes(config)
     if isinstance(options, Offline):
+        read_pairs(resolve_path(options.pairs))
         if config.group_size != 2:
             raise ValueError(
                 f"objective dpo_offline trains on prompts_per_step pairs of two images, so group_size is 2, got "
                 f"{config.group_size}"
             )
-        read_pairs(resolve_path(options.pairs))
 
 
 def _check_values(beta: float, every: int | None) -> None:

@@ -196,7 +196,7 @@ def success_rates(ends: Ends, group: Tensor, owner: str) -> Tensor:
     """Mean reward in [0, 1] of each group, looked up for group numbers; 0 where no reward is valid.
 
     Raises:
-        ValueError: a reward lies outside [0, 1], so that it is no success.
+        ValueError: a reward lies outside [0, 1], so it cannot be read as a success rate.
     """
     known = ends.reward[~ends.reward.isnan()]
     if bool(((known < 0) | (known > 1)).any()):
@@ -274,11 +274,16 @@ def reward_map(config: TrainConfig) -> Callable[[Tensor], Tensor] | None:
 
 
 def check_advantages(config: TrainConfig) -> None:
-    """Refuses a virtual member of groups where the std is that of all images.
+    """Refuses ways of comparing rewards that cannot work together, in any recipe.
 
     Raises:
-        ValueError: names the settings.
+        ValueError: names the settings and what to change.
     """
+    if config.reward_aggregation != "sum" and len([reward for reward in config.rewards if reward.weight]) < 2:
+        raise ValueError(
+            f"reward_aggregation={config.reward_aggregation} needs two rewards of nonzero weight, there is one: add "
+            "another, or set it to sum"
+        )
     if config.adv_virtual_max is not None and config.adv_std == "global":
         raise ValueError(
             "adv_virtual_max is one more member of every group, and adv_std=global divides by the std of all images: "

@@ -60,8 +60,8 @@ def evaluate(
 ) -> Row:
     """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid.
 
-    Files: `eval/iteration_<n>.jsonl` (a line an image), `samples/iteration_<n>/<k>.png` for `num_images` items spread
-    over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
+    Files: `eval/iteration_<n>.jsonl` (one line per image), `samples/iteration_<n>/<k>.png` for `num_images` items
+    spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
 
     Returns:
         The metrics row: `eval/reward/<name>`, and `eval/geneval/<...>` where a geneval reward took part.

@@ -234,10 +234,6 @@ def check_rewards(config: TrainConfig) -> None:
                     f"reward as it is and adds up none: remove it"
                 )
     how = config.reward_aggregation
-    if how != "sum" and len([reward for reward in config.rewards if reward.weight]) < 2:
-        raise ValueError(
-            f"reward_aggregation={how} needs two rewards of nonzero weight, there is one: add another, or set it to sum"
-        )
     if how in MERGED:
         return
     if any(reward.gate is not None for reward in config.rewards):

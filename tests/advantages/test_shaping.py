@@ -162,22 +162,32 @@ def test_a_grae_of_certain_groups() -> None:
         assert torch.equal(AGrae(published=published)(advantage, column(0, 1), 0.5), advantage)
 
 
+def one_group(advantage: Tensor) -> Tensor:
+    return torch.zeros_like(advantage, dtype=torch.long)
+
+
 def test_select_best_per_group_and_over_the_batch() -> None:
     advantage = column(0.1, -2, 0.3, 3, 10, 11, 12, 13, -0.5, 0)
     groups = torch.tensor([5, 5, 5, 5, 2, 2, 2, 2, 5, 5])
     assert select_best(advantage, groups, 2).nonzero().flatten().tolist() == [1, 3, 4, 7]
     assert select_best(advantage, groups, 4).nonzero().flatten().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert select_best(advantage, None, 4).nonzero().flatten().tolist() == [1, 6, 7, 8]
+    assert select_best(advantage, one_group(advantage), 4).nonzero().flatten().tolist() == [1, 6, 7, 8]
     order = torch.randperm(10, generator=torch.Generator().manual_seed(3))
     assert torch.equal(select_best(advantage[order], groups[order], 2), select_best(advantage, groups, 2)[order])
 
 
 def test_select_best_of_equal_and_missing() -> None:
-    assert select_best(column(1, 1, 1, 1, 1), None, 2).tolist() == [True, False, False, False, True]
+    assert select_best(column(1, 1, 1, 1, 1), one_group(column(1, 1, 1, 1, 1)), 2).tolist() == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
     some = column(1, math.nan, 3, 2, math.nan, 5)
-    assert select_best(some, None, 2).nonzero().flatten().tolist() == [0, 5]
-    assert torch.equal(select_best(some, None, 4), ~some.isnan())
-    assert torch.equal(select_best(some, None, 6), ~some.isnan())
+    assert select_best(some, one_group(some), 2).nonzero().flatten().tolist() == [0, 5]
+    assert torch.equal(select_best(some, one_group(some), 4), ~some.isnan())
+    assert torch.equal(select_best(some, one_group(some), 6), ~some.isnan())
 
 
 SAMPLE = torch.tensor([0, 1, 1, 1, 2, 2, 3, 3])
@@ -263,7 +273,7 @@ def test_averages_refuse() -> None:
 def test_selection_refuses() -> None:
     for n, message in ((3, "even"), (0, "even"), (10, "group of 8")):
         with pytest.raises(ValueError, match=message):
-            select_best(ADVANTAGE, None, n)
+            select_best(ADVANTAGE, one_group(ADVANTAGE), n)
     with pytest.raises(ValueError, match="group of 1"):
         select_best(ADVANTAGE, SAMPLE, 2)
     with pytest.raises(ValueError, match="broadcasting"):

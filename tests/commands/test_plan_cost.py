@@ -26,6 +26,7 @@ from flowrl.commands.train.run import recipe_of
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import PIPELINES, sd3
 from flowrl.training.loop import Loop
+from flowrl.training.parts import read_run_prompts
 
 KINDS = ("rollout", "completion", "update", "reference", "backward")
 TWO_ITERATIONS = "num_iterations=2"
@@ -46,7 +47,7 @@ def trained(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:
     run: Any = QuickRun(folder)
     recipe = recipe_of(config)
     recipe.check(config)
-    assert recipe.main(config, run)
+    assert recipe.main(config, run, read_run_prompts(config.prompts))
     logged: list[dict[str, Any]] = run.logged
     return logged
 

@@ -382,8 +382,7 @@ def test_default_geometry_is_the_largest_that_fits(
     assert geometry.images_per_process == share
     assert geometry.rollout_batch_size == max(d for d in range(1, 25) if share % d == 0)
     assert geometry.micro_batch_size == max(d for d in range(1, 25) if share % (d * updates) == 0)
-    assert geometry.micro_batches_per_process * geometry.micro_batch_size == share
-    assert geometry.micro_batches_per_update * updates == geometry.micro_batches_per_process
+    assert geometry.micro_batches_per_update * updates * geometry.micro_batch_size == share
 
 
 def test_given_sizes_may_exceed_the_default_limit(path: Path) -> None:

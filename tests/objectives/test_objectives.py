@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from derivatives import finite_difference, gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -43,21 +43,6 @@ def scored(new_mean: Tensor, *, advantage: list[float], xi: Tensor = XI, clip: f
         log_ratio=log_ratio, advantage=double(advantage), clip_low=ranges, clip_high=ranges, new=new,
         old_mean=old.mean, produced=produced, step_size=0.1, sensitivity=SENSITIVITY,
     )  # fmt: skip
-
-
-def gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    at = at.clone().requires_grad_()
-    (result,) = torch.autograd.grad(loss(at).sum(), at)
-    return result
-
-
-def finite_difference(loss: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6) -> Tensor:
-    result = torch.zeros_like(at)
-    for i in range(at.numel()):
-        shift = torch.zeros_like(at)
-        shift.view(-1)[i] = step
-        result.view(-1)[i] = (loss(at + shift).sum() - loss(at - shift).sum()) / (2 * step)
-    return result
 
 
 # ---- sensitivity -----------------------------------------------------------------------------------------------------

@@ -314,6 +314,12 @@ def test_prompts_near_even_odds_are_drawn_more_often(toy: Path) -> None:
     assert loop.memory["pass_rates"].tolist() == [*before.tolist()[:3], 1.0]
 
 
+def test_more_different_prompts_than_there_are_cannot_be_drawn(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ("curriculum.sampling=gaussian", "prompts_per_step=5", f"out={toy.parent / 'refused'}")
+    assert main(["train", str(toy), *overrides]) == 1
+    assert "prompts_per_step (5)" in capsys.readouterr().err
+
+
 def test_rewards_that_are_no_success_rates_are_refused(toy: Path) -> None:
     loop = _loop(toy, "curriculum.sampling=gaussian")
     with pytest.raises(ValueError, match=r"lie in \[0, 1\], but there are rewards from 0 to 7"):

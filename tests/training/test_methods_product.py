@@ -244,7 +244,7 @@ REFUSALS: list[tuple[list[str], tuple[str, ...]]] = [
     (["objective.name=clipp"], ("clipp", "did you mean 'clip'", "reinforce")),
     (["credit.method=dense"], ("credit.method", "'dense_grpo'", "tree_grpo")),
     (["objective.options={delta: exact}"], ("objective 'clip'", "'delta'")),
-    (["objective.name=guard", "objective.options={delta: exakt}"], ("'guard'", "'published'")),
+    (["objective.name=guard", "objective.options={delta: exakt}"], ("'guard'", "published", "'exact'")),
     (["credit.options={gamma: 0.5}"], ("credit 'outcome'", "'gamma'")),
     (["credit.method=tempflow", "credit.options={step_std: 1}"], ("'step_std'",)),
     (["credit.completion=clean"], ("credit.completion", "outcome")),
@@ -274,15 +274,14 @@ REFUSALS: list[tuple[list[str], tuple[str, ...]]] = [
     (["reward_map.name=logistic"], ("p25",)),
     (["shaping.options={alpha: 1}"], ("shaping.name",)),
     (["shaping.name=a_grae", "shaping.options={omega: 1}"], ("'omega'",)),
-    (["shaping.name=dcpo", "shaping.options={merge: half}"], ("pooled or release",)),
+    (["shaping.name=dcpo", "shaping.options={merge: half}"], ("pooled, release",)),
     (["shaping.name=dcpo", "curriculum.max_rounds=2"], ("curriculum.max_rounds=1",)),
     (["best_of=2", "curriculum.max_rounds=2"], ("best_of",)),
     (["curriculum.accuracy_scaled_kl=true"], ("kl_coef",)),
-    (["curriculum.options={share: 1}"], ("shuffled has no share",)),
+    (["curriculum.options={share: 1}"], ("curriculum 'shuffled'", "'share'")),
     (["curriculum.sampling=replay", "curriculum.options={band: [0.8, 0.2]}"], ("ascends",)),
     (["curriculum.sampling=gaussian", "curriculum.options={width: 0}"], ("width",)),
     (["curriculum.sampling=gaussian", "curriculum.options={momentum: 1}"], ("momentum",)),
-    (["curriculum.sampling=gaussian", "prompts_per_step=5"], ("prompts_per_step (5)", "holds 4")),
 ]  # fmt: skip
 
 

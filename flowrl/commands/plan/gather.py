@@ -192,7 +192,7 @@ def _geometry(config: TrainConfig, processes: int) -> Geometry:
     count = geometry.images_per_process // micro
     return Geometry(
         images_per_process=geometry.images_per_process, rollout_batch_size=geometry.rollout_batch_size,
-        micro_batch_size=micro, micro_batches_per_process=count,
+        micro_batch_size=micro,
         micro_batches_per_update=count // config.updates_per_rollout,
     )  # fmt: skip
 
