@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from flowrl.advantages.reward_maps import log_tame
-
 Scope = Literal["group", "global", "none"]
 Baseline = Literal["mean", "leave_one_out"]
-Aggregation = Literal["sum", "each", "gdpo", "log_tame"]
+Aggregation = Literal["sum", "each", "gdpo"]
 
 
 def _check_options(scope: str, eps: float, correction: int, baseline: str) -> None:
@@ -34,10 +31,10 @@ def _check_options(scope: str, eps: float, correction: int, baseline: str) -> No
         raise ValueError(f"eps is added to a standard deviation and must not be negative, got {eps}")
 
 
-def _grouped(
+def _contiguous(
     reward_B: Tensor, group_size: int, valid_B: Tensor | None
-) -> tuple[Float[Tensor, " P G"], Bool[Tensor, " P G"]]:
-    """Rewards in float64 and their validity as [P, G], checked; invalid rewards are replaced by 0."""
+) -> tuple[Float[Tensor, " 1 B"], Int[Tensor, " B"]]:
+    """Rewards as a table of one channel, NaN where invalid, and the group of each; checked."""
     if reward_B.ndim != 1 or not reward_B.is_floating_point():
         raise ValueError(f"rewards must be a float tensor [B], got {reward_B.dtype} {tuple(reward_B.shape)}")
     if group_size < 2 or len(reward_B) == 0 or len(reward_B) % group_size:
@@ -48,26 +45,11 @@ def _grouped(
     valid = torch.ones_like(reward_B, dtype=torch.bool) if valid_B is None else valid_B
     if valid.shape != reward_B.shape or valid.dtype != torch.bool:
         raise ValueError(f"valid_B must be bool {tuple(reward_B.shape)}, got {valid.dtype} {tuple(valid.shape)}")
-    reward = torch.where(valid, reward_B.double(), 0.0)
-    if not bool(reward.isfinite().all()):
-        bad = (~reward.isfinite()).nonzero().flatten().tolist()
+    bad = (valid & ~reward_B.isfinite()).nonzero().flatten().tolist()
+    if bad:
         raise ValueError(f"rewards of samples {bad} are not finite: mark failed items as invalid with valid_B")
-    return reward.reshape(-1, group_size), valid.reshape(-1, group_size)
-
-
-def _constant(reward: Tensor, valid: Tensor) -> Bool[Tensor, " P 1"]:
-    """Groups with fewer than two valid members or all valid rewards equal."""
-    lowest = torch.where(valid, reward, torch.inf).amin(1, keepdim=True)
-    highest = torch.where(valid, reward, -torch.inf).amax(1, keepdim=True)
-    return lowest >= highest
-
-
-def _std(reward: Tensor, valid: Tensor, correction: int) -> Float[Tensor, " P 1"]:
-    """Standard deviation over the valid members of each row."""
-    count = valid.sum(1, keepdim=True)
-    mean = reward.sum(1, keepdim=True) / count.clamp(min=1)
-    square = torch.where(valid, reward - mean, 0.0).square().sum(1, keepdim=True)
-    return (square / (count - correction).clamp(min=1)).sqrt()
+    group_B = torch.arange(len(reward_B), device=reward_B.device) // group_size
+    return torch.where(valid, reward_B, torch.nan)[None], group_B
 
 
 def group_advantages(
@@ -104,30 +86,21 @@ def group_advantages(
     Raises:
         ValueError: group_size < 2 or does not divide B; a valid reward is not finite; an option is unknown.
     """
-    _check_options(scope, eps, correction, baseline)
-    reward, valid = _grouped(reward_B, group_size, valid_B)
-    count = valid.sum(1, keepdim=True)
-    centred = reward - reward.sum(1, keepdim=True) / count.clamp(min=1)
-    if baseline == "leave_one_out":
-        centred = centred * count / (count - 1).clamp(min=1)
-    if scope == "group":
-        centred = centred / (_std(reward, valid, correction) + eps)
-    elif scope == "global":
-        centred = centred / (_std(reward.reshape(1, -1), valid.reshape(1, -1), correction) + eps)
-    # The mean of equal numbers is often not quite that number, and eps = 0 would make 0 / 0 of it.
-    advantage = torch.where(valid & ~_constant(reward, valid), centred, 0.0)
-    return advantage.flatten().to(reward_B.dtype)
+    value, group = _contiguous(reward_B, group_size, valid_B)
+    z = normalise(value, group, scope=scope, eps=eps, correction=correction, baseline=baseline)[0]
+    return torch.where(z.isnan(), 0.0, z)
 
 
 def zero_variance_groups(
     reward_B: Float[Tensor, " B"], group_size: int, *, valid_B: Bool[Tensor, " B"] | None = None
 ) -> Bool[Tensor, " P"]:
-    """Groups that teach nothing: all valid rewards equal, or fewer than two valid.
+    """Groups without a learning signal: all valid rewards equal, or fewer than two valid.
 
     Raises:
         ValueError: as `group_advantages`.
     """
-    return _constant(*_grouped(reward_B, group_size, valid_B)).flatten()
+    value, group = _contiguous(reward_B, group_size, valid_B)
+    return set_statistics(value, group, len(reward_B) // group_size).constant[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -186,13 +159,13 @@ def sets_of(norm_M: Int[Tensor, " M"]) -> tuple[Int[Tensor, " M"], int]:
         ValueError: the numbers are not integers [M].
     """
     if norm_M.ndim != 1 or norm_M.is_floating_point() or norm_M.dtype == torch.bool:
-        raise ValueError(f"sets are named by one integer a row [M], got {norm_M.dtype} {tuple(norm_M.shape)}")
+        raise ValueError(f"sets are named by one integer per row [M], got {norm_M.dtype} {tuple(norm_M.shape)}")
     found, index = norm_M.unique(return_inverse=True)
     return index, len(found)
 
 
 def _check_table(raw_KM: Tensor, norm_M: Tensor) -> None:
-    """Raise unless the table is float [K, M] of numbers and NaN, with one set number a row."""
+    """Raise unless the table is float [K, M] of numbers and NaN, with one set number per row."""
     if raw_KM.ndim != 2 or not raw_KM.is_floating_point() or norm_M.shape != raw_KM.shape[1:]:
         raise ValueError(
             f"credit is a float tensor [K, M] with sets [M], got {raw_KM.dtype} {tuple(raw_KM.shape)} and "
@@ -204,13 +177,7 @@ def _check_table(raw_KM: Tensor, norm_M: Tensor) -> None:
 
 def _check_weights(weights_K: Tensor, channels: int) -> None:
     if weights_K.shape != (channels,) or not bool(weights_K.isfinite().all()):
-        raise ValueError(f"weights are one finite number a channel [{channels}], got {weights_K.tolist()}")
-
-
-def _clipped(value: Tensor, clip: float | None) -> Tensor:
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip is the largest advantage and must be positive, got {clip}; None does not clip")
-    return value if clip is None else value.clamp(-clip, clip)
+        raise ValueError(f"weights are one finite number per channel [{channels}], got {weights_K.tolist()}")
 
 
 def normalise(
@@ -221,13 +188,11 @@ def normalise(
     eps: float = 1e-4,
     correction: int = 0,
     baseline: Baseline = "mean",
-    floor: bool = False,
     virtual_max: float | None = None,
-    trimmed: float = 0.0,
 ) -> Float[Tensor, " K M"]:
     """Normalise credit within sets of rows, each channel by itself: `z = (raw - baseline) / (std + eps)`.
 
-    What `group_advantages` does for contiguous groups, for any sets. A set of equal values gets exactly 0, so does a
+    `group_advantages` is this for contiguous groups. A set of equal values gets exactly 0, so does a
     set with fewer than two members. A row counts as one member: where a sample stands in several rows with the same
     credit, number the sets by prompt and step. By prompt alone, the duplicates would be among the others that
     leave-one-out compares with, they would outvote a virtual member, and a sample std would see too many members.
@@ -240,12 +205,9 @@ def normalise(
         eps: Not negative.
         correction: 0 population std, 1 sample std.
         baseline: "mean" of the set, or "leave_one_out", the mean of the other members.
-        floor: Divide by `max(std, eps)` instead, which leaves ordinary sets untouched.
         virtual_max: Upper bound of the reward: one virtual member of that value joins mean and std of every set (NGRPO,
             arXiv 2509.18851), so that a set of equal failures gets a negative advantage, a set of one too. A set whose
             members all reach the bound still gets 0. The real members' mean advantage is negative.
-        trimmed: Fraction in [0, 1/2) of a set left out of its statistics at either end, rounded down to members
-            (MixGRPO, arXiv 2507.21802); left out rows are still compared. Where the rest agree, the set gets 0.
 
     Raises:
         ValueError: shapes or types do not fit; credit is infinite or above `virtual_max`; an option is unknown, out of
@@ -253,8 +215,6 @@ def normalise(
     """
     _check_options(scope, eps, correction, baseline)
     _check_table(raw_KM, norm_M)
-    if not 0 <= trimmed < 0.5 or (trimmed and baseline == "leave_one_out"):
-        raise ValueError(f"trimmed must lie in [0, 0.5), and be 0 with leave_one_out, got {trimmed} with {baseline}")
     if virtual_max is not None and (scope == "global" or not math.isfinite(virtual_max)):
         raise ValueError(f"virtual_max is a finite member of a set, not of scope 'global': got {virtual_max}, {scope}")
     value = raw_KM.double()
@@ -264,7 +224,7 @@ def normalise(
             raise ValueError(f"virtual_max ({virtual_max}) must bound the credit from above, which reaches {highest}")
         value = value.clamp(max=virtual_max)  # a weighted sum of full marks can miss the bound by rounding
     index, num_sets = sets_of(norm_M)
-    members, member_sets = _without_tails(value, index, num_sets, trimmed), index
+    members, member_sets = value, index
     if virtual_max is not None:
         members = torch.cat([members, members.new_full((len(members), num_sets), virtual_max)], 1)
         member_sets = torch.cat([index, torch.arange(num_sets, device=index.device)])
@@ -274,46 +234,25 @@ def normalise(
         z = z * (sets.count / (sets.count - 1).clamp(min=1))[:, index]
     std = sets.std
     if scope == "global":
-        everyone = torch.zeros_like(index)
-        counted = _without_tails(value, everyone, 1, trimmed)
-        std = set_statistics(counted, everyone, 1, correction=correction).std.expand_as(std)
-    divisor = std.clamp(min=eps) if floor else std + eps
-    if scope == "none":
-        divisor = torch.ones_like(std)
+        std = set_statistics(value, torch.zeros_like(index), 1, correction=correction).std.expand_as(std)
+    divisor = torch.ones_like(std) if scope == "none" else std + eps
     nothing = sets.constant | (divisor == 0)  # the square of a tiny difference can be 0
     z = torch.where(nothing[:, index], 0.0, z / divisor[:, index])
     return torch.where(raw_KM.isnan(), torch.nan, z).to(raw_KM.dtype)
 
 
-def _without_tails(value: Tensor, index: Tensor, num_sets: int, trimmed: float) -> Float[Tensor, " K M"]:
-    """Values with the lowest and the highest fraction of every set replaced by NaN."""
-    if not trimmed:
-        return value
-    rank = set_ranks(value, index, num_sets)
-    count = set_statistics(value, index, num_sets).count[:, index]
-    cut = (trimmed * count).floor()
-    return torch.where((rank >= cut) & (rank < count - cut), value, torch.nan)
-
-
-def combine(
-    z_KM: Float[Tensor, " K M"], weights_K: Float[Tensor, " K"], clip: float | None = None
-) -> Float[Tensor, " M"]:
-    """Weighted sum over channels, held within +-clip after the sum: `clip(sum_k w_k z_k)`.
-
-    A row that is NaN in a channel of nonzero weight is NaN.
+def combine(z_KM: Float[Tensor, " K M"], weights_K: Float[Tensor, " K"]) -> Float[Tensor, " M"]:
+    """Weighted sum over channels, `sum_k w_k z_k`. A row that is NaN in a channel of nonzero weight is NaN.
 
     Raises:
-        ValueError: there is not one finite weight a channel, or clip is not positive.
+        ValueError: there is not one finite weight per channel.
     """
     _check_weights(weights_K, len(z_KM))
     weights = weights_K.to(z_KM.device).double()[:, None]
-    total = torch.where(weights != 0, weights * z_KM.double(), 0.0).sum(0)
-    return _clipped(total, clip).to(z_KM.dtype)
+    return torch.where(weights != 0, weights * z_KM.double(), 0.0).sum(0).to(z_KM.dtype)
 
 
-def whiten(
-    a_M: Float[Tensor, " M"], *, eps: float = 1e-4, correction: int = 1, floor: bool = False
-) -> Float[Tensor, " M"]:
+def whiten(a_M: Float[Tensor, " M"], *, eps: float = 1e-4, correction: int = 1) -> Float[Tensor, " M"]:
     """Standardise a whole batch, `(a - mean) / (std + eps)`: the last stage of GDPO (arXiv 2601.05242).
 
     NaN is left out and stays NaN; equal values get 0. It makes every prompt's advantage depend on all the others, and
@@ -321,15 +260,14 @@ def whiten(
 
     Args:
         a_M: [M] advantages of the batch, of all processes.
-        eps: As `normalise`, like the other options.
+        eps: As `normalise`.
         correction: 1 as released by the authors.
-        floor: As `normalise`.
 
     Raises:
         ValueError: as `normalise`.
     """
     together = torch.zeros(len(a_M), dtype=torch.long, device=a_M.device)
-    return normalise(a_M[None], together, eps=eps, correction=correction, floor=floor)[0]
+    return normalise(a_M[None], together, eps=eps, correction=correction)[0]
 
 
 def aggregate(
@@ -342,55 +280,44 @@ def aggregate(
     eps: float = 1e-4,
     correction: int = 0,
     baseline: Baseline = "mean",
-    floor: bool = False,
     virtual_max: float | None = None,
-    trimmed: float = 0.0,
-    clip: float | None = None,
-    delta: float | None = None,
 ) -> Float[Tensor, " M"]:
-    """Make one advantage a row of several rewards.
+    """Make one advantage per row of several rewards.
 
     | how | rule |
     |---|---|
     | sum | normalise the weighted sum of the rewards (Flow-GRPO) |
     | each | normalise each reward, then take the weighted sum (DanceGRPO) |
     | gdpo | "each", then `whiten` over the whole batch (GDPO, arXiv 2601.05242; released: only with K > 1) |
-    | log_tame | "sum" of rewards of which the unsteady ones were replaced by log(1 + R) (PaCo-GRPO, arXiv 2512.04784) |
 
     "sum" lets the reward with the widest spread rule; "each" gives all the same say, noise too. Channels of weight 0
-    take no part at all.
+    take no part at all. PaCo-GRPO's log-taming is "sum" of rewards that `log_tame` has replaced before.
 
     Args:
         raw_KM: [K, M] float; NaN as `normalise`. A row lacking a reward that counts gets NaN.
         norm_M: [M] integers; rows with equal numbers are one set.
         weights_K: [K], not all 0.
         how: One of the table.
-        scope: As `normalise`, like baseline and trimmed.
-        eps: As `normalise`, like correction and floor; "gdpo" whitens with the same.
-        virtual_max: As `normalise`; bounds the weighted sum with "sum" and "log_tame", every channel otherwise.
-        clip: The advantage is held within +-clip at the very end; None does not.
-        delta: Bound of "log_tame", see there.
+        scope: As `normalise`, like baseline.
+        eps: As `normalise`, like correction; "gdpo" whitens with the same.
+        virtual_max: As `normalise`; bounds the weighted sum with "sum", every channel otherwise.
 
     Raises:
-        ValueError: as `normalise`, `combine` and `log_tame`; all weights are 0; `how` is unknown.
+        ValueError: as `normalise` and `combine`; all weights are 0; `how` is unknown.
     """
-    if how not in ("sum", "each", "gdpo", "log_tame"):
-        raise ValueError(f"rewards are aggregated by sum, each, gdpo or log_tame, got {how!r}")
+    if how not in ("sum", "each", "gdpo"):
+        raise ValueError(f"rewards are aggregated by sum, each or gdpo, got {how!r}")
     _check_weights(weights_K, len(raw_KM))
     _check_table(raw_KM, norm_M)
     used = weights_K.to(raw_KM.device) != 0
     if not bool(used.any()):
-        raise ValueError("all weights are 0, so no reward is left: give at least one a weight")
+        raise ValueError("all weights are 0, so no reward is left: give at least one reward a nonzero weight")
     raw, weights = raw_KM[used].double(), weights_K.to(raw_KM.device)[used]
-    normalised = partial(
-        normalise, norm_M=norm_M, scope=scope, eps=eps, correction=correction, baseline=baseline, floor=floor,
-        virtual_max=virtual_max, trimmed=trimmed,
+    raw = combine(raw, weights)[None] if how == "sum" else raw
+    z = normalise(
+        raw, norm_M, scope=scope, eps=eps, correction=correction, baseline=baseline, virtual_max=virtual_max
     )  # fmt: skip
-    if how in ("sum", "log_tame"):
-        total = combine(log_tame(raw, delta=delta) if how == "log_tame" else raw, weights)
-        advantage = normalised(total[None])[0]
-    else:
-        advantage = combine(normalised(raw), weights)
-        if how == "gdpo":
-            advantage = whiten(advantage, eps=eps, correction=correction, floor=floor)
-    return _clipped(advantage, clip).to(raw_KM.dtype)
+    advantage = z[0] if how == "sum" else combine(z, weights)
+    if how == "gdpo":
+        advantage = whiten(advantage, eps=eps, correction=correction)
+    return advantage.to(raw_KM.dtype)

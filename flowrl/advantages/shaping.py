@@ -16,6 +16,7 @@ from flowrl.advantages.normalise import set_ranks, set_statistics, sets_of
 
 Merge = Literal["pooled", "release"]
 Average = Literal["rows", "samples", "sum_of_samples", "balanced"]
+_HIGHEST_RATIO = 10.0  # of DCPO's dynamic clip
 
 
 def _check_columns(columns: dict[str, Tensor]) -> None:
@@ -78,7 +79,7 @@ def _check_prompts(history: RewardHistory, columns: dict[str, Tensor], prompt_B:
 
 
 def update_history(history: RewardHistory, reward_B: Float[Tensor, " B"], prompt_B: Int[Tensor, " B"]) -> RewardHistory:
-    """Add one visit's rewards; call it once an iteration, with one reward a sample.
+    """Add one visit's rewards; call it once an iteration, with one reward per sample.
 
     "pooled": `mean = (N m + n m') / (N + n)` and `var = (N v + n v' + N n / (N + n) (m' - m)^2) / (N + n)`, which are
     the statistics of all rewards together. "release" weights visits equally, N = earlier visits and n = 1, and takes
@@ -127,7 +128,7 @@ def dcpo(
     never differed has A' = 0. Rewards of old visits come from older policies, so their mean lags.
 
     Args:
-        reward_B: [B] float, one a sample; NaN gives NaN.
+        reward_B: [B] float, one per sample; NaN gives NaN.
         advantage_B: [B], before any clipping.
         prompt_B: [B] integers, the prompts of the history.
         history: It already holds this visit, see `update_history`.
@@ -155,76 +156,95 @@ def dcpo(
 
 
 def dcpo_clip(
-    probability: Float[Tensor, " *shape"], *, eps_low: float = 0.16, eps_high: float = 0.20, highest: float = 10.0
+    probability: Float[Tensor, " *shape"], *, eps_low: float, eps_high: float
 ) -> tuple[Float[Tensor, " *shape"], Float[Tensor, " *shape"]]:
     """DCPO's bounds of the ratio for an action of old probability q: wide for rare actions (arXiv 2509.02333).
 
-    `1/2 + sqrt(max(1 - 4 eps_low / q, 0)) / 2 <= ratio <= min(1/2 + sqrt(1 + 4 eps_high / q) / 2, highest)`.
-    It does not transfer to the Gaussian steps of a diffusion model: q is a probability, at most 1, whereas a density
-    has no bound and changes with the units of the latent. For policies over finitely many actions only.
+    `1/2 + sqrt(max(1 - 4 eps_low / q, 0)) / 2 <= ratio <= min(1/2 + sqrt(1 + 4 eps_high / q) / 2, 10)`. For small eps
+    that is `1 - eps_low / q <= ratio <= 1 + eps_high / q`.
 
     Args:
         probability: q in (0, 1].
-        eps_low: In [0, 1/4] the bound is real at q = 1; larger values hold it at 1/2.
-        eps_high: Not negative.
-        highest: Cap of the upper bound, at least 1.
+        eps_low: Not negative; published .16 for words.
+        eps_high: Not negative; published .20 for words.
 
     Returns:
         Lower and upper bound of the ratio itself, not distances from 1.
 
     Raises:
-        ValueError: a probability is outside (0, 1], an eps is negative, or highest is below 1.
+        ValueError: a probability is outside (0, 1], or an eps is negative.
     """
     q = probability.double()
     if not bool(((q > 0) & (q <= 1)).all()):
         raise ValueError("probability must lie in (0, 1]: densities of continuous steps have no such bounds")
-    if not (eps_low >= 0 and eps_high >= 0 and highest >= 1):
-        raise ValueError(f"eps must not be negative and highest at least 1, got {eps_low}, {eps_high}, {highest}")
+    if not (eps_low >= 0 and eps_high >= 0):
+        raise ValueError(f"eps must not be negative, got {eps_low}, {eps_high}")
     low = 0.5 + 0.5 * (1 - 4 * eps_low / q).clamp(min=0).sqrt()
-    high = (0.5 + 0.5 * (1 + 4 * eps_high / q).sqrt()).clamp(max=highest)
+    high = (0.5 + 0.5 * (1 + 4 * eps_high / q).sqrt()).clamp(max=_HIGHEST_RATIO)
     return low.to(probability.dtype), high.to(probability.dtype)
 
 
-def a_grae(
-    advantage_M: Float[Tensor, " M"],
-    success_M: Float[Tensor, " M"],
-    omega: float,
-    *,
-    alpha: float = 1.0,
-    published: bool = False,
-) -> Float[Tensor, " M"]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dcpo:
+    """DCPO (arXiv 2509.02333): advantages smoothed over the visits of a prompt (`dcpo`), and its clip range."""
+
+    merge: Merge = "pooled"
+    """pooled: the variance of all rewards seen; release: the formula of DCPO's code."""
+    clip: Literal["fixed", "dynamic"] = "fixed"
+    """dynamic divides the clip range by q, see `dcpo_clip`. A step has a density and no probability; q is here that
+    density over its highest value, per latent dimension."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AGrae:
     """Asymmetric group-relative advantages (A-GRAE, arXiv 2602.05548): hold back praise while successes are rare.
 
     `A' = A (omega / (2 sqrt(p)) + (1 - omega) / (2 sqrt(1 - p)))`, then positive A' times `min(1, omega / alpha)`. With
     the population std, `sum |A| = 2 G sqrt(p (1 - p))` in a group of successes and failures; the factor shifts weight
     to hard groups while omega is large and to easy ones while it is small. p of 0 or 1 leaves A as it is.
-
-    Args:
-        advantage_M: [M], normalised within groups.
-        success_M: [M] p, the success rate of the row's group in [0, 1], see `set_means`.
-        omega: Mean success of the whole batch, in [0, 1].
-        alpha: In (0, 1]; the published values are 1 and 0.5.
-        published: Take `1 - sqrt(p)` in place of `sqrt(1 - p)`, as the released code does.
-
-    Raises:
-        ValueError: shapes differ, or p, omega or alpha is out of range.
     """
-    _check_columns({"advantage_M": advantage_M, "success_M": success_M})
-    p = success_M.double()
-    if not bool(((p >= 0) & (p <= 1)).all()) or not 0 <= omega <= 1 or not 0 < alpha <= 1:
-        raise ValueError(
-            f"success rates and omega must lie in [0, 1] and alpha in (0, 1], got omega {omega}, alpha {alpha} and "
-            f"rates {p.unique().tolist()}: rewards on another scale have no success rate"
-        )
-    mixed = (p > 0) & (p < 1)
-    rate = torch.where(mixed, p, 0.5)
-    failure = 1 - rate.sqrt() if published else (1 - rate).sqrt()
-    factor = torch.where(mixed, omega / (2 * rate.sqrt()) + (1 - omega) / (2 * failure), 1.0)
-    shaped = advantage_M.double() * factor
-    return torch.where(shaped > 0, shaped * min(1.0, omega / alpha), shaped).to(advantage_M.dtype)
+
+    alpha: float = 1.0
+    """In (0, 1]; the published values are 1 and 0.5."""
+    published: bool = False
+    """Take `1 - sqrt(p)` in place of `sqrt(1 - p)`, as the released code does."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise ValueError(f"alpha must lie in (0, 1], got {self.alpha}: published are 1 and 0.5")
+
+    def __call__(
+        self, advantage_M: Float[Tensor, " M"], success_M: Float[Tensor, " M"], omega: float
+    ) -> Float[Tensor, " M"]:
+        """The changed advantages.
+
+        Args:
+            advantage_M: [M], normalised within groups.
+            success_M: [M] p, the success rate of the row's group in [0, 1], see `set_means`.
+            omega: Mean success of the whole batch, in [0, 1].
+
+        Raises:
+            ValueError: shapes differ, or p or omega is out of range.
+        """
+        _check_columns({"advantage_M": advantage_M, "success_M": success_M})
+        p = success_M.double()
+        if not bool(((p >= 0) & (p <= 1)).all()) or not 0 <= omega <= 1:
+            raise ValueError(
+                f"success rates and omega must lie in [0, 1], got omega {omega} and rates {p.unique().tolist()}: "
+                "rewards on another scale have no success rate"
+            )
+        mixed = (p > 0) & (p < 1)
+        rate = torch.where(mixed, p, 0.5)
+        failure = 1 - rate.sqrt() if self.published else (1 - rate).sqrt()
+        factor = torch.where(mixed, omega / (2 * rate.sqrt()) + (1 - omega) / (2 * failure), 1.0)
+        shaped = advantage_M.double() * factor
+        return torch.where(shaped > 0, shaped * min(1.0, omega / self.alpha), shaped).to(advantage_M.dtype)
 
 
-def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"] | None, n: int) -> Bool[Tensor, " B"]:
+SHAPINGS: dict[str, type[Dcpo] | type[AGrae]] = {"dcpo": Dcpo, "a_grae": AGrae}
+
+
+def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"], n: int) -> Bool[Tensor, " B"]:
     """Keep the n/2 best and the n/2 worst samples of each group (DanceGRPO's best-of-N, arXiv 2505.07818).
 
     Advantages come from all samples; only then are the middling ones left out of training. Of equal ones the earlier
@@ -233,7 +253,7 @@ def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"] | N
 
     Args:
         advantage_B: [B].
-        group_B: [B] integers, or None to select over the whole batch, as DanceGRPO's code does on each process.
+        group_B: [B] integers.
         n: Even, at least 2 and no more than the smallest group.
 
     Returns:
@@ -242,7 +262,6 @@ def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"] | N
     Raises:
         ValueError: n is odd, below 2, or greater than a group; shapes differ.
     """
-    group_B = torch.zeros_like(advantage_B, dtype=torch.long) if group_B is None else group_B
     _check_columns({"advantage_B": advantage_B, "group_B": group_B})
     if n < 2 or n % 2:
         raise ValueError(f"n is shared by best and worst and must be even and at least 2, got {n}")

@@ -1,7 +1,7 @@
 """The sections of a configuration that choose methods: credit, advantages, objective, training times, curriculum.
 
-A method with settings of its own takes them as ``options``, the keyword arguments of its function; they are checked
-against that function before a model loads.
+A method with settings of its own takes them as ``options``, the fields of its class; they are checked before a model
+loads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CreditConfig:
     split_noise: float | None = None
     """Share of own noise at a split, mixed with noise its siblings share (BranchGRPO's s); null draws it all apart."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the method."""
+    """Options of the method."""
 
     def __post_init__(self) -> None:
         if isinstance(self.completion, int):
@@ -53,7 +53,7 @@ class ObjectiveConfig:
     name: str | None = None
     """Which loss; null takes the recipe's own (grpo: clip, forward: nft, preference: dpo, backprop: draft)."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the loss."""
+    """Options of the loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ class ShapingConfig:
     name: Literal["none", "dcpo", "a_grae"] = "none"
     """Smooth standardisation over a prompt's visits (dcpo), or asymmetry by success rate (a_grae)."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the function."""
+    """Its options."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class RewardMapConfig:
     name: Literal["none", "logistic", "backward_corrected", "forward_weights"] = "none"
     """Logistic by percentiles (MedGRPO), or a correction for a verifier with known error rates."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the function."""
+    """Its options."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ class CurriculumConfig:
     accuracy_scaled_kl: bool = False
     """Scale ``kl_coef`` by the group's success rate (FG-ExPO)."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the prompt sampling."""
+    """Options of the prompt sampling."""
 
     def __post_init__(self) -> None:
         at_least("curriculum.max_rounds", self.max_rounds, 1)

@@ -20,7 +20,7 @@ import difflib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar, Union
 
@@ -29,7 +29,7 @@ from flowrl.config.strict_yaml import Source, build, dotted_keys
 Options = TypeVar("Options")
 
 RESERVED = ("device",)
-"""Keyword-only parameters that the program fills in, so they are no options."""
+"""Keyword-only parameters that the program fills in, so they are not options."""
 
 
 def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
@@ -54,6 +54,27 @@ def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str)
     source = Source(file=owner, overrides={}, foreign_keys={}, foreign_values={}, own_keys=tuple(dotted_keys(cls)))
     made: Options = build(cls, options, source)
     return made
+
+
+def build_parts(classes: Sequence[type[Any]], options: Mapping[str, Any], *, owner: str) -> tuple[Any, ...]:
+    """Makes several options dataclasses from one mapping, which holds the options of all of them.
+
+    Args:
+        classes: the dataclasses; no option belongs to two.
+        options: names and values.
+        owner: as `build_options`.
+
+    Raises:
+        ValueError: as `build_options`; an unknown option is answered with those of all classes.
+    """
+    owners = {field.name: cls for cls in classes for field in dataclasses.fields(cls)}
+    for name in options:
+        if name not in owners:
+            raise ValueError(f"{owner}: {unknown_name('option', name, owners)}")
+    return tuple(
+        build_options(cls, {name: value for name, value in options.items() if owners[name] is cls}, owner=owner)
+        for cls in classes
+    )
 
 
 def options_class(function: Callable[..., Any], reserved: Collection[str] = ()) -> type[Any]:

@@ -120,6 +120,23 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationConfig:
+    """Noise of each step, found before anything is trained, as DenseGRPO does (credit methods with values)."""
+
+    iterations: int = 0
+    """First iterations, which only sample, score and move the noise levels; 0 leaves them as they are."""
+    tolerance: float = 2.0
+    """A level rises where fewer samples than this gained more often than lost (or the reverse), and else falls."""
+    step: float = 0.01
+    """By how much."""
+
+    def __post_init__(self) -> None:
+        at_least("sampler.calibration.iterations", self.iterations, 0)
+        positive("sampler.calibration.tolerance", self.tolerance)
+        positive("sampler.calibration.step", self.step)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerConfig:
     """How images are drawn during rollout, and which steps are stochastic and so trained."""
 
@@ -132,17 +149,17 @@ class SamplerConfig:
     num_steps: int = 10
     """Denoising steps of a rollout."""
     guidance_scale: float = 1.0
-    """Classifier-free guidance; 1 is none and costs one network call a step instead of two."""
+    """Classifier-free guidance; 1 is none and costs one network call per step instead of two."""
     grid: Literal["diffusers", "linspace", "unipc_flow"] = "diffusers"
     """Noise levels visited: as diffusers' scheduler spaces them, evenly before the shift, or UniPC's of Wan 2.1."""
     shift: float | None = None
     """Shift of the noise levels towards noise; null takes the model's own, which may depend on the resolution."""
     sde_window_size: int = 0
-    """Consecutive stochastic steps drawn anew each iteration; 0 takes all steps of ``sde_window_range``."""
+    """Consecutive stochastic steps, drawn in each iteration; 0 takes all steps of ``sde_window_range``."""
     sde_window_range: tuple[int, int] | None = None
     """Half-open range [low, high) of the steps that may be stochastic; null means [0, num_steps - 1]."""
     sde_window: Literal["uniform", "progressive", "random", "decay", "exp_decay", "frozen"] = "uniform"
-    """Where the window lies: drawn anew each iteration (uniform), or MixGRPO's rules."""
+    """Where the window lies: drawn in each iteration (uniform), or MixGRPO's rules."""
     sde_window_interval: int = 25
     """Iterations before a MixGRPO window moves."""
     sde_window_stride: int = 1
@@ -157,6 +174,10 @@ class SamplerConfig:
     """Share of the stochastic steps that are trained."""
     trained_steps: Literal["leading", "random"] = "leading"
     """Which share: the first ones (Flow-GRPO), or drawn for each image (DanceGRPO)."""
+    noise_levels: tuple[float, ...] | None = None
+    """Noise level of each step in the place of ``noise_level``, as a calibration has found them."""
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    """Noise of each step by how often it gains."""
 
     def __post_init__(self) -> None:
         at_least("sampler.num_steps", self.num_steps, 1)
@@ -178,6 +199,19 @@ class SamplerConfig:
             raise ConfigError(
                 f"sampler.sde_window {self.sde_window} moves over all steps but the last, so sde_window_range has no "
                 "place beside it: remove one of them"
+            )
+        self._check_levels()
+
+    def _check_levels(self) -> None:
+        levels = self.noise_levels
+        if levels is not None and (len(levels) != self.num_steps or min(levels) <= 0 or self.noise_level is not None):
+            raise ConfigError(
+                f"sampler.noise_levels holds one number above 0 for each of the {self.num_steps} steps, in the place "
+                f"of noise_level, got {list(levels)} and noise_level {self.noise_level}: change one of them"
+            )
+        if self.calibration.iterations and levels is None and not self.noise_level:
+            raise ConfigError(
+                "sampler.calibration starts at a noise level: give sampler.noise_level above 0, or sampler.noise_levels"
             )
 
     @property
@@ -243,11 +277,11 @@ class EvalConfig:
     guidance_scale: float | None = None
     """Guidance; null takes ``sampler.guidance_scale``."""
     samples_per_prompt: int = 1
-    """Images a prompt."""
+    """Images per prompt."""
     batch_size: int = 24
     """Images sampled at once."""
     num_prompts: int | None = None
-    """So many prompts, spread evenly over the file; null takes all."""
+    """Number of prompts, spread evenly over the file; null takes all."""
     num_images: int = 16
     """Images of the fixed sample grid; 0 draws none."""
     grid: Literal["diffusers", "linspace", "unipc_flow"] | None = None

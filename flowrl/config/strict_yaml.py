@@ -338,10 +338,10 @@ def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, 
 
 
 def _ours(key: str, source: Source) -> str | None:
-    """Our dotted key for a term that another toolkit uses, or for our own key written in the wrong section."""
-    if key in source.foreign_keys:
-        return source.foreign_keys[key]
-    return next((own for own in source.own_keys if own.rpartition(".")[2] == key), None)
+    """Our own key that was written in the wrong section, and what we call a term that another toolkit uses."""
+    own = next((own for own in source.own_keys if own.rpartition(".")[2] == key), None)
+    found = [name for name in (own, source.foreign_keys.get(key)) if name is not None]
+    return "' or '".join(found) or None
 
 
 def _wrong_type(value: Any, hint: Any, dotted: str, source: Source) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -63,7 +61,6 @@ __all__ = [
     "SlotsConfig",
     "TimesConfig",
     "TrainConfig",
-    "config_hash",
     "load_config",
     "resolve_path",
     "to_yaml",
@@ -80,7 +77,6 @@ class Geometry:
     images_per_process: int
     rollout_batch_size: int
     micro_batch_size: int
-    micro_batches_per_process: int
     micro_batches_per_update: int
 
 
@@ -271,7 +267,6 @@ class TrainConfig:
             images_per_process=share,
             rollout_batch_size=rollout,
             micro_batch_size=micro,
-            micro_batches_per_process=share // micro,
             micro_batches_per_update=share // micro // updates,
         )
 
@@ -323,15 +318,6 @@ def _own_keys() -> tuple[str, ...]:
 def to_yaml(config: TrainConfig) -> str:
     """Write a configuration out in full, defaults included; ``load_config`` reads it back equal."""
     return dump(_plain(dataclasses.asdict(config)))
-
-
-def config_hash(config: TrainConfig) -> str:
-    """Sixteen hexadecimal digits that name the experiment.
-
-    ``out``, ``resume`` and ``progress`` say where and how a run is shown, not what it computes, and are left out.
-    """
-    data = {key: value for key, value in dataclasses.asdict(config).items() if key not in ("out", "resume", "progress")}
-    return hashlib.sha256(json.dumps(_plain(data), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def resolve_path(text: str, base: Path | None = None) -> Path:

@@ -51,9 +51,8 @@ FOREIGN_KEYS: dict[str, str] = {
     "train_steps": "sampler.sde_window_range",
     "noise_steps": "sampler.sde_window_range",
     "num_noise_steps": "sampler.sde_window_size",
-    "timestep_fraction": "sampler.sde_window_range (Flow-GRPO: a half-open range of steps, not a fraction), "
-    "sampler.trained_fraction with trained_steps: random (DanceGRPO), or times.fraction (AWM)",
-    "shift": "sampler.grid (the shift itself is read from the model's scheduler)",
+    "timestep_fraction": "sampler.trained_fraction with trained_steps: leading (Flow-GRPO) or random (DanceGRPO), "
+    "or times.fraction (AWM)",
     "init_same_noise": "same_latent",
     "sample_strategy": "sampler.sde_window",
     "iters_per_group": "sampler.sde_window_interval",
@@ -66,7 +65,7 @@ FOREIGN_KEYS: dict[str, str] = {
     "tree_split_points": "credit.splits",
     "tree_split_noise_scale": "credit.split_noise",
     "tree_prob_weighted": "credit.options (weighting: edge of method branch_grpo)",
-    "depth_pruning": "credit.options (pruned_depths of method branch_grpo)",
+    "depth_pruning": "credit.options (depth_window of method branch_grpo)",
     "width_pruning_mode": "credit.options (pruned_width of method branch_grpo)",
     # objective
     "beta": "kl_coef (weight of the KL), or objective.options (beta of nft, dgpo, crd and dpo)",

@@ -5,10 +5,13 @@ Letters: K rewards, L strides, M transitions, F = M * L finished latents ordered
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.credit.context import ALONE, Context
 from flowrl.trajectory import Credit, Sampled
 
 GROUP = 2**32  # numbers below this tell the normalisation sets of one prompt group apart
@@ -18,7 +21,7 @@ def _rewards_by_branch(sampled: Sampled, reward_KF: Tensor) -> Float[Tensor, " K
     """Rewards by branch and stride, checked to belong to branches."""
     count = len(sampled.finished)
     if reward_KF.ndim != 2 or reward_KF.shape[1] != count:
-        raise ValueError(f"rewards must be [K, {count}], one a finished latent, got {tuple(reward_KF.shape)}")
+        raise ValueError(f"rewards must be [K, {count}], one per finished latent, got {tuple(reward_KF.shape)}")
     row = torch.arange(len(sampled), device=sampled.finished_after.device)
     strides = count // max(len(sampled), 1)
     if strides < 1 or not torch.equal(sampled.finished_after, row.repeat_interleave(strides)):
@@ -29,64 +32,56 @@ def _rewards_by_branch(sampled: Sampled, reward_KF: Tensor) -> Float[Tensor, " K
     return reward_KF.reshape(len(reward_KF), len(sampled), strides)
 
 
-def g2rpo(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Credit:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class G2rpo:
     """Credit of G2RPO (Granular-GRPO, arXiv 2510.01982): every stride of the completion is a channel of its own.
 
     `raw[k * L + l]` is reward k of the completion with stride l, to be normalised per prompt and step. The paper then
     normalises each channel with the sample std (correction 1, eps 1e-8), sums the channels without averaging, so that
     advantages grow with K * L, and clips the sum to +-5.
-
-    Args:
-        sampled: Branches, see `sample_branches`.
-        reward_KF: [K, F], NaN where invalid.
-
-    Returns:
-        raw [K * L, M]; norm by (group, step).
-
-    Raises:
-        ValueError: the table is not one of branches, or the rewards do not fit it.
     """
-    reward_KML = _rewards_by_branch(sampled, reward_KF)
-    return Credit(raw=reward_KML.permute(0, 2, 1).flatten(0, 1), norm=sampled.group * GROUP + sampled.step)
+
+    def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
+        """Credit of branches (`sample_branches`): raw [K * L, M], norm by (group, step).
+
+        Raises:
+            ValueError: the table is not one of branches, or the rewards do not fit it.
+        """
+        reward_KML = _rewards_by_branch(sampled, reward_KF)
+        return Credit(raw=reward_KML.permute(0, 2, 1).flatten(0, 1), norm=sampled.group * GROUP + sampled.step)
 
 
-def tempflow(
-    sampled: Sampled,
-    reward_KF: Float[Tensor, " K F"],
-    *,
-    seed_groups: bool = True,
-    noise_weights: bool = True,
-    step_std: Float[Tensor, " T"] | None = None,
-) -> Credit:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TempFlow:
     """Credit of TempFlow-GRPO (arXiv 2508.04324): branches of one anchor state compete, noisy steps weigh more.
 
     The paper normalises with the population std (correction 0, eps 1e-4) and clips to +-5. The objective of step j is
     multiplied by `std_j / mean_j std_j`; without it the gradient of late steps, whose std is small, dominates.
-
-    Args:
-        sampled: Branches with one completion each.
-        reward_KF: [K, F], NaN where invalid.
-        seed_groups: Normalise per prompt, start noise and step, as the paper's last component; else per prompt and
-            step. The branches of one anchor must lie on one process, as `sample_branches` leaves them.
-        noise_weights: Weigh steps by their std.
-        step_std: [T] std of the kernel at each step; needed with noise_weights and ignored without.
-
-    Returns:
-        raw [K, M]; norm by (group, anchor state) or (group, step); weight with mean 1 over the steps that branch.
-
-    Raises:
-        ValueError: the table is not one of branches or has several strides; the rewards do not fit it; step_std is
-            missing, too short, or 0 at a step that branches.
     """
-    reward_KML = _rewards_by_branch(sampled, reward_KF)
-    if reward_KML.shape[2] != 1:
-        raise ValueError(
-            f"tempflow completes every branch once, got {reward_KML.shape[2]} strides: use g2rpo for several"
-        )
-    weight = _noise_weights(sampled, step_std) if noise_weights else None
-    # An anchor's state at a step is one latent of the pool, so its index stands for (start noise, step).
-    within = sampled.source if seed_groups else sampled.step
-    return Credit(raw=reward_KML[:, :, 0], norm=sampled.group * GROUP + within, weight=weight)
+
+    seed_groups: bool = True
+    """Normalise per prompt, start noise and step, as the paper's last component; else per prompt and step. The branches
+    of one anchor must lie on one process, as `sample_branches` leaves them."""
+    noise_weights: bool = True
+    """Weigh steps by their std."""
+
+    def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
+        """Credit of branches with one completion each: raw [K, M]; norm by (group, anchor state) or (group, step);
+        weight with mean 1 over the steps that branch.
+
+        Raises:
+            ValueError: the table is not one of branches or has several strides; the rewards do not fit it;
+                `context.step_std` is missing, too short, or 0 at a step that branches.
+        """
+        reward_KML = _rewards_by_branch(sampled, reward_KF)
+        if reward_KML.shape[2] != 1:
+            raise ValueError(
+                f"tempflow completes every branch once, got {reward_KML.shape[2]} strides: use g2rpo for several"
+            )
+        weight = _noise_weights(sampled, context.step_std) if self.noise_weights else None
+        # An anchor's state at a step is one latent of the pool, so its index stands for (start noise, step).
+        within = sampled.source if self.seed_groups else sampled.step
+        return Credit(raw=reward_KML[:, :, 0], norm=sampled.group * GROUP + within, weight=weight)
 
 
 def _noise_weights(sampled: Sampled, step_std: Tensor | None) -> Float[Tensor, " M"]:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.credit.context import ALONE, Context
 from flowrl.credit.values import gains_of, norm_by_step, values_of
 from flowrl.trajectory import Credit, Sampled
 
 
-def dense_grpo(sampled: Sampled, reward_KF: Float[Tensor, " K F"], *, difference: bool = True) -> Credit:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseGrpo:
     """Gain of every step, `V_{k+1} - V_k`, compared with the gains at the same step under the same prompt.
 
     V_k is the reward of the ODE completion after k stochastic steps; a sample's gains add up to `V_n - V_0`. In the
-    paper one Euler step a completion ("clean") was worse than outcome credit, and all remaining steps ("full") best.
-
-    Args:
-        sampled: b trajectories with values on the way.
-        reward_KF: [K, F], NaN where a reward failed.
-        difference: False takes `V_{k+1}` itself, the paper's weaker variant.
-
-    Raises:
-        ValueError: as `values_of`.
+    paper one Euler step per completion ("clean") was worse than outcome credit, and all remaining steps ("full") best.
     """
-    raw = gains_of(sampled, reward_KF) if difference else values_of(sampled, reward_KF)[..., 1:]
-    return Credit(raw=raw.flatten(1), norm=norm_by_step(sampled))
+
+    difference: bool = True
+    """False takes `V_{k+1}` itself, the paper's weaker variant."""
+
+    def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
+        """Credit of b trajectories with values on the way; rewards are NaN where one failed.
+
+        Raises:
+            ValueError: as `values_of`.
+        """
+        raw = gains_of(sampled, reward_KF) if self.difference else values_of(sampled, reward_KF)[..., 1:]
+        return Credit(raw=raw.flatten(1), norm=norm_by_step(sampled))
 
 
 def calibrate_noise(

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.credit.context import ALONE, Context
 from flowrl.credit.values import final_rewards, norm_by_step
 from flowrl.trajectory import Credit, Sampled
 
 
-def outcome(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Credit:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
     """Reward of the finished image at each of its steps (Liu et al., Flow-GRPO, arXiv 2505.05470).
 
     Compared over the samples of a prompt, step by step, which gives every step the statistics of the finished images.
-
-    Args:
-        sampled: b trajectories, with or without values on the way.
-        reward_KF: [K, F], NaN where a reward failed.
-
-    Raises:
-        ValueError: these are not trajectories, or the rewards do not fit them.
     """
-    return Credit(raw=final_rewards(sampled, reward_KF)[:, sampled.sample], norm=norm_by_step(sampled))
+
+    def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
+        """Credit of b trajectories, with or without values on the way; rewards are NaN where one failed.
+
+        Raises:
+            ValueError: these are not trajectories, or the rewards do not fit them.
+        """
+        return Credit(raw=final_rewards(sampled, reward_KF)[:, sampled.sample], norm=norm_by_step(sampled))

@@ -7,12 +7,13 @@ from step j on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flowrl.credit.context import ALONE, Context
 from flowrl.credit.values import norm_by_step, one_channel, values_of
 from flowrl.trajectory import Credit, Sampled
 
@@ -89,46 +90,41 @@ def balanced(flags_NT: Bool[Tensor, " N T"], values_NT: Float[Tensor, " N T1"]) 
     return flags.reshape(flags_NT.shape)
 
 
-def tp_grpo(
-    sampled: Sampled,
-    reward_KF: Float[Tensor, " 1 F"],
-    *,
-    constrained: bool = True,
-    balance: bool = True,
-    local_flip: bool = False,
-    positive_only: bool = False,
-    gather: Callable[[Tensor], Tensor] | None = None,
-    rank: int = 0,
-) -> Credit:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TpGrpo:
     """Gain of every step, at turning points replaced by all that came from there on.
 
     `V_T - V_j` at turning points (where it is 0 the gain stays) and `d_j` elsewhere, normalised over the same step
     under the same prompt. Balancing is over the trajectories of all processes; the release balances those of each
     process by itself, so that its result depends on how a batch is cut.
-
-    Args:
-        sampled: Trajectories with values on the way; T of the formulas is their number of stochastic steps.
-        reward_KF: [1, F]; several rewards are merged by their weights before signs are taken.
-        constrained: See `turning_points`.
-        balance: See `balanced`.
-        local_flip: See `turning_points`.
-        positive_only: See `turning_points`.
-        gather: Joins the rows of all processes, in rank order, as many of each; None where there is one process.
-        rank: This process's place among them.
-
-    Raises:
-        ValueError: there are several channels, or as `values_of`.
     """
-    one_channel(reward_KF, "tp_grpo")
-    values = values_of(sampled, reward_KF)[0].double()
-    flags = turning_points(values, constrained, local_flip=local_flip, positive_only=positive_only)
-    if balance:
-        everyone = gather or torch.Tensor.clone
-        whole = balanced(everyone(flags), everyone(values))
-        flags = whole[rank * len(flags) : (rank + 1) * len(flags)]
-    rest = values[:, -1:] - values[:, :-1]
-    raw = torch.where(flags & (rest != 0), rest, values[:, 1:] - values[:, :-1])
-    return Credit(raw=raw.to(reward_KF.dtype).reshape(1, -1), norm=norm_by_step(sampled))
+
+    constrained: bool = True
+    """See `turning_points`."""
+    balance: bool = True
+    """See `balanced`."""
+    local_flip: bool = False
+    """See `turning_points`."""
+    positive_only: bool = False
+    """See `turning_points`."""
+
+    def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " 1 F"], context: Context = ALONE) -> Credit:
+        """Credit of trajectories with values on the way; several rewards are merged before signs are taken.
+
+        Raises:
+            ValueError: there are several channels, or as `values_of`.
+        """
+        one_channel(reward_KF, "tp_grpo")
+        values = values_of(sampled, reward_KF)[0].double()
+        flags = turning_points(
+            values, self.constrained, local_flip=self.local_flip, positive_only=self.positive_only
+        )  # fmt: skip
+        if self.balance:
+            whole = balanced(context.gather(flags), context.gather(values))
+            flags = whole[context.rank * len(flags) : (context.rank + 1) * len(flags)]
+        rest = values[:, -1:] - values[:, :-1]
+        raw = torch.where(flags & (rest != 0), rest, values[:, 1:] - values[:, :-1])
+        return Credit(raw=raw.to(reward_KF.dtype).reshape(1, -1), norm=norm_by_step(sampled))
 
 
 def _checked(values_NT: Tensor) -> Tensor:

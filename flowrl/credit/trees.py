@@ -6,7 +6,7 @@ numbers: computed in float64 on the CPU, returned where and as precise as the re
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,28 +14,26 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.credit.branches import GROUP
+from flowrl.credit.context import ALONE, Context
 from flowrl.trajectory import Credit, Sampled
 
-Weighting = Literal["uniform", "path", "edge"]
 Width = Literal["better_half", "extremes"]
 
 
-def _check(sampled: Sampled, per_dim: int) -> None:
+def _check(sampled: Sampled) -> None:
     ends = sampled.finished_after
     if len(ends) == 0 or bool((ends < 0).any()) or len(ends.unique()) != len(ends):
         raise ValueError(
             "credit of trees needs leaves that each end a path of their own, as sample_tree leaves them, got finished "
             f"latents after transitions {ends.tolist()}"
         )
-    if per_dim < 1:
-        raise ValueError(f"per_dim divides log-densities, 1 or the number of latent elements, got {per_dim}")
 
 
 def _at_leaves(sampled: Sampled, reward_KF: Tensor) -> Float[Tensor, " K M"]:
     """Rewards at the transitions that end in a leaf, NaN at the others."""
     if reward_KF.ndim != 2 or reward_KF.shape[1] != len(sampled.finished):
         wanted = f"[K, {len(sampled.finished)}]"
-        raise ValueError(f"rewards must be {wanted}, one a leaf, got {tuple(reward_KF.shape)}")
+        raise ValueError(f"rewards must be {wanted}, one per leaf, got {tuple(reward_KF.shape)}")
     raw = torch.full((len(reward_KF), len(sampled)), torch.nan, dtype=reward_KF.dtype, device=reward_KF.device)
     raw[:, sampled.finished_after.to(raw.device)] = reward_KF
     return raw
@@ -80,16 +78,39 @@ def tree_of(sampled: Sampled) -> Int[Tensor, " M"]:
     return torch.tensor(root, device=sampled.source.device)
 
 
-def branch_grpo(
-    sampled: Sampled,
-    reward_KF: Float[Tensor, " K F"],
-    *,
-    weighting: Weighting = "uniform",
-    beta: float = 1.0,
-    per_dim: int = 1,
-    pruned_depths: Collection[int] = (),
-    pruned_width: Width | None = None,
-) -> Credit:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DepthWindow:
+    """Depths that BranchGRPO leaves out of the update: a window that slides over the run, then stays.
+
+    It starts at depth `first` and moves by one every `every` iterations until it starts at `last`. The paper moves it
+    from the last split towards later steps, the release from late steps towards the last split. Depth is step + 1.
+    """
+
+    first: int
+    """Depth at which it starts at first."""
+    last: int
+    """Depth at which it starts in the end."""
+    size: int = 4
+    """Depths that it covers."""
+    every: int = 30
+    """Iterations before it moves by one."""
+
+    def __post_init__(self) -> None:
+        if min(self.first, self.last, self.size, self.every) < 1:
+            raise ValueError(
+                "first, last, size and every of a depth window are at least 1 (depth 1 is the first step's), got "
+                f"{self.first}, {self.last}, {self.size} and {self.every}"
+            )
+
+    def depths(self, iteration: int) -> range:
+        """The depths of an iteration."""
+        moved = min(iteration // self.every, abs(self.last - self.first))
+        start = self.first + moved if self.last >= self.first else self.first - moved
+        return range(start, start + self.size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BranchGrpo:
     """Credit of BranchGRPO (arXiv 2509.06040): a transition is worth the weighted mean of the leaves below it.
 
     | weighting | weights |
@@ -100,57 +121,46 @@ def branch_grpo(
 
     Normalise per tree and depth; the paper takes the sample std (correction 1, eps 1e-8), 0 where the std is below 1e-6
     or a depth has one node, and clips to +-5. In a depth of two nodes advantages are +-0.7071 whatever their gap.
-
-    Args:
-        sampled: Trees, see `sample_tree`.
-        reward_KF: [K, F], NaN where invalid: left out of the means.
-        weighting: See above.
-        beta: Sharpness of "path"; 0 is uniform.
-        per_dim: Divisor of log-densities, the number of latent elements where published code takes their mean.
-        pruned_depths: Depths that are not trained, see `depth_window`; depth = step + 1.
-        pruned_width: Leaves that are not trained, see `kept_by_width`, by the sum of their rewards.
-
-    Returns:
-        raw [K, M], NaN above invalid leaves alone; norm by (group, tree, step); keep where something is pruned.
-
-    Raises:
-        ValueError: the table is not one of trees, the rewards do not fit it, or an option is unknown or out of range.
     """
-    _check(sampled, per_dim)
-    if weighting not in ("uniform", "path", "edge") or not beta >= 0:
-        raise ValueError(f"weighting is uniform, path or edge and beta not negative, got {weighting!r} and {beta}")
-    factor = {"uniform": 0.0, "path": beta, "edge": 1.0}[weighting] / per_dim
-    logit = sampled.log_prob.double() * factor
-    value = _carry_up(sampled, _at_leaves(sampled, reward_KF), logit, whole_paths=weighting != "edge")
-    raw = value.to(device=reward_KF.device, dtype=reward_KF.dtype)
-    keep = None
-    if pruned_depths:
-        depths = torch.tensor(sorted(pruned_depths), device=sampled.step.device)
-        keep = ~torch.isin(sampled.step + 1, depths)
-    if pruned_width is not None:
-        kept = kept_by_width(sampled, raw.sum(0), pruned_width)
-        keep = kept if keep is None else keep & kept
-    within = tree_of(sampled) * (sampled.step.max() + 1) + sampled.step
-    return Credit(raw=raw, norm=sampled.group * GROUP + within, keep=keep)
 
+    weighting: Literal["uniform", "path", "edge"] = "uniform"
+    """See above."""
+    beta: float = 1.0
+    """Sharpness of "path"; 0 is uniform."""
+    pruned_depths: tuple[int, ...] = ()
+    """Depths that are never trained; depth = step + 1."""
+    depth_window: DepthWindow | None = None
+    """Depths that are not trained for a while: `{first: 9, last: 12, size: 4, every: 30}`."""
+    pruned_width: Width | None = None
+    """Leaves that are not trained, see `kept_by_width`, by the sum of their rewards."""
 
-def depth_window(iteration: int, *, first: int, last: int, size: int = 4, every: int = 30) -> range:
-    """Depths that BranchGRPO leaves out of the update of an iteration: a window that slides, then stays.
+    def __post_init__(self) -> None:
+        if not self.beta >= 0:
+            raise ValueError(f"beta must not be negative, got {self.beta}")
 
-    It starts at depth `first` and moves by one every `every` iterations until it starts at `last`. The paper moves it
-    from the last split towards later steps, the release from late steps towards the last split.
+    def pruned(self, iteration: int) -> frozenset[int]:
+        """Depths that are not trained in an iteration."""
+        sliding = () if self.depth_window is None else self.depth_window.depths(iteration)
+        return frozenset({*self.pruned_depths, *sliding})
 
-    Raises:
-        ValueError: a number is out of range.
-    """
-    if iteration < 0 or min(first, last, size, every) < 1:
-        raise ValueError(
-            "a depth window needs iteration >= 0 and first, last, size and every >= 1 (depth 1 is the first step's), "
-            f"got {iteration}, {first}, {last}, {size} and {every}"
-        )
-    moved = min(iteration // every, abs(last - first))
-    start = first + moved if last >= first else first - moved
-    return range(start, start + size)
+    def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
+        """Credit of trees (`sample_tree`): raw [K, M], NaN above invalid leaves alone; norm by (group, tree, step).
+
+        Raises:
+            ValueError: the table is not one of trees, or the rewards do not fit it.
+        """
+        _check(sampled)
+        factor = {"uniform": 0.0, "path": self.beta, "edge": 1.0}[self.weighting] / context.per_dim
+        logit = sampled.log_prob.double() * factor
+        value = _carry_up(sampled, _at_leaves(sampled, reward_KF), logit, whole_paths=self.weighting != "edge")
+        raw = value.to(device=reward_KF.device, dtype=reward_KF.dtype)
+        pruned = torch.tensor(sorted(self.pruned(context.iteration)), device=sampled.step.device)
+        keep = ~torch.isin(sampled.step + 1, pruned) if len(pruned) else None
+        if self.pruned_width is not None:
+            kept = kept_by_width(sampled, raw.sum(0), self.pruned_width)
+            keep = kept if keep is None else keep & kept
+        within = tree_of(sampled) * (sampled.step.max() + 1) + sampled.step
+        return Credit(raw=raw, norm=sampled.group * GROUP + within, keep=keep)
 
 
 def kept_by_width(sampled: Sampled, value_M: Float[Tensor, " M"], rule: Width) -> Bool[Tensor, " M"]:
@@ -168,7 +178,7 @@ def kept_by_width(sampled: Sampled, value_M: Float[Tensor, " M"], rule: Width) -
     Raises:
         ValueError: the table is not one of trees, value_M is not [M], or the rule is unknown.
     """
-    _check(sampled, 1)
+    _check(sampled)
     if value_M.shape != sampled.step.shape or rule not in ("better_half", "extremes"):
         raise ValueError(
             f"value_M must be [{len(sampled)}] and rule better_half or extremes, got {tuple(value_M.shape)}, {rule!r}"
@@ -188,24 +198,22 @@ def kept_by_width(sampled: Sampled, value_M: Float[Tensor, " M"], rule: Width) -
     return torch.tensor([leaf in kept for leaf in own], device=sampled.step.device)
 
 
-def tree_grpo(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Credit:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeGrpo:
     """Credit of TreeGRPO (OpenReview 3rZdp4TmUb), first half: leaves are normalised over their prompt.
 
     The other transitions are NaN and take no part; `back_up` gives them their value after normalisation. Which std and
     eps the paper takes is not established.
-
-    Args:
-        sampled: Trees, see `sample_tree`.
-        reward_KF: [K, F], NaN where invalid.
-
-    Returns:
-        raw [K, M], NaN but at the last transition of each leaf; norm by group.
-
-    Raises:
-        ValueError: the table is not one of trees, or the rewards do not fit it.
     """
-    _check(sampled, 1)
-    return Credit(raw=_at_leaves(sampled, reward_KF), norm=sampled.group.clone())
+
+    def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
+        """Credit of trees (`sample_tree`): raw [K, M], NaN but at the last transition of each leaf; norm by group.
+
+        Raises:
+            ValueError: the table is not one of trees, or the rewards do not fit it.
+        """
+        _check(sampled)
+        return Credit(raw=_at_leaves(sampled, reward_KF), norm=sampled.group.clone())
 
 
 def back_up(sampled: Sampled, advantage_M: Float[Tensor, " M"], *, per_dim: int = 1) -> Float[Tensor, " M"]:
@@ -224,11 +232,11 @@ def back_up(sampled: Sampled, advantage_M: Float[Tensor, " M"], *, per_dim: int 
         [M]; NaN where no valid leaf follows.
 
     Raises:
-        ValueError: the table is not one of trees, advantages are not [M], or per_dim < 1.
+        ValueError: the table is not one of trees, or advantages are not [M].
     """
-    _check(sampled, per_dim)
+    _check(sampled)
     if advantage_M.shape != sampled.step.shape:
-        raise ValueError(f"advantages must be [{len(sampled)}], one a transition, got {tuple(advantage_M.shape)}")
+        raise ValueError(f"advantages must be [{len(sampled)}], one per transition, got {tuple(advantage_M.shape)}")
     leaves = _at_leaves(sampled, advantage_M[sampled.finished_after.to(advantage_M.device)][None])
     value = _carry_up(sampled, leaves, sampled.log_prob.double() / per_dim, whole_paths=False)[0]
     return value.to(device=advantage_M.device, dtype=advantage_M.dtype)

@@ -11,8 +11,8 @@ from torch import Tensor
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt
 from flowrl.samplers import KERNELS, Velocity, rollout
+from flowrl.training.devices import check_device
 from flowrl.training.prompting import device_of
-from flowrl.training.run import check_device
 from flowrl.trajectory import Schedule
 
 Make = Callable[[Sequence[Prompt]], Velocity]

@@ -1,8 +1,9 @@
 """Losses on finished images that are noised again: no trajectory, no log-density of the sampler.
 
 One image, one noise and one sigma give a latent `x = (1 - sigma) clean + sigma noise` whose velocity is known to be
-`v = noise - clean`; the losses weigh how well the policy predicts it. A loss is `function(matched, **options) ->
-(loss [b], metrics)`, the loss unreduced and the metrics [b]; a recipe takes it from `FORWARD`. All errors are means
+`v = noise - clean`; the losses weigh how well the policy predicts it. A loss is a frozen dataclass whose fields are its
+options; called with a micro-batch it gives (loss [b], metrics), the loss unreduced and the metrics [b]; a recipe takes
+it from `FORWARD`. All errors are means
 over the elements of a sample (a coefficient for sums is that for means divided by their number), taken in float64, and
 only through velocities: the error of the clean prediction is `sigma (v - velocity)`, whatever x was rounded to.
 
@@ -18,9 +19,8 @@ only through velocities: the error of the clean prediction is `sigma (v - veloci
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -38,7 +38,7 @@ from flowrl.objectives.terms import (
 )
 from flowrl.samplers.parametrization import column, working_dtype
 
-Loss = tuple[Tensor, dict[str, Tensor]]
+Weighed = tuple[Tensor, dict[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -85,25 +85,6 @@ class Matched:
         return self.noise - self.clean
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
-    """An entry of `FORWARD`.
-
-    Attributes:
-        function: `function(matched, **options) -> (loss [b], metrics of [b])`.
-        needs_old: `Matched.old` must be there.
-        needs_reference: `Matched.reference` must be there.
-        group_complete: All images of a group must be in the same call.
-        shared_noise: Images of a group are meant to share sigma and noise.
-    """
-
-    function: Callable[..., Loss]
-    needs_old: bool = False
-    needs_reference: bool = False
-    group_complete: bool = False
-    shared_noise: bool = False
-
-
 def noised(
     clean: Float[Tensor, " b *latent"], noise: Float[Tensor, " b *latent"], sigma: Float[Tensor, " b"]
 ) -> Float[Tensor, " b *latent"]:
@@ -114,19 +95,46 @@ def noised(
     return (1 - column(sigma, clean)) * clean + column(sigma, clean) * noise
 
 
+class Loss(Protocol):
+    """The options of a loss, which is called with a micro-batch."""
+
+    @property
+    def reads_old(self) -> bool:
+        """Whether `Matched.old` must be there."""
+
+    def __call__(self, matched: Matched) -> Weighed: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """An entry of `FORWARD`.
+
+    Attributes:
+        options: the class of the loss's options; `options(...)(matched) -> (loss [b], metrics of [b])`.
+        sampled_by: The copy of the policy that images are sampled with; None takes the old one where the loss reads it.
+        needs_reference: `Matched.reference` must be there.
+        group_complete: All images of a group must be in the same call.
+        shared_noise: Images of a group are meant to share noise.
+        one_level: Errors of a group's images are compared, which only means something at one noise level.
+        weighs_rewards: It reads rewards themselves, not advantages.
+        best_only: It trains the best images of each group only; they are chosen before.
+    """
+
+    options: type[Any]
+    sampled_by: Literal["policy", "sampling"] | None = None
+    needs_reference: bool = False
+    group_complete: bool = False
+    shared_noise: bool = False
+    one_level: bool = False
+    weighs_rewards: bool = False
+    best_only: bool = False
+
+
 # ---- DiffusionNFT ----------------------------------------------------------------------------------------------------
 
 
-def nft(
-    matched: Matched,
-    *,
-    beta: float = 1.0,
-    advantage_range: float = 5.0,
-    mode: AdvantageMode = "all",
-    adaptive: bool = True,
-    floor: float = 1e-5,
-    published_scale: bool = True,
-) -> Loss:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nft:
     """DiffusionNFT: pulls the policy to good images and, mirrored at the old policy, away from bad ones.
 
         v+ = beta v_new + (1 - beta) v_old,  v- = (1 + beta) v_old - beta v_new
@@ -134,199 +142,236 @@ def nft(
 
     On the old policy itself the gradient is that of `A L(v_new)`: advantage-weighted matching, whatever beta is. Off it
     beta bounds how far the optimum lies: without the adaptive weight it is `v_old + (1/beta) E[(2 r - 1)(v - v_old)]`.
-
-    Args:
-        matched: With `old`.
-        beta: Positive; 1 and 0.1 are published. Small is fast.
-        advantage_range: c of `optimality`.
-        mode: Of `optimality`.
-        adaptive: Divide by the mean absolute error, per sample.
-        floor: Least mean absolute error to divide by.
-        published_scale: Multiply by c / beta, which keeps the gradient's size independent of both.
-
-    Returns:
-        The loss, and metrics optimality, positive_error, negative_error (L of the branches).
-
-    Raises:
-        ValueError: old is missing, or an option is out of range.
+    Metrics: optimality, positive_error, negative_error (L of the branches).
     """
-    if not beta > 0:
-        raise ValueError(f"beta of nft must be positive, got {beta}")
-    old, r = _old(matched, "nft"), optimality(matched.advantage, advantage_range=advantage_range, mode=mode).double()
-    velocity = matched.velocity.to(working_dtype(matched.velocity))
-    sigma = column(matched.sigma, velocity)
-    branches = (old + sign * beta * (velocity - old) for sign in (1, -1))
-    positive, negative = (
-        matching_error(sigma * (branch - matched.target), adaptive=adaptive, floor=floor) for branch in branches
-    )
-    scale = advantage_range / beta if published_scale else 1.0
-    loss = scale * (r * positive + (1 - r) * negative)
-    return _finish(matched, loss, optimality=r, positive_error=positive, negative_error=negative)
+
+    beta: float = 1.0
+    """Positive; 1 and 0.1 are published. Small is fast."""
+    advantage_range: float = 5.0
+    """c of `optimality`."""
+    mode: AdvantageMode = "all"
+    """Of `optimality`."""
+    adaptive: bool = True
+    """Divide by the mean absolute error, per sample."""
+    floor: float = 1e-5
+    """Least mean absolute error to divide by."""
+    published_scale: bool = True
+    """Multiply by c / beta, which keeps the gradient's size independent of both."""
+
+    reads_old: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _positive(beta=self.beta, advantage_range=self.advantage_range, floor=self.floor)
+
+    def __call__(self, matched: Matched) -> Weighed:
+        """Loss and metrics of b images, with `old`."""
+        old = _old(matched, "nft")
+        r = optimality(matched.advantage, advantage_range=self.advantage_range, mode=self.mode).double()
+        velocity = matched.velocity.to(working_dtype(matched.velocity))
+        sigma = column(matched.sigma, velocity)
+        branches = (old + sign * self.beta * (velocity - old) for sign in (1, -1))
+        positive, negative = (
+            matching_error(sigma * (branch - matched.target), adaptive=self.adaptive, floor=self.floor)
+            for branch in branches
+        )
+        scale = self.advantage_range / self.beta if self.published_scale else 1.0
+        loss = scale * (r * positive + (1 - r) * negative)
+        return _finish(matched, loss, optimality=r, positive_error=positive, negative_error=negative)
 
 
 # ---- AWM -------------------------------------------------------------------------------------------------------------
 
 
-def awm(
-    matched: Matched,
-    *,
-    weighting: Weighting = "ghuber",
-    power: float = 0.25,
-    advantage_range: float = 5.0,
-    advantage_max: float = 1.0,
-    clip: float = 1.0,
-    off_policy: bool = False,
-) -> Loss:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Awm:
     """Advantage-weighted matching: policy gradient with `matching_log_prob` in place of a log-probability.
 
     `max(-A' rho, -A' clip(rho, 1 - clip, 1 + clip))`, `A' = advantage_max clip(A / advantage_range, -1, 1)`, rho the
     exponential of new minus old log-probability. On policy, the default, the old one is the new one detached: the loss
-    is -A' and its gradient `A' d psi`. The ratio is taken for each draw of (sigma, noise) ("exp_first").
-
-    Args:
-        matched: With `old` if off_policy.
-        weighting: Of `matching_log_prob`.
-        power: Of ghuber.
-        advantage_range: Where advantages are clipped.
-        advantage_max: What that becomes.
-        clip: Distance of the ratio from 1 on either side; 1, as published, hardly ever binds.
-        off_policy: Take the old log-probability from `old`.
-
-    Returns:
-        The loss, and metrics error, ratio.
-
-    Raises:
-        ValueError: off_policy without old, or an option is out of range.
+    is -A' and its gradient `A' d psi`. The ratio is taken for each draw of (sigma, noise) ("exp_first"). Metrics:
+    error, ratio.
     """
-    if not advantage_range > 0 or not advantage_max > 0:
-        raise ValueError(f"advantage_range and advantage_max must be positive, got {advantage_range}, {advantage_max}")
-    error = mean_squared_error(matched.velocity, matched.target)
-    log_prob = matching_log_prob(error, matched.sigma, weighting=weighting, power=power)
-    before = log_prob.detach()
-    if off_policy:
-        old_error = mean_squared_error(_old(matched, "awm with off_policy"), matched.target)
-        before = matching_log_prob(old_error, matched.sigma, weighting=weighting, power=power)
-    advantage = matched.advantage.double().clamp(-advantage_range, advantage_range) * (advantage_max / advantage_range)
-    loss = clipped_surrogate(log_prob - before, advantage, clip_low=clip, clip_high=clip)
-    return _finish(matched, loss, error=error, ratio=(log_prob - before).exp())
+
+    weighting: Weighting = "ghuber"
+    """Of `matching_log_prob`."""
+    power: float = 0.25
+    """Of ghuber."""
+    advantage_range: float = 5.0
+    """Where advantages are clipped."""
+    advantage_max: float = 1.0
+    """What that becomes."""
+    clip: float = 1.0
+    """Distance of the ratio from 1 on either side; 1, as published, hardly ever binds."""
+    off_policy: bool = False
+    """Take the old log-probability from the old policy, which then samples too."""
+
+    def __post_init__(self) -> None:
+        _positive(power=self.power, advantage_range=self.advantage_range, advantage_max=self.advantage_max)
+        _not_negative(clip=self.clip)
+
+    @property
+    def reads_old(self) -> bool:
+        """Whether `Matched.old` must be there."""
+        return self.off_policy
+
+    def __call__(self, matched: Matched) -> Weighed:
+        """Loss and metrics of b images, with `old` if off_policy."""
+        error = mean_squared_error(matched.velocity, matched.target)
+        log_prob = matching_log_prob(error, matched.sigma, weighting=self.weighting, power=self.power)
+        before = log_prob.detach()
+        if self.off_policy:
+            old_error = mean_squared_error(_old(matched, "awm with off_policy"), matched.target)
+            before = matching_log_prob(old_error, matched.sigma, weighting=self.weighting, power=self.power)
+        advantage = matched.advantage.double().clamp(-self.advantage_range, self.advantage_range)
+        advantage = advantage * (self.advantage_max / self.advantage_range)
+        loss = clipped_surrogate(log_prob - before, advantage, clip_low=self.clip, clip_high=self.clip)
+        return _finish(matched, loss, error=error, ratio=(log_prob - before).exp())
 
 
 # ---- DGPO ------------------------------------------------------------------------------------------------------------
 
 
-def dgpo(matched: Matched, *, beta: float = 100.0, advantage_range: float = 5.0, clip: float | None = None) -> Loss:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dgpo:
     """Direct group preference optimisation: all images of a group against each other (DGPO).
 
     `loss_i = sigmoid(S) A_i d_i` with the group's gate S (`group_gate`) and d the mean squared error of the velocity;
     up to beta / K the gradient of `-log sigmoid(-S)`. With a clip distance, an image whose ratio
-    `exp(d_old - d)` is above 1 + clip at A > 0, or below 1 - clip otherwise, gets no gradient.
-
-    Args:
-        matched: With `reference`, complete groups, sigma and noise shared within a group; with `old` if clip is set.
-        beta: Not negative; changes the gate only.
-        advantage_range: Where advantages are clipped.
-        clip: Distance of the ratio from 1, or None.
-
-    Returns:
-        The loss, and metrics error, gate, clipped (also the mask that may be put on a KL).
-
-    Raises:
-        ValueError: reference is missing, clip is set without old, or an option is negative.
+    `exp(d_old - d)` is above 1 + clip at A > 0, or below 1 - clip otherwise, gets no gradient. Metrics: error, gate,
+    clipped (also the mask that may be put on a KL).
     """
-    if not beta >= 0 or (clip is not None and not clip >= 0) or not advantage_range > 0:
-        raise ValueError(f"dgpo needs beta, clip >= 0 and advantage_range > 0, got {beta}, {clip}, {advantage_range}")
-    error = mean_squared_error(matched.velocity, matched.target)
-    reference_error = mean_squared_error(_reference(matched, "dgpo"), matched.target)
-    advantage = matched.advantage.double().clamp(-advantage_range, advantage_range)
-    gate = group_gate(error, reference_error, advantage, matched.group, beta=beta)
-    clipped = torch.zeros_like(advantage, dtype=torch.bool)
-    if clip is not None:
-        old_error = mean_squared_error(_old(matched, "dgpo with clip"), matched.target)
-        ratio = (old_error - error.detach()).exp()
-        clipped = torch.where(advantage > 0, ratio > 1 + clip, ratio < 1 - clip)
-    loss = gate * advantage * torch.where(clipped, error.detach(), error)
-    return _finish(matched, loss, error=error, gate=gate, clipped=clipped.double())
+
+    beta: float = 100.0
+    """Not negative; changes the gate only."""
+    advantage_range: float = 5.0
+    """Where advantages are clipped."""
+    clip: float | None = None
+    """Distance of the ratio to the old policy from 1; null does not clip."""
+
+    def __post_init__(self) -> None:
+        _positive(advantage_range=self.advantage_range)
+        _not_negative(beta=self.beta, clip=self.clip or 0.0)
+
+    @property
+    def reads_old(self) -> bool:
+        """Whether `Matched.old` must be there."""
+        return self.clip is not None
+
+    def __call__(self, matched: Matched) -> Weighed:
+        """Loss and metrics of complete groups that share sigma and noise, with `reference`; with clip, `old`."""
+        error = mean_squared_error(matched.velocity, matched.target)
+        reference_error = mean_squared_error(_reference(matched, "dgpo"), matched.target)
+        advantage = matched.advantage.double().clamp(-self.advantage_range, self.advantage_range)
+        gate = group_gate(error, reference_error, advantage, matched.group, beta=self.beta)
+        clipped = torch.zeros_like(advantage, dtype=torch.bool)
+        if self.clip is not None:
+            old_error = mean_squared_error(_old(matched, "dgpo with clip"), matched.target)
+            ratio = (old_error - error.detach()).exp()
+            clipped = torch.where(advantage > 0, ratio > 1 + self.clip, ratio < 1 - self.clip)
+        loss = gate * advantage * torch.where(clipped, error.detach(), error)
+        return _finish(matched, loss, error=error, gate=gate, clipped=clipped.double())
 
 
 # ---- CRD -------------------------------------------------------------------------------------------------------------
 
 
-def crd(
-    matched: Matched,
-    *,
-    beta: float = 1.0,
-    advantage_range: float = 5.0,
-    adaptive: bool = True,
-    floor: float = 1e-5,
-    loss: Literal["square", "cross_entropy"] = "square",
-    temperature: float | None = None,
-    published_scale: bool = True,
-) -> Loss:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crd:
     """Centred reward distillation: the policy's implicit reward is fitted to the real one (CRD).
 
     `rho = L(v_old) - L(v_new)` with L the mean squared error of the velocity, over its own mean absolute error if
     adaptive; `r = optimality(A)`; the loss is `centred_distillation`, times advantage_range / beta as published.
-
-    Args:
-        matched: With `old`, complete groups.
-        beta: Positive.
-        advantage_range: Of `optimality`.
-        adaptive: As in `nft`, for either velocity.
-        floor: As in `nft`.
-        loss: Of `centred_distillation`.
-        temperature: Of `centred_distillation`.
-        published_scale: Multiply by advantage_range / beta.
-
-    Returns:
-        The loss, and metrics implicit_reward, optimality.
-
-    Raises:
-        ValueError: old is missing, or an option is out of range.
+    Metrics: implicit_reward, optimality.
     """
-    old = _old(matched, "crd")
-    r = optimality(matched.advantage, advantage_range=advantage_range).double()
-    new_error, old_error = (
-        matching_error(v - matched.target, adaptive=adaptive, floor=floor) for v in (matched.velocity, old)
-    )
-    rho = old_error - new_error
-    value = centred_distillation(rho, r, matched.group, beta=beta, loss=loss, temperature=temperature)
-    return _finish(
-        matched, value * (advantage_range / beta if published_scale else 1.0), implicit_reward=rho, optimality=r
-    )
+
+    beta: float = 1.0
+    """Positive."""
+    advantage_range: float = 5.0
+    """Of `optimality`."""
+    adaptive: bool = True
+    """As in nft, for either velocity."""
+    floor: float = 1e-5
+    """As in nft."""
+    loss: Literal["square", "cross_entropy"] = "square"
+    """Of `centred_distillation`."""
+    temperature: float | None = None
+    """Of `centred_distillation`."""
+    published_scale: bool = True
+    """Multiply by advantage_range / beta."""
+
+    reads_old: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _positive(beta=self.beta, advantage_range=self.advantage_range, floor=self.floor)
+        _not_negative(temperature=self.temperature or 0.0)
+
+    def __call__(self, matched: Matched) -> Weighed:
+        """Loss and metrics of complete groups, with `old`."""
+        old = _old(matched, "crd")
+        r = optimality(matched.advantage, advantage_range=self.advantage_range).double()
+        new_error, old_error = (
+            matching_error(v - matched.target, adaptive=self.adaptive, floor=self.floor)
+            for v in (matched.velocity, old)
+        )
+        rho = old_error - new_error
+        value = centred_distillation(
+            rho, r, matched.group, beta=self.beta, loss=self.loss, temperature=self.temperature
+        )  # fmt: skip
+        scale = self.advantage_range / self.beta if self.published_scale else 1.0
+        return _finish(matched, value * scale, implicit_reward=rho, optimality=r)
 
 
 # ---- regression with weights -----------------------------------------------------------------------------------------
 
 
-def rwr(matched: Matched, *, weights: Literal["raw", "softmax"] = "softmax", temperature: float = 1.0) -> Loss:
-    """Reward-weighted regression, `w mse(velocity, v)` with `reward_weights`; its optimum is E[w v | x] / E[w | x].
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rwr:
+    """Reward-weighted regression, `w mse(velocity, v)` with `reward_weights`; its optimum is E[w v | x] / E[w | x]."""
 
-    Raises:
-        ValueError: as `reward_weights`.
-    """
-    weight = reward_weights(matched.reward, matched.group, weights=weights, temperature=temperature).double()
-    error = mean_squared_error(matched.velocity, matched.target)
-    return _finish(matched, weight * error, error=error, weight=weight)
+    weights: Literal["raw", "softmax"] = "softmax"
+    """Of `reward_weights`."""
+    temperature: float = 1.0
+    """Of the softmax."""
+
+    reads_old: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _positive(temperature=self.temperature)
+
+    def __call__(self, matched: Matched) -> Weighed:
+        """Loss and metrics of complete groups.
+
+        Raises:
+            ValueError: as `reward_weights`.
+        """
+        weight = reward_weights(matched.reward, matched.group, weights=self.weights, temperature=self.temperature)
+        return _weighted(matched, weight)
 
 
-def rft(matched: Matched) -> Loss:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rft:
     """Fine-tuning on the best image of each group, `w mse(velocity, v)` with `best_of_group`.
 
     Images of weight 0 stay in the mean; leave them out before, with weights found for whole groups, to save their
-    network calls, and use `rwr` with weights "raw" and the weight as reward.
+    network calls, and use `Rwr` with weights "raw" and the weight as reward.
     """
-    weight = best_of_group(matched.reward, matched.group).double()
-    error = mean_squared_error(matched.velocity, matched.target)
-    return _finish(matched, weight * error, error=error, weight=weight)
+
+    reads_old: ClassVar[bool] = False
+
+    def __call__(self, matched: Matched) -> Weighed:
+        """Loss and metrics of complete groups."""
+        return _weighted(matched, best_of_group(matched.reward, matched.group))
 
 
 FORWARD = {
-    "nft": Method(function=nft, needs_old=True),
-    "awm": Method(function=awm),
-    "dgpo": Method(function=dgpo, needs_reference=True, group_complete=True, shared_noise=True),
-    "crd": Method(function=crd, needs_old=True, group_complete=True),
-    "rwr": Method(function=rwr, group_complete=True),
-    "rft": Method(function=rft, group_complete=True),
+    "nft": Method(options=Nft),
+    "awm": Method(options=Awm),
+    "dgpo": Method(
+        options=Dgpo, sampled_by="policy", needs_reference=True, group_complete=True, shared_noise=True, one_level=True
+    ),
+    "crd": Method(options=Crd, sampled_by="sampling", group_complete=True, one_level=True),
+    "rwr": Method(options=Rwr, group_complete=True, weighs_rewards=True),
+    "rft": Method(options=Rft, group_complete=True, weighs_rewards=True, best_only=True),
 }
 
 # ---- the old policy --------------------------------------------------------------------------------------------------
@@ -347,33 +392,36 @@ def old_decay(kind: str, step: int) -> float:
     `min(value + slope max(step - start, 0), highest)`.
 
     Args:
-        kind: A name in `DECAYS`, or four numbers "start-value-slope-highest" such as "75-0-0.0075-0.999" (CRD).
+        kind: A name in `DECAYS`.
         step: Optimiser steps taken so far; iterations where a method counts those.
-
-    Raises:
-        ValueError: the kind is neither, or step is negative.
     """
-    numbers = DECAYS.get(kind)
-    if numbers is None:
-        try:
-            start, value, slope, highest = (float(part) for part in kind.split("-"))
-        except ValueError:
-            raise ValueError(
-                f"a decay is {', '.join(DECAYS)} or four numbers 'start-value-slope-highest', got {kind!r}"
-            ) from None
-    else:
-        start, value, slope, highest = numbers
-    if step < 0:
-        raise ValueError(f"step counts optimiser steps from 0, got {step}")
+    start, value, slope, highest = DECAYS[kind]
     return min(value + slope * max(step - start, 0), highest)
 
 
 # ---- shared ----------------------------------------------------------------------------------------------------------
 
 
-def _finish(matched: Matched, loss: Tensor, **metrics: Tensor) -> Loss:
+def _finish(matched: Matched, loss: Tensor, **metrics: Tensor) -> Weighed:
     dtype = working_dtype(matched.velocity)
     return loss.to(dtype), {name: value.detach().to(dtype) for name, value in metrics.items()}
+
+
+def _weighted(matched: Matched, weight: Tensor) -> Weighed:
+    error = mean_squared_error(matched.velocity, matched.target)
+    return _finish(matched, weight.double() * error, error=error, weight=weight.double())
+
+
+def _positive(**options: float) -> None:
+    for name, value in options.items():
+        if not value > 0:
+            raise ValueError(f"option {name} must be above 0, got {value:g}")
+
+
+def _not_negative(**options: float) -> None:
+    for name, value in options.items():
+        if not value >= 0:
+            raise ValueError(f"option {name} must not be negative, got {value:g}")
 
 
 def _old(matched: Matched, name: str) -> Tensor:

@@ -15,10 +15,10 @@ Guidance, decoding and reward are the caller's; the network's inputs are its bus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -102,83 +102,115 @@ def backprop_sample(
     return clean_from_velocity(x, predicted, sigma)
 
 
-def refl_loss(reward: Float[Tensor, " b"], *, scale: float = 1e-3, target: float = 2.0) -> Float[Tensor, " b"]:
-    """ReFL's hinge `scale max(target - reward, 0)` (Xu et al., ImageReward, arXiv 2304.05977): no gradient beyond.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardLoss:
+    """Loss of rewards: `-scale r`, or ReFL's hinge `scale max(target - r, 0)` (Xu et al., ImageReward, arXiv
+    2304.05977), which lets go of what is good enough."""
 
-    Raises:
-        ValueError: scale is not positive.
-    """
-    if not scale > 0:
-        raise ValueError(f"scale of refl_loss must be positive, got {scale}")
-    return scale * (target - reward).clamp(min=0)
+    loss: Literal["negative", "hinge"] = "negative"
+    """Which of the two."""
+    scale: float = 1.0
+    """Factor, positive."""
+    target: float = 2.0
+    """Where the hinge is."""
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ValueError(f"scale of the loss must be above 0, got {self.scale:g}")
+
+    def __call__(self, reward: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
+        """Loss of each image."""
+        if self.loss == "hinge":
+            return self.scale * (self.target - reward).clamp(min=0)
+        return -self.scale * reward
 
 
 # ---- which steps -----------------------------------------------------------------------------------------------------
 
 
-def refl(num_steps: int, *, seed: int, iteration: int, first: int | None = None, last: int | None = None) -> Path:
-    """ReFL: one late step m, uniform in first .. last; its clean estimate is scored.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refl:
+    """ReFL: one late step m, uniform in first .. last; its clean estimate is scored."""
 
-    Args:
-        num_steps: T.
-        seed: Of the run.
-        iteration: Of the run; the step is drawn again in each.
-        first: Three quarters of the way by default, 30 of 40.
-        last: T - 1 by default, included.
+    first: int | None = None
+    """Null takes three quarters of the way, 30 of 40."""
+    last: int | None = None
+    """Included; null takes the last step."""
 
-    Raises:
-        ValueError: the range is empty or leaves the schedule.
-    """
-    low = 3 * num_steps // 4 if first is None else first
-    high = num_steps - 1 if last is None else last
-    if not 0 <= low <= high < num_steps:
-        raise ValueError(f"refl draws a step from {low} .. {high}, which must lie within 0 .. {num_steps - 1}")
-    step = counter_integers(low, high + 1, seed, "refl", iteration)
-    return Path(train_steps=(step,), last_step=step)
+    def __call__(self, num_steps: int, *, seed: int, iteration: int) -> Path:
+        """The path of an iteration.
 
-
-def draft(num_steps: int, *, seed: int, iteration: int, count: int = 1) -> Path:
-    """DRaFT-K (Clark et al., arXiv 2309.17400): the last `count` steps; nothing is drawn.
-
-    Raises:
-        ValueError: count is not in 1 .. T.
-    """
-    _check_count("draft", count, num_steps)
-    return Path(train_steps=tuple(range(num_steps - count, num_steps)), last_step=num_steps - 1)
+        Raises:
+            ValueError: the range is empty or leaves the schedule.
+        """
+        low = 3 * num_steps // 4 if self.first is None else self.first
+        high = num_steps - 1 if self.last is None else self.last
+        if not 0 <= low <= high < num_steps:
+            raise ValueError(f"refl draws a step from {low} .. {high}, which must lie within 0 .. {num_steps - 1}")
+        step = counter_integers(low, high + 1, seed, "refl", iteration)
+        return Path(train_steps=(step,), last_step=step)
 
 
-def alignprop(num_steps: int, *, seed: int, iteration: int, truncation: Literal["random", "none"] = "random") -> Path:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """DRaFT-K (Clark et al., arXiv 2309.17400): the last `count` steps; nothing is drawn."""
+
+    count: int = 1
+    """K, in 1 .. T."""
+
+    def __call__(self, num_steps: int, *, seed: int, iteration: int) -> Path:
+        """The path of every iteration.
+
+        Raises:
+            ValueError: count is not in 1 .. T.
+        """
+        _check_count("draft", self.count, num_steps)
+        return Path(train_steps=tuple(range(num_steps - self.count, num_steps)), last_step=num_steps - 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlignProp:
     """AlignProp (Prabhudesai et al., arXiv 2310.03739): all steps, or each kept at random, late ones more often.
 
-    Random truncation draws K uniform in 0 .. T again at every step k and keeps it where K <= k, so with probability
-    (k + 1) / (T + 1). A draw that keeps none keeps the last. Truncation at a fixed step is `draft`.
-
-    Raises:
-        ValueError: truncation is unknown.
+    Random truncation draws K uniform in 0 .. T at every step k and keeps it where K <= k, so with probability
+    (k + 1) / (T + 1). A draw that keeps none keeps the last. Truncation at a fixed step is `Draft`.
     """
-    if truncation not in ("random", "none"):
-        raise ValueError(f"truncation of alignprop is random or none, got {truncation!r}; fixed truncation is draft")
-    steps = tuple(range(num_steps))
-    if truncation == "random":
-        kept = (k for k in steps if counter_integers(0, num_steps + 1, seed, "alignprop", iteration, k) <= k)
-        steps = tuple(kept) or steps[-1:]
-    return Path(train_steps=steps, last_step=num_steps - 1)
+
+    truncation: Literal["random", "none"] = "random"
+    """See above."""
+
+    def __call__(self, num_steps: int, *, seed: int, iteration: int) -> Path:
+        """The path of an iteration."""
+        steps = tuple(range(num_steps))
+        if self.truncation == "random":
+            kept = (k for k in steps if counter_integers(0, num_steps + 1, seed, "alignprop", iteration, k) <= k)
+            steps = tuple(kept) or steps[-1:]
+        return Path(train_steps=steps, last_step=num_steps - 1)
 
 
-def drtune(num_steps: int, *, seed: int, iteration: int, count: int = 1, early_stop: int = 0) -> Path:
-    """DRTune (Wu et al., arXiv 2405.00760): `count` evenly spaced steps from a random offset, inputs stopped.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrTune:
+    """DRTune (Wu et al., arXiv 2405.00760): `count` evenly spaced steps from a random offset, inputs stopped."""
 
-    The run ends by the clean estimate up to `early_stop` steps before the end, how many is drawn.
+    count: int = 1
+    """Steps that keep their gradient."""
+    early_stop: int = 0
+    """The run ends by the clean estimate up to this many steps before the end, how many is drawn."""
 
-    Raises:
-        ValueError: early_stop is negative, or leaves fewer than count steps.
-    """
-    if early_stop < 0:
-        raise ValueError(f"early_stop of drtune counts steps and must not be negative, got {early_stop}")
-    _check_count("drtune", count, num_steps - early_stop)
-    end = num_steps - counter_integers(0, early_stop + 1, seed, "drtune end", iteration)
-    offset = counter_integers(0, end // count, seed, "drtune", iteration)
-    return Path(train_steps=tuple(offset + i * end // count for i in range(count)), last_step=end - 1, stop_input=True)
+    def __call__(self, num_steps: int, *, seed: int, iteration: int) -> Path:
+        """The path of an iteration.
+
+        Raises:
+            ValueError: early_stop is negative, or leaves fewer than count steps.
+        """
+        if self.early_stop < 0:
+            raise ValueError(f"early_stop of drtune counts steps and must not be negative, got {self.early_stop}")
+        count = self.count
+        _check_count("drtune", count, num_steps - self.early_stop)
+        end = num_steps - counter_integers(0, self.early_stop + 1, seed, "drtune end", iteration)
+        offset = counter_integers(0, end // count, seed, "drtune", iteration)
+        steps = tuple(offset + i * end // count for i in range(count))
+        return Path(train_steps=steps, last_step=end - 1, stop_input=True)
 
 
 def _check_count(name: str, count: int, num_steps: int) -> None:
@@ -186,4 +218,7 @@ def _check_count(name: str, count: int, num_steps: int) -> None:
         raise ValueError(f"{name} trains between 1 and {num_steps} steps here, got count {count}")
 
 
-PATHS: dict[str, Callable[..., Path]] = {"refl": refl, "draft": draft, "alignprop": alignprop, "drtune": drtune}
+PATHS: dict[str, type[Any]] = {
+    "refl": Refl, "draft": Draft, "alignprop": AlignProp, "drtune": DrTune,
+}  # fmt: skip
+"""Options of a path; called with `(num_steps, seed=, iteration=)` they give it."""

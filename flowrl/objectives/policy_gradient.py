@@ -1,7 +1,8 @@
 """Policy-gradient objectives of one signature, and the importance ratios of whole trajectories.
 
-An objective is `function(scored, **options) -> loss [b]`, unreduced and to be minimised; a recipe takes it from
-`OBJECTIVES`. What it needs of a micro-batch is in `Scored`; the step weight and the KL term are the recipe's.
+An objective is a frozen dataclass whose fields are its options; called with a micro-batch it gives the loss [b],
+unreduced and to be minimised. A recipe takes it from `OBJECTIVES`. What it needs of a micro-batch is in `Scored`; the
+step weight and the KL term are the recipe's.
 
 | name | loss of a row, r = exp(log_ratio) | source |
 |---|---|---|
@@ -15,9 +16,8 @@ Letters: b rows of a micro-batch, M rows of a table; h the size of a step in sig
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -72,17 +72,21 @@ class Scored:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
     """An entry of `OBJECTIVES`.
 
     Attributes:
-        function: `function(scored, **options) -> loss [b]`.
+        options: the class of its options; `options(...)(scored) -> loss [b]`.
         needs_old_mean: Whether `Scored.old_mean` must be there: have the rollout keep its means.
+        needs_mean_log_ratio: Whether it is defined for log-ratios per latent dimension only.
+        of_whole_paths: Whether a ratio of whole trajectories is defined for it.
     """
 
-    function: Callable[..., Tensor]
-    needs_old_mean: bool
+    options: type[Any]
+    needs_old_mean: bool = False
+    needs_mean_log_ratio: bool = False
+    of_whole_paths: bool = False
 
 
 def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float | Tensor) -> float:
@@ -107,17 +111,24 @@ def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float 
 # ---- objectives ------------------------------------------------------------------------------------------------------
 
 
-def ppo_clip(scored: Scored) -> Float[Tensor, " b"]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clip:
     """Clipped surrogate with the rows' own, possibly asymmetric ranges (see `terms.clipped_surrogate`).
 
     The objective of Flow-GRPO (Liu et al., arXiv 2505.05470), DanceGRPO (arXiv 2505.07818) and, on a DDIM chain, of
     DDPO-IS (Black et al., arXiv 2305.13301). Their ranges, 1e-4 and the like, are for log-ratios
     per dimension.
     """
-    return clipped_surrogate(scored.log_ratio, scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high)
+
+    def __call__(self, scored: Scored) -> Float[Tensor, " b"]:
+        """Loss of each row."""
+        return clipped_surrogate(
+            scored.log_ratio, scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
+        )  # fmt: skip
 
 
-def grpo_guard(scored: Scored, *, delta: Literal["exact", "published", "none"] = "exact") -> Float[Tensor, " b"]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guard:
     """Clipped surrogate of a normalised ratio, gradients equalised over steps (GRPO-Guard, arXiv 2510.22319).
 
     With `d = mean_new - mean_old` and the standard normal that was drawn, `xi = (produced - mean_old) / std`:
@@ -129,64 +140,75 @@ def grpo_guard(scored: Scored, *, delta: Literal["exact", "published", "none"] =
     derivative with respect to the velocity is `c xi / D`, which delta makes the same at all steps. Always in the
     mean-over-dimensions convention, whatever the run's `log_ratio` is, and in units of its own: published ranges are
     2e-6 and 4e-6. The bias is taken from each sample, where the released code averages it over the batch.
-
-    Args:
-        scored: With `old_mean`.
-        delta: "exact" is 1 / abs(c), which equalises every kernel and step; "published" is 1 / h, which is the same but
-            for a constant on Flow-SDE steps after the first; "none" leaves the loss as it is (Flow-Factory).
-
-    Raises:
-        ValueError: old_mean is missing, a std is 0, or delta is unknown.
     """
-    scales = {"exact": 1 / abs(scored.sensitivity), "published": 1 / scored.step_size, "none": 1.0}
-    if delta not in scales:
-        raise ValueError(f"delta of guard must be one of {', '.join(scales)}, got {delta!r}")
-    old_mean = _old_mean(scored, "guard")
-    drift = scored.new.mean - old_mean
-    log_ratio = _mean(drift * ((scored.produced.detach() - old_mean) / positive_std(scored.new)))
-    loss = clipped_surrogate(
-        log_ratio.to(scored.advantage.dtype), scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
-    )
-    return loss * scales[delta]
+
+    delta: Literal["exact", "published", "none"] = "exact"
+    """exact is 1 / abs(c), which equalises every kernel and step; published is 1 / h, which is the same but for a
+    constant on Flow-SDE steps after the first; none leaves the loss as it is (Flow-Factory)."""
+
+    def __call__(self, scored: Scored) -> Float[Tensor, " b"]:
+        """Loss of each row.
+
+        Raises:
+            ValueError: old_mean is missing, or a std is 0.
+        """
+        scales = {"exact": 1 / abs(scored.sensitivity), "published": 1 / scored.step_size, "none": 1.0}
+        old_mean = _old_mean(scored, "guard")
+        drift = scored.new.mean - old_mean
+        log_ratio = _mean(drift * ((scored.produced.detach() - old_mean) / positive_std(scored.new)))
+        loss = clipped_surrogate(
+            log_ratio.to(scored.advantage.dtype), scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
+        )
+        return loss * scales[self.delta]
 
 
-def flow_dppo(scored: Scored, *, threshold: float = 1e-5) -> Float[Tensor, " b"]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dppo:
     """Importance-weighted loss without clipping; rows that have moved too far, and move on, are left out (Flow-DPPO).
 
     `KL = mean((mean_new - mean_old)^2) / (2 std^2)`, per dimension. A row counts 0 where `KL >= threshold` and it moves
     away from the old policy: r > 1 and A > 0, or r < 1 and A < 0. All others count `-A r`. Rows left out stay in the
     denominator. The row's clip range is not used.
-
-    Args:
-        scored: With `old_mean`.
-        threshold: Positive; 1e-5 in verl-omni, 1e-6 in Flow-Factory.
-
-    Raises:
-        ValueError: old_mean is missing, a std is 0, or the threshold is not positive.
     """
-    if not threshold > 0:
-        raise ValueError(f"threshold of dppo is a divergence per dimension and must be positive, got {threshold}")
-    drift = (scored.new.mean.detach() - _old_mean(scored, "dppo")) / positive_std(scored.new)
-    far = 0.5 * _mean(drift.square()) >= threshold
-    ratio = scored.log_ratio.exp()
-    away = ((ratio > 1) & (scored.advantage > 0)) | ((ratio < 1) & (scored.advantage < 0))
-    return torch.where(far & away, torch.zeros_like(ratio), -scored.advantage * ratio)
+
+    threshold: float = 1e-5
+    """Positive; 1e-5 in verl-omni, 1e-6 in Flow-Factory."""
+
+    def __post_init__(self) -> None:
+        if not self.threshold > 0:
+            raise ValueError(f"threshold is a divergence per dimension and must be positive, got {self.threshold}")
+
+    def __call__(self, scored: Scored) -> Float[Tensor, " b"]:
+        """Loss of each row.
+
+        Raises:
+            ValueError: old_mean is missing, or a std is 0.
+        """
+        drift = (scored.new.mean.detach() - _old_mean(scored, "dppo")) / positive_std(scored.new)
+        far = 0.5 * _mean(drift.square()) >= self.threshold
+        ratio = scored.log_ratio.exp()
+        away = ((ratio > 1) & (scored.advantage > 0)) | ((ratio < 1) & (scored.advantage < 0))
+        return torch.where(far & away, torch.zeros_like(ratio), -scored.advantage * ratio)
 
 
-def reinforce(scored: Scored) -> Float[Tensor, " b"]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reinforce:
     """Score-function loss without importance weights, `-A exp(log p - sg[log p])` (DDPO-SF, arXiv 2305.13301).
 
     Its value is -A and its gradient `-A d log p` wherever the policy is; unbiased only for the first update after a
     rollout.
     """
-    return -scored.advantage * (scored.log_ratio - scored.log_ratio.detach()).exp()
+
+    def __call__(self, scored: Scored) -> Float[Tensor, " b"]:
+        """Loss of each row."""
+        return -scored.advantage * (scored.log_ratio - scored.log_ratio.detach()).exp()
 
 
 OBJECTIVES = {
-    "clip": Objective(ppo_clip, needs_old_mean=False),
-    "guard": Objective(grpo_guard, needs_old_mean=True),
-    "dppo": Objective(flow_dppo, needs_old_mean=True),
-    "reinforce": Objective(reinforce, needs_old_mean=False),
+    "clip": Objective(options=Clip, of_whole_paths=True),
+    "guard": Objective(options=Guard, needs_old_mean=True, needs_mean_log_ratio=True),
+    "dppo": Objective(options=Dppo, needs_old_mean=True),
+    "reinforce": Objective(options=Reinforce),
 }
 
 
@@ -214,16 +236,13 @@ def sequence_coefficients(
     clip_low_M: Float[Tensor, " M"],
     clip_high_M: Float[Tensor, " M"],
     kind: Literal["sequence", "mixed"] = "sequence",
-    mix: float = 0.5,
-    *,
-    sequence_range: tuple[float, float] | None = None,
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
     """Loss of each row under a ratio of its whole trajectory, and the exact gradient by the rows' log-ratios.
 
     With `s_i = exp(mean_t log rho_it)` over the rows of sample i, and C(r, A) = min(A r, A clip(r)):
 
         sequence    loss_it = -C(s_i, A_i)                                       (GSPO, arXiv 2507.18071)
-        mixed       loss_it = -(1 - mix) C(rho_it, A_it) - mix C(s_i, A_it)      (DHPO, arXiv 2601.05607; averages)
+        mixed       loss_it = -(C(rho_it, A_it) + C(s_i, A_it)) / 2              (DHPO, arXiv 2601.05607)
 
     One row's log-ratio enters the loss of all rows of its sample, whose graphs rarely fit into memory together. The
     coefficient is the derivative of `sum_t loss_it` by that log-ratio, so `coefficient * log_ratio`, row by row and
@@ -238,23 +257,21 @@ def sequence_coefficients(
         clip_low_M: [M] distances below 1.
         clip_high_M: [M] distances above 1.
         kind: See above.
-        mix: Share of the sequence ratio in "mixed", 0 to 1.
-        sequence_range: Distances (low, high) of the sequence ratio in "mixed"; the row's own if None.
 
     Returns:
         coefficient [M] and loss [M], detached, in the dtype of the log-ratio.
 
     Raises:
-        ValueError: shapes differ, kind is unknown, mix is not in [0, 1], a sample is negative (a transition that
-            several paths share), or advantages or ranges differ within a sample under "sequence".
+        ValueError: shapes differ, kind is unknown, a sample is negative (a transition that several paths share), or
+            advantages or ranges differ within a sample under "sequence".
     """
     columns = {"log_ratio_M": log_ratio_M, "sample_M": sample_M, "advantage_M": advantage_M, "clip_low_M": clip_low_M,
                "clip_high_M": clip_high_M}  # fmt: skip
     shapes = {name: tuple(column.shape) for name, column in columns.items()}
     if set(shapes.values()) != {(log_ratio_M.numel(),)}:
         raise ValueError(f"all columns have one shape [M], got {shapes}")
-    if kind not in ("sequence", "mixed") or not 0 <= mix <= 1:
-        raise ValueError(f"kind is sequence or mixed and mix lies in [0, 1], got {kind!r} and {mix}")
+    if kind not in ("sequence", "mixed"):
+        raise ValueError(f"kind is sequence or mixed, got {kind!r}")
     if bool((sample_M < 0).any()):
         raise ValueError("a transition that several paths share (sample -1) has no sequence ratio: use the step ratio")
     log_ratio, advantage = log_ratio_M.detach().double(), advantage_M.detach().double()
@@ -265,19 +282,15 @@ def sequence_coefficients(
         for name, column in (("advantage_M", advantage), ("clip_low_M", low), ("clip_high_M", high)):
             if not torch.equal(column, _one_of_sample(column, sample)):
                 raise ValueError(
-                    f"{name} differs within a sample, but a sequence ratio goes with one advantage and one range a "
-                    "trajectory: use credit outcome, or ratio step"
+                    f"{name} differs within a sample, but a sequence ratio goes with one advantage and one range "
+                    "per trajectory: use credit outcome, or ratio step"
                 )
         loss, slope = _clipped(sequence, advantage, low, high)
         return slope.to(log_ratio_M.dtype), loss.to(log_ratio_M.dtype)
-    if sequence_range is None:
-        sequence_low, sequence_high = low, high
-    else:
-        sequence_low, sequence_high = (torch.full_like(low, distance) for distance in sequence_range)
     step_loss, step_slope = _clipped(log_ratio, advantage, low, high)
-    sequence_loss, sequence_slope = _clipped(sequence, advantage, sequence_low, sequence_high)
-    loss = (1 - mix) * step_loss + mix * sequence_loss
-    slope = (1 - mix) * step_slope + mix * _sample_mean(sequence_slope, sample)
+    sequence_loss, sequence_slope = _clipped(sequence, advantage, low, high)
+    loss = 0.5 * step_loss + 0.5 * sequence_loss
+    slope = 0.5 * step_slope + 0.5 * _sample_mean(sequence_slope, sample)
     return slope.to(log_ratio_M.dtype), loss.to(log_ratio_M.dtype)
 
 

@@ -61,27 +61,6 @@ def clipped_surrogate(
     return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(low, high))
 
 
-def masked_mean(values: Float[Tensor, " *shape"], weight: Tensor, *, denominator: Tensor | float) -> Float[Tensor, ""]:
-    """Weighted sum over a denominator that the caller knows.
-
-    `sum(values * weight) / denominator`. With the denominator of the whole batch, the losses of its micro-batches add
-    up to the loss of the batch however it is cut. Values of weight 0 are left out altogether, NaN included.
-
-    Args:
-        values: Any shape.
-        weight: The same shape; a boolean mask counts as 0 and 1.
-        denominator: Positive; usually the sum of the weights over all micro-batches and ranks.
-
-    Raises:
-        ValueError: shapes differ, or the denominator is not positive.
-    """
-    _check_same({"values": values, "weight": weight})
-    if not denominator > 0:
-        raise ValueError(f"the denominator must be positive, got {denominator}: nothing is left to average")
-    kept = torch.where(weight != 0, values, torch.zeros_like(values))
-    return (kept * weight.to(values.dtype)).sum() / denominator
-
-
 def clipped_above(
     log_ratio: Float[Tensor, " b"], advantage: Float[Tensor, " b"], *, clip_high: Float[Tensor, " b"] | float
 ) -> Bool[Tensor, " b"]:
@@ -196,19 +175,6 @@ def matching_log_prob(
     return -scale * t * ((error + 1e-10) ** error_power - 1e-10**error_power)
 
 
-def velocity_kl(
-    velocity: Float[Tensor, " b *latent"],
-    reference: Float[Tensor, " b *latent"],
-    *,
-    sigma: Float[Tensor, " b"] | None = None,
-) -> Float[Tensor, " b"]:
-    """Distance to another policy, `mse(velocity, sg[reference])`, in float64.
-
-    With sigma it is divided by `2 s^2`, `s = 0.7 sqrt(t / (1 - min(t, .99)))` at t = sigma: AWM's "ELBO" weight, the
-    divergence of Flow-SDE's noise at level 0.7 per unit of time.
-    """
-    error = mean_squared_error(velocity, reference.detach())
-    if sigma is None:
-        return error
-    t = sigma.to(error)
-    return error / (2 * 0.49 * t / (1 - t.clamp(max=0.99)))
+def velocity_kl(velocity: Float[Tensor, " b *latent"], reference: Float[Tensor, " b *latent"]) -> Float[Tensor, " b"]:
+    """Distance to another policy, `mse(velocity, sg[reference])`, in float64."""
+    return mean_squared_error(velocity, reference.detach())

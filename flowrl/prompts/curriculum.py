@@ -1,6 +1,7 @@
-"""Which prompts are worth sampling: filters on groups, replay of prompts, a Gaussian curriculum, a KL that follows.
+"""Which prompts are worth sampling: groups that disagree, replay of prompts, a Gaussian curriculum, a KL that follows.
 
-State is a plain value: a function takes the old one and returns the new one.
+A curriculum is a frozen dataclass of its options, listed in `CURRICULA`. What it remembers between iterations is a
+plain value under its `memory` in the run's memory: it takes the old one and returns the new one.
 """
 
 from __future__ import annotations
@@ -8,72 +9,56 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.advantages.normalise import set_statistics, sets_of
+from flowrl.prompts.loading import prompts_of_iteration
 from flowrl.randomness import Part, counter_integers
 
 
-def informative_groups(
-    reward_B: Float[Tensor, " B"],
-    group: Int[Tensor, " B"] | int,
-    kind: Literal["success", "std"] = "std",
-    *,
-    tol: float = 0.0,
-    success_at: float = 0.5,
-) -> Bool[Tensor, " P"]:
-    """Groups that can teach something, the others being sampled anew (dynamic sampling of DAPO, arXiv 2503.14476).
+def informative_groups(reward_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Bool[Tensor, " P"]:
+    """Groups with a learning signal, the others being sampled again (dynamic sampling of DAPO, arXiv 2503.14476).
 
     Args:
         reward_B: [B] float; NaN takes no part.
-        group: Size of contiguous groups, or [B] integers; the answer is in ascending order of their numbers.
-        kind: "success" keeps a group whose success rate lies strictly between tol and 1 - tol, a reward counting as
-            success from `success_at` on; "std" one whose rewards have a population std above tol.
-        tol: Not negative; below 1/2 for "success".
-        success_at: See kind.
+        group_B: [B] integers; the answer is in ascending order of their numbers.
 
     Returns:
-        [P] bool, False too for a group with fewer than two valid rewards.
+        [P] whether a group has two valid rewards that differ.
 
     Raises:
-        ValueError: groups do not divide the batch, shapes differ, the kind is unknown or tol is out of range.
+        ValueError: shapes differ.
     """
-    if kind not in ("success", "std"):
-        raise ValueError(f"groups are judged by success or std, got {kind!r}")
-    if not 0 <= tol < (0.5 if kind == "success" else math.inf):
-        raise ValueError(f"tol must not be negative, and below 1/2 for success rates, got {tol} for {kind!r}")
-    if isinstance(group, int):
-        if group < 1 or len(reward_B) % group:
-            raise ValueError(f"groups of {group} do not divide {len(reward_B)} rewards: groups are contiguous")
-        group = torch.arange(len(reward_B), device=reward_B.device) // group
-    if group.shape != reward_B.shape:
-        raise ValueError(f"every reward needs its group, got {tuple(group.shape)} for {tuple(reward_B.shape)}")
-    index, num_groups = sets_of(group)
-    value = reward_B.double()
-    if kind == "success":
-        value = torch.where(value.isnan(), torch.nan, (value >= success_at).double())
-    groups = set_statistics(value[None], index, num_groups)
-    if kind == "success":
-        told_apart = (groups.mean > tol) & (groups.mean < 1 - tol)
-    else:
-        told_apart = groups.std > tol
-    return (told_apart & (groups.count >= 2))[0]
+    if group_B.shape != reward_B.shape:
+        raise ValueError(f"every reward needs its group, got {tuple(group_B.shape)} for {tuple(reward_B.shape)}")
+    index, num_groups = sets_of(group_B)
+    return set_statistics(reward_B[None], index, num_groups).std[0] > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shuffled:
+    """One shuffled pass over the prompts after another; remembers nothing."""
+
+    memory: ClassVar[str] = ""
+
+    def choose(
+        self, state: Any, *, total: int, count: int, seed: int, iteration: int, round: int
+    ) -> tuple[int, ...] | None:
+        """None: the next prompts of the pass."""
+        return None
+
+    def remembered(self, state: Any, prompts: Sequence[int], pass_rates: Sequence[float], **where: int) -> None:
+        """Nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayEntry:
-    """A prompt that may be sampled again.
-
-    Attributes:
-        prompt: Its number.
-        pass_rate: At its last visit, in [0, 1].
-        last_used: Iteration of its last visit.
-        reuses: Visits since it entered.
-    """
+    """A prompt that may be sampled again: its number, its pass rate in [0, 1] at its last visit, the iteration of that
+    visit, and its visits since it entered."""
 
     prompt: int
     pass_rate: float
@@ -81,26 +66,23 @@ class ReplayEntry:
     reuses: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayBuffer:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
     """Prompts worth another visit (prompt replay, arXiv 2603.21177). Prompts alone are kept: rollouts are always fresh.
 
-    Attributes:
-        band: Lowest and highest pass rate that is kept.
-        share: Largest fraction of a batch that may be replayed.
-        cooldown: Iterations until a prompt may come again.
-        max_reuse: A prompt is replayed this often at most.
-        entries: Ascending by prompt.
-
-    Raises:
-        ValueError: an option is out of range.
+    What is remembered is a list of `[prompt, pass_rate, last_used, reuses]`, ascending by prompt.
     """
 
     band: tuple[float, float] = (0.25, 0.75)
+    """Lowest and highest pass rate that is kept."""
     share: float = 0.75
+    """Largest fraction of a batch that may be replayed."""
     cooldown: int = 10
+    """Iterations until a prompt may come again."""
     max_reuse: int = 15
-    entries: tuple[ReplayEntry, ...] = ()
+    """A prompt is replayed this often at most."""
+
+    memory: ClassVar[str] = "replay"
 
     def __post_init__(self) -> None:
         low, high = self.band
@@ -110,107 +92,119 @@ class ReplayBuffer:
                 f"{self.band}, {self.share}, {self.cooldown}, {self.max_reuse}"
             )
 
+    def choose(
+        self, state: Any, *, total: int, count: int, seed: int, iteration: int, round: int
+    ) -> tuple[int, ...] | None:
+        """Prompts of an iteration's first round: those that come again, then fresh ones."""
+        if round:
+            return None
+        again = self.again(_entries(state), count, iteration)
+        fresh = prompts_of_iteration(total, count, seed, iteration)
+        return (*again, *(number for number in fresh if number not in again))[:count]
 
-def remember(buffer: ReplayBuffer, prompts: Sequence[int], pass_rates: Sequence[float], iteration: int) -> ReplayBuffer:
-    """Take in the prompts of an iteration, fresh ones and replayed ones.
+    def again(self, entries: Sequence[ReplayEntry], batch_size: int, iteration: int) -> tuple[int, ...]:
+        """Prompts to sample again, at most `floor(share * batch_size)`.
 
-    A pass rate inside the band enters or renews a prompt, one outside removes it. A prompt that was there already has
-    been used once more. One that has used up its replays stays listed, so that it does not start over.
+        Only prompts whose last visit is at least `cooldown` iterations ago and that have replays left. Those with a
+        pass rate nearest to 1/2 come first; of equal ones the longest unused, then the lowest number.
+        """
+        ready = [e for e in entries if iteration - e.last_used >= self.cooldown and e.reuses < self.max_reuse]
+        ready.sort(key=lambda entry: (abs(entry.pass_rate - 0.5), entry.last_used, entry.prompt))
+        return tuple(entry.prompt for entry in ready[: math.floor(self.share * batch_size)])
 
-    Args:
-        buffer: Is not changed.
-        prompts: Distinct numbers.
-        pass_rates: One a prompt, in [0, 1]; NaN (nothing valid) leaves the prompt's entry as it was.
-        iteration: Of these visits.
+    def remembered(
+        self, state: Any, prompts: Sequence[int], pass_rates: Sequence[float], *, iteration: int, total: int
+    ) -> list[list[Any]]:
+        """Takes in the prompts of an iteration, fresh ones and replayed ones.
 
-    Raises:
-        ValueError: lengths differ, a prompt comes twice, or a pass rate is out of range.
+        A pass rate inside the band enters or renews a prompt, one outside removes it. A prompt that was there already
+        has been used once more. One that has used up its replays stays listed, so that it does not start over. NaN
+        (nothing valid) leaves the prompt's entry as it was.
+
+        Raises:
+            ValueError: lengths differ, a prompt comes twice, or a pass rate is out of range.
+        """
+        _check_rates(prompts, pass_rates, total)
+        entries, (low, high) = {entry.prompt: entry for entry in _entries(state)}, self.band
+        for prompt, rate in zip(prompts, pass_rates, strict=True):
+            if math.isnan(rate):
+                continue
+            old = entries.pop(prompt, None)
+            if low <= rate <= high:
+                entries[prompt] = ReplayEntry(prompt, float(rate), iteration, 0 if old is None else old.reuses + 1)
+        ordered = (entries[prompt] for prompt in sorted(entries))
+        return [[e.prompt, e.pass_rate, e.last_used, e.reuses] for e in ordered]
+
+
+def _entries(state: Any) -> list[ReplayEntry]:
+    return [ReplayEntry(int(p), float(rate), int(used), int(n)) for p, rate, used, n in state or []]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gaussian:
+    """Prompts of middling difficulty come more often: Gaussian curriculum sampling of FG-ExPO (arXiv 2605.11403).
+
+    What is remembered is the pass rate [P] of every prompt; those not visited yet stand at 0.5.
     """
+
+    centre: float = 0.5
+    """Pass rate that is preferred."""
+    width: float = 0.35
+    """Of the Gaussian, positive."""
+    momentum: float = 0.9
+    """Of the moving averages of pass rates, in [0, 1)."""
+
+    memory: ClassVar[str] = "pass_rates"
+
+    def __post_init__(self) -> None:
+        if not self.width > 0 or not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"width is positive and momentum lies in [0, 1), got width {self.width} and momentum {self.momentum}"
+            )
+
+    def choose(
+        self, state: Any, *, total: int, count: int, seed: int, iteration: int, round: int
+    ) -> tuple[int, ...] | None:
+        """Different prompts, drawn by their weights."""
+        return draw_prompts(self.weights(_rates(state, total)), count, seed, iteration, round)
+
+    def weights(self, pass_rate_P: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
+        """`exp(-(p - centre)^2 / (2 width^2))`."""
+        p = pass_rate_P.double()
+        return (-(p - self.centre).square() / (2 * self.width**2)).exp().to(pass_rate_P.dtype)
+
+    def remembered(
+        self, state: Any, prompts: Sequence[int], pass_rates: Sequence[float], *, iteration: int, total: int
+    ) -> Tensor:
+        """Moving average of each prompt's pass rate, `p <- momentum p + (1 - momentum) observed`; NaN changes nothing.
+
+        Raises:
+            ValueError: lengths differ, a prompt comes twice or is unknown, or a pass rate is out of range.
+        """
+        _check_rates(prompts, pass_rates, total)
+        updated = _rates(state, total).clone()
+        for prompt, rate in zip(prompts, pass_rates, strict=True):
+            if not math.isnan(rate):
+                updated[prompt] = self.momentum * float(updated[prompt]) + (1 - self.momentum) * rate
+        return updated
+
+
+def _rates(state: Any, total: int) -> Tensor:
+    return torch.full((total,), 0.5, dtype=torch.float64) if state is None else state
+
+
+def _check_rates(prompts: Sequence[int], pass_rates: Sequence[float], total: int) -> None:
     if len(prompts) != len(pass_rates) or len(set(prompts)) != len(prompts):
-        raise ValueError(f"one pass rate a prompt and every prompt once, got {list(prompts)} and {list(pass_rates)}")
-    entries = {entry.prompt: entry for entry in buffer.entries}
-    low, high = buffer.band
-    for prompt, rate in zip(prompts, pass_rates, strict=True):
-        if math.isnan(rate):
-            continue
-        if not 0 <= rate <= 1:
-            raise ValueError(f"a pass rate lies in [0, 1], got {rate} for prompt {prompt}")
-        old = entries.pop(prompt, None)
-        if low <= rate <= high:
-            entries[prompt] = ReplayEntry(prompt, float(rate), iteration, 0 if old is None else old.reuses + 1)
-    ordered = tuple(entries[prompt] for prompt in sorted(entries))
-    return ReplayBuffer(buffer.band, buffer.share, buffer.cooldown, buffer.max_reuse, ordered)
-
-
-def replay(buffer: ReplayBuffer, batch_size: int, iteration: int) -> tuple[int, ...]:
-    """Prompts to sample again in this iteration, at most `floor(share * batch_size)`; fill the batch with fresh ones.
-
-    Only prompts whose last visit is at least `cooldown` iterations ago and that have replays left. Those with a pass
-    rate nearest to 1/2 come first; of equal ones the longest unused, then the lowest number.
-
-    Raises:
-        ValueError: the batch is negative.
-    """
-    if batch_size < 0:
-        raise ValueError(f"a batch cannot hold {batch_size} prompts")
-    ready = [
-        entry
-        for entry in buffer.entries
-        if iteration - entry.last_used >= buffer.cooldown and entry.reuses < buffer.max_reuse
-    ]
-    ready.sort(key=lambda entry: (abs(entry.pass_rate - 0.5), entry.last_used, entry.prompt))
-    return tuple(entry.prompt for entry in ready[: math.floor(buffer.share * batch_size)])
-
-
-def gaussian_weights(
-    pass_rate_P: Float[Tensor, " P"], *, centre: float = 0.5, width: float = 0.35
-) -> Float[Tensor, " P"]:
-    """Weights that prefer prompts of middling difficulty, `exp(-(p - centre)^2 / (2 width^2))`.
-
-    Gaussian curriculum sampling of FG-ExPO (arXiv 2605.11403); prompts not visited yet start at p = 0.5.
-
-    Raises:
-        ValueError: a pass rate is outside [0, 1], or the width is not positive.
-    """
-    if not width > 0 or not bool(((pass_rate_P >= 0) & (pass_rate_P <= 1)).all()):
+        raise ValueError(f"one pass rate per prompt and every prompt once, got {list(prompts)} and {list(pass_rates)}")
+    if any(not 0 <= prompt < total for prompt in prompts) or any(rate < 0 or rate > 1 for rate in pass_rates):
         raise ValueError(
-            f"pass rates lie in [0, 1] and the width is positive, got width {width}, {pass_rate_P.tolist()}"
+            f"prompts are 0 .. {total - 1} and pass rates lie in [0, 1], got {list(prompts)} and {list(pass_rates)}"
         )
-    p = pass_rate_P.double()
-    return (-(p - centre).square() / (2 * width**2)).exp().to(pass_rate_P.dtype)
 
 
-def update_pass_rates(
-    pass_rate_P: Float[Tensor, " P"],
-    prompts: Sequence[int],
-    observed: Sequence[float],
-    *,
-    momentum: float = 0.9,
-) -> Float[Tensor, " P"]:
-    """Moving average of each prompt's pass rate, `p <- momentum p + (1 - momentum) observed` (FG-ExPO).
-
-    Args:
-        pass_rate_P: [P]; is not changed.
-        prompts: Distinct numbers in 0 .. P-1.
-        observed: Pass rates of this iteration, one a prompt, in [0, 1]; NaN (nothing valid) changes nothing.
-        momentum: In [0, 1).
-
-    Raises:
-        ValueError: lengths differ, a prompt comes twice or is unknown, or a number is out of range.
-    """
-    known = len(set(prompts)) == len(prompts) == len(observed) and all(0 <= i < len(pass_rate_P) for i in prompts)
-    if not known:
-        raise ValueError(
-            f"one pass rate a prompt and every prompt once, of 0 .. {len(pass_rate_P) - 1}, got {list(prompts)} and "
-            f"{list(observed)}"
-        )
-    if not 0 <= momentum < 1 or any(rate < 0 or rate > 1 for rate in observed):
-        raise ValueError(f"momentum lies in [0, 1) and pass rates in [0, 1], got {momentum} and {list(observed)}")
-    updated = pass_rate_P.clone()
-    for prompt, rate in zip(prompts, observed, strict=True):
-        if not math.isnan(rate):
-            updated[prompt] = momentum * float(pass_rate_P[prompt]) + (1 - momentum) * rate
-    return updated
+CURRICULA: dict[str, type[Shuffled] | type[Replay] | type[Gaussian]] = {
+    "shuffled": Shuffled, "replay": Replay, "gaussian": Gaussian,
+}  # fmt: skip
 
 
 def draw_prompts(weight_P: Float[Tensor, " P"], n: int, *counters: Part) -> tuple[int, ...]:

@@ -6,11 +6,11 @@
 | dpo_offline | read from files, nothing is sampled in training | the same |
 | d3po | best and worst of each group sampled with noise from one start | log-densities of their steps (D3PO) |
 
-The policy is compared with a frozen copy, the slot "old": what a run starts from, copied anew from the policy every
+The policy is compared with a frozen copy, the slot "old": what a run starts from, copied again from the policy every
 `ref_update_every` iterations (online DPO; with `behaviour: old` it samples too). Guidance is `sampler.guidance_scale`
 for sampling, policy and reference alike; 1 is conditional training. Groups whose rewards are all equal have no pair.
 
-Letters: P prompts, G images a prompt, n images of this process, p pairs, r rows (pair, draw) of a micro-batch.
+Letters: P prompts, G images per prompt, n images of this process, p pairs, r rows (pair, draw) of a micro-batch.
 
 Deviations from the published code: the loss is the mean over all pairs and draws of an update, on all processes, where
 D3PO takes an optimizer step every few denoising steps; Flow-GRPO's DPO keeps pairs without a difference, and draws the
@@ -19,7 +19,7 @@ levels of a pair independently, where most kinds of `times` stratify them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,17 +32,17 @@ from flowrl.objectives.preference_losses import PairLoss, d3po, diffusion_dpo, p
 from flowrl.prompts.loading import Prompt, prompts_of_iteration
 from flowrl.prompts.pairs import Pair, load_images, read_pairs
 from flowrl.randomness import sample_normals
-from flowrl.recipes.preference_settings import OBJECTIVES, Offline, Steps, check
+from flowrl.recipes.preference_settings import Offline, Steps, check, objective_of
 from flowrl.rewards import RewardOutput
-from flowrl.samplers import Kernel, rollout
+from flowrl.samplers import Kernel
 from flowrl.samplers.times import training_times
+from flowrl.training.batch import Batch
 from flowrl.training.learner import GradientSum, Statistics
-from flowrl.training.loop import Batch, Loop
+from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
-from flowrl.training.paths import sampler_at
-from flowrl.training.prompting import encode_prompts
+from flowrl.training.paths import sample, sampler_at
+from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.training.run import Run
-from flowrl.training.scoring import reward_row
 from flowrl.trajectory import Conditioning, Schedule, Trajectory
 
 __all__ = ["check", "main"]
@@ -67,12 +67,12 @@ class Pairs:
     cond: Conditioning
 
 
-def main(config: TrainConfig, run: Run) -> bool:
+def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    name = config.objective.name or "dpo"
-    options = OBJECTIVES[name](**config.objective.options)
+    options = objective_of(config)
     records = read_pairs(resolve_path(options.pairs)) if isinstance(options, Offline) else []
-    loop = Loop(config, run, slots=("old",))
+    more = tuple(prompt_of(pair, config.prompts.negative) for pair in records)
+    loop = Loop(config, run, replace(prompts, more=more), slots=("old",))
     for iteration in loop:
         row: dict[str, Any] = {}
         kernel, schedule = sampler_of(config.sampler, loop.pipeline)
@@ -87,12 +87,15 @@ def main(config: TrainConfig, run: Run) -> bool:
             if isinstance(options, Steps):
                 kernel, schedule, steps = sampler_at(loop, iteration)
             with loop.clock("rollout"), torch.no_grad(), loop.policy.under(options.behaviour):
-                trajectory = sample(loop, batch, kernel, schedule, steps)
+                trajectory = sample(loop, batch, kernel, schedule, steps, None)
             with loop.clock("reward"), torch.no_grad():
-                output = loop.score(batch, trajectory.final, batch.group, batch.own)
+                scoring = loop.scorer.start(batch)
+                scoring.add(trajectory.final, batch.group, batch.own)
+                output = scoring.result()
+            loop.rewards_of_all(output)
             pairs = pairs_of_rollout(batch, trajectory, output)
-            row = pair_row(loop, pairs, output, iteration)
-            if not loop.trains_policy(iteration):  # only a reward that is trained along learns
+            row = pair_row(loop, pairs, output)
+            if not loop.trains_policy(iteration):  # only a jointly trained reward learns
                 loop.log(iteration, row)
                 continue
 
@@ -119,48 +122,29 @@ def main(config: TrainConfig, run: Run) -> bool:
                         continue
                     loss_p, metrics = loss_of(pair, draw)
                     metrics["implicit_accuracy"] = metrics.pop("accuracy")
-                    stats.add(torch.ones_like(loss_p, dtype=torch.bool), loss=loss_p, **metrics)
+                    stats.mean(torch.ones_like(loss_p, dtype=torch.bool), loss=loss_p, **metrics)
                     gradient.add(loss_p.sum() / live)
-                stats.note("grad_norm", gradient.apply(run, loop.optimizer, config.optim.max_grad_norm, iteration))
+                stats.shared(grad_norm=gradient.apply(run, loop.optimizer, config.optim.max_grad_norm, iteration))
                 loop.updated()
 
         # 4. The reference may follow; log.
         every = None if isinstance(options, Offline) else options.ref_update_every
         if every is not None and (iteration + 1) % every == 0:
             loop.policy.blend("old", 0.0)
-        loop.log(iteration, row | stats.means(run) | {"live_rows": stats.rows(run)})
+        loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
     return loop.finished
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------
 
 
-def sample(loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...]) -> Trajectory:
-    """This process's images under the weights of now; call it without gradient."""
-    config, size, parts = loop.config, loop.geometry.rollout_batch_size, []
-    for start in range(0, len(batch.own), size):
-        images = batch.own[start : start + size]
-
-        def noise(step: int, images: range = images) -> Tensor:
-            places = [(i // config.group_size, i % config.group_size) for i in images]
-            keys = [(config.seed, "step", batch.iteration, group, k, step) for group, k in places]
-            return sample_normals(loop.pipeline.latent_shape, keys).to(loop.run.device)
-
-        cond = batch.cond[batch.local(batch.group[start : start + size])]
-        parts.append(rollout(
-            loop.velocity(cond), loop.start_noise(batch, images), schedule, kernel, noise, stochastic=steps,
-            solver=config.sampler.solver,
-        ))  # fmt: skip
-    return Trajectory.cat(parts)
-
-
 def pairs_of_rollout(batch: Batch, trajectory: Trajectory, output: RewardOutput) -> Pairs:
-    """Best and worst image of every group with a difference; images without a valid reward are no candidates."""
+    """Best and worst image of every group with a difference; images without a valid reward are not candidates."""
     winner, loser = pairs_of_groups(output.values.cpu(), batch.group, valid=output.valid.cpu())
     group = batch.group[winner]
     return Pairs(
         pool=trajectory.states if trajectory.steps else trajectory.final,
-        winner=winner, loser=loser, group=group, cond=batch.cond[batch.local(group)],
+        winner=winner, loser=loser, group=group, cond=batch.asked.cond_of(group),
     )  # fmt: skip
 
 
@@ -169,27 +153,24 @@ def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
     count = loop.config.prompts_per_step // loop.run.world
     chosen = prompts_of_iteration(len(records), loop.config.prompts_per_step, loop.config.seed, iteration)
     group = torch.arange(loop.run.rank * count, (loop.run.rank + 1) * count)
-    own = [records[chosen[int(number)]] for number in group]
+    own, negative = [records[chosen[int(number)]] for number in group], loop.config.prompts.negative
     images = load_images([pair.winner for pair in own] + [pair.loser for pair in own])
     return Pairs(
         pool=loop.pipeline.encode_images(images), winner=torch.arange(count), loser=torch.arange(count) + count,
-        group=group, cond=encode_prompts(loop.pipeline, [_prompt(pair, loop.config) for pair in own]),
+        group=group, cond=encode_prompts(loop.pipeline, [prompt_of(pair, negative) for pair in own]),
     )  # fmt: skip
 
 
-def _prompt(pair: Pair, config: TrainConfig) -> Prompt:
-    return Prompt(text=pair.prompt, metadata={}, negative=config.prompts.negative)
+def prompt_of(pair: Pair, negative: str) -> Prompt:
+    """The prompt that both images of a pair were drawn for."""
+    return Prompt(text=pair.prompt, metadata={}, negative=negative)
 
 
-def pair_row(loop: Loop, pairs: Pairs, output: RewardOutput, iteration: int) -> dict[str, Any]:
-    """The log's means over the images of all processes; stops a run whose reward says nothing."""
-    run = loop.run
-    values, valid = run.gather(output.values.to(run.device)), run.gather(output.valid.to(run.device))
-    loop.check_rewards(torch.where(valid, values, torch.nan), iteration)
-    row = reward_row(loop, output.values, output.valid, output.parts)
-    count = int(run.accelerator.reduce(torch.tensor(len(pairs.winner), device=run.device)).item())
-    row |= {"pairs": count, "zero_std_ratio": 1 - count / loop.config.prompts_per_step}
-    return row
+def pair_row(loop: Loop, pairs: Pairs, output: RewardOutput) -> dict[str, Any]:
+    """The log's means over the images of all processes, and the number of their pairs."""
+    mine = torch.tensor(len(pairs.winner), device=loop.run.device)
+    count = int(loop.run.accelerator.reduce(mine).item())
+    return loop.scorer.row(output) | {"pairs": count, "zero_std_ratio": 1 - count / loop.config.prompts_per_step}
 
 
 # ---- update ----------------------------------------------------------------------------------------------------------

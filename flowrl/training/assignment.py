@@ -2,50 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from flowrl.advantages.normalise import Aggregation, aggregate, combine
 from flowrl.advantages.reward_maps import MAPS, log_tame
-from flowrl.advantages.shaping import RewardHistory, a_grae, dcpo, select_best, set_means, update_history
-from flowrl.config.options import check_options
+from flowrl.advantages.shaping import (
+    SHAPINGS,
+    AGrae,
+    Dcpo,
+    RewardHistory,
+    dcpo,
+    dcpo_clip,
+    select_best,
+    set_means,
+    update_history,
+)
+from flowrl.config.options import build_options
 from flowrl.config.train import TrainConfig
-from flowrl.credit import Method
+from flowrl.credit import CREDIT, Method
+from flowrl.credit.context import Context
+from flowrl.credit.dense import calibrate_noise
+from flowrl.credit.values import gains_of, steps_of
 from flowrl.prompts.curriculum import accuracy_scaled_kl
 from flowrl.randomness import counter_choice
 from flowrl.rewards import RewardOutput
 from flowrl.samplers import Kernel
-from flowrl.training.loop import Batch, Loop
+from flowrl.training.batch import Asked, Batch
+from flowrl.training.loop import Loop
 from flowrl.training.scoring import MERGED, trained_channels
 from flowrl.trajectory import Credit, Sampled, Schedule
 
 
-def credit_of(
-    loop: Loop, method: Method, sampled: Sampled, output: RewardOutput, kernel: Kernel, schedule: Schedule
-) -> Credit:
-    """Credit of every transition: a channel a reward, or one channel of the weighted sum."""
-    config, (channels, channel_weights) = loop.config, trained_channels(loop, output)
-    reward_KF = torch.stack(channels)
-    if config.reward_map.name != "none":
-        reward_KF = MAPS[config.reward_map.name](reward_KF, **config.reward_map.options)
+def credit_of(loop: Loop, sampled: Sampled, output: RewardOutput, kernel: Kernel, schedule: Schedule) -> Credit:
+    """Credit of every transition: a channel per reward, or one channel of the weighted sum."""
+    config, run = loop.config, loop.run
+    reward_KF, weights = reward_channels(loop, output)
+    if (mapped := reward_map(config)) is not None:
+        reward_KF = mapped(reward_KF)
     reward_KF = torch.where(output.valid, reward_KF, torch.nan).to(sampled.states.device)
     if config.reward_aggregation == "log_tame":  # of rewards: what credit makes of them may have any sign
-        tamed, first = log_tame(loop.run.gather(reward_KF.T).T), loop.run.rank * len(sampled.finished)
-        weights = torch.tensor(channel_weights)
-        reward_KF = combine(tamed[:, first : first + len(sampled.finished)], weights)[None]
-    options: dict[str, Any] = dict(config.credit.options)
-    if method.needs_step_std:
-        options["step_std"] = step_stds(kernel, schedule)
-    if method.needs_dims:  # a softmax over summed log-densities would pick one child
-        options["per_dim"] = sampled.states[0].numel()
-    if method.needs_everyone:
-        options |= {"gather": lambda rows: loop.run.gather(rows.to(loop.run.device)).to(rows.device),
-                    "rank": loop.run.rank}  # fmt: skip
-    return method.credit(sampled, reward_KF, **options)
+        tamed, first = log_tame(run.gather(reward_KF.T).T), run.rank * len(sampled.finished)
+        reward_KF = combine(tamed[:, first : first + len(sampled.finished)], weights.float())[None]
+    context = Context(
+        step_std=step_stds(kernel, schedule), per_dim=sampled.states[0].numel(), rank=run.rank,
+        gather=lambda rows: run.gather(rows.to(run.device)).to(rows.device), iteration=loop.iteration,
+    )  # fmt: skip
+    return credit_options(config)(sampled, reward_KF, context)
+
+
+def calibrated(loop: Loop, sampled: Sampled, output: RewardOutput) -> dict[str, float]:
+    """Moves the noise level of each step by how often it gained, in the run's memory; the levels for the log."""
+    settings, run = loop.config.sampler, loop.run
+    reward = torch.where(output.valid, output.values, torch.nan).to(sampled.states.device)
+    gains, steps = gains_of(sampled, reward[None])[0], steps_of(sampled)[0].tolist()
+    levels = loop.memory.get("noise_levels") or settings.noise_levels or (settings.noise_level,) * settings.num_steps
+    table, calibration = torch.tensor(levels, dtype=torch.float64), settings.calibration
+    everyone = run.gather(gains.to(run.device)).cpu()
+    table[steps] = calibrate_noise(table[steps], everyone, eps1=calibration.tolerance, eps2=calibration.step)
+    loop.memory["noise_levels"] = table.tolist()
+    return {f"noise_level/{step}": float(table[step]) for step in steps}
+
+
+def reward_channels(loop: Loop, output: RewardOutput) -> tuple[Tensor, Tensor]:
+    """[K, F] rewards as advantages take them, and their weights [K] now."""
+    channels, weights = trained_channels(
+        loop.config.reward_aggregation, loop.scorer.reward, loop.iteration, output
+    )  # fmt: skip
+    return torch.stack(channels), torch.tensor(weights, dtype=torch.float64)
 
 
 def step_stds(kernel: Kernel, schedule: Schedule) -> Tensor:
@@ -56,51 +85,49 @@ def step_stds(kernel: Kernel, schedule: Schedule) -> Tensor:
 
 
 def advantages(
-    loop: Loop, method: Method, batch: Batch, sampled: Sampled, credit: Credit, output: RewardOutput, ends: Ends
+    loop: Loop, method: Method, asked: Asked, sampled: Sampled, credit: Credit, output: RewardOutput, ends: Ends
 ) -> tuple[Tensor, Tensor, float]:
-    """Advantage `[M]` of each transition, which of them teach something `[M]`, and the share of sets that do not.
+    """Advantage `[M]` of each transition, which of them carry a learning signal `[M]`, and the share of sets that do
+    not.
 
     A set of equal credit is masked where it stands: its rows would only dilute the loss.
     """
     config, run = loop.config, loop.run
-    advantage = _normalised(loop, sampled, credit)
+    first, count = run.rank * len(sampled), len(credit.raw)
+    raw_KM, norm_M = run.gather(credit.raw.T.to(run.device)).T.contiguous(), run.gather(credit.norm.to(run.device))
+    weights = reward_channels(loop, output)[1]
+    if config.reward_aggregation == "log_tame":
+        weights = weights.new_ones(1)  # credit was assigned to the sum of tamed rewards
+    weights = weights.repeat_interleave(count // len(weights))
+    everything = normalised(config, raw_KM.cpu().double(), norm_M.cpu(), weights)
+    advantage = everything[first : first + len(sampled)].to(sampled.log_prob.device)
     if method.back_up is not None:
         advantage = method.back_up(sampled, advantage, per_dim=sampled.states[0].numel())
     if credit.offset is not None:
         advantage = advantage + credit.offset
     if credit.scale is not None:
         advantage = advantage * credit.scale
-    advantage = shaped(loop, batch, sampled, advantage, output, ends)
+    advantage = shaped(loop, asked, sampled, advantage, output, ends)
     known = advantage.isfinite()
     advantage = torch.where(known, advantage, 0.0).clamp(-config.adv_clip_range, config.adv_clip_range).float()
     # A set may be spread over processes.
-    _, place = run.gather(credit.norm.to(run.device)).unique(return_inverse=True)
+    _, place = norm_M.unique(return_inverse=True)
     moved = torch.zeros(int(place.max()) + 1, device=run.device)
     moved = moved.scatter_reduce(0, place, run.gather(advantage.abs().to(run.device)), "amax")
-    own = place[run.rank * len(sampled) : (run.rank + 1) * len(sampled)]
     keep = known if credit.keep is None else known & credit.keep
-    teaches = (moved > 0)[own].to(keep.device)
-    return advantage, keep & teaches & trained_steps(loop, sampled), float((moved == 0).double().mean())
+    signal = (moved > 0)[place[first : first + len(sampled)]].to(keep.device)
+    return advantage, keep & signal & trained_steps(loop, sampled), float((moved == 0).double().mean())
 
 
-def _normalised(loop: Loop, sampled: Sampled, credit: Credit) -> Tensor:
-    """[M] advantages before anything else, from the credit of all processes."""
-    config, run, channels = loop.config, loop.run, len(credit.raw)
-    one = config.reward_aggregation in (*MERGED, "log_tame")
-    now = zip(loop.reward.terms, loop.reward.weights_at(loop.iteration), strict=True)
-    weights = [1.0] if one else [weight for term, weight in now if term.weight]
-    how = cast(Aggregation, "sum" if one else config.reward_aggregation)
-    if how == "sum" and channels > 1:
-        how = "each"  # granularities of one reward: each is normalised, then they add up
-    everything = aggregate(
-        run.gather(credit.raw.T.to(run.device)).T.contiguous().cpu().double(),
-        run.gather(credit.norm.to(run.device)).cpu(),
-        torch.tensor(weights, dtype=torch.float64).repeat_interleave(channels // len(weights)), how=how,
-        scope=config.adv_std, eps=config.adv_eps, correction=config.adv_correction, baseline=config.adv_baseline,
-        virtual_max=config.adv_virtual_max,
+def normalised(config: TrainConfig, raw_KM: Tensor, norm_M: Tensor, weights_K: Tensor) -> Tensor:
+    """[M] advantages of the credit of all processes, as the run's settings normalise and aggregate it."""
+    how = config.reward_aggregation
+    if how in (*MERGED, "log_tame"):  # one reward; its granularities are normalised each, then added up
+        how = "sum" if len(raw_KM) == 1 else "each"
+    return aggregate(
+        raw_KM, norm_M, weights_K, how=cast(Aggregation, how), scope=config.adv_std, eps=config.adv_eps,
+        correction=config.adv_correction, baseline=config.adv_baseline, virtual_max=config.adv_virtual_max,
     )  # fmt: skip
-    first = run.rank * len(sampled)
-    return everything[first : first + len(sampled)].to(sampled.log_prob.device)
 
 
 def trained_steps(loop: Loop, sampled: Sampled) -> Tensor:
@@ -120,6 +147,20 @@ def trained_steps(loop: Loop, sampled: Sampled) -> Tensor:
         chosen = counter_choice(len(steps), count, loop.config.seed, "trained steps", iteration, image)
         keep[rows[list(chosen)]] = True
     return keep.to(sampled.step.device)
+
+
+def clip_ranges(loop: Loop, sampled: Sampled, kernel: Kernel, schedule: Schedule) -> tuple[Tensor, Tensor]:
+    """[M] distances below and above 1 at which the ratio of each transition is held."""
+    (low, high), ones = loop.config.clip_bounds, torch.ones_like(sampled.log_prob)
+    shaping = shaping_options(loop.config)
+    if not isinstance(shaping, Dcpo) or shaping.clip == "fixed":
+        return ones * low, ones * high
+    # The density over that at the mean, per dimension: exp(-mean(xi^2) / 2), xi the normal that was drawn.
+    std = step_stds(kernel, schedule)[sampled.step.cpu()].to(sampled.log_prob)
+    highest = -std.log() - 0.5 * math.log(2 * math.pi)
+    share = (sampled.log_prob / sampled.states[0].numel() - highest).exp().clamp(max=1.0)
+    lowest_ratio, highest_ratio = dcpo_clip(share, eps_low=low, eps_high=high)
+    return 1 - lowest_ratio, highest_ratio - 1
 
 
 def end_rewards(sampled: Sampled, output: RewardOutput) -> Tensor:
@@ -143,17 +184,19 @@ class Ends:
 
 def all_ends(loop: Loop, batch: Batch, sampled: Sampled, output: RewardOutput) -> Ends:
     """Gathers the ends of all processes, in rank order."""
-    run, group = loop.run, sampled.finished_group[sampled.ends].cpu()
-    prompt = torch.tensor(batch.prompt_ids)[batch.local(group)]
-    columns = (end_rewards(sampled, output), group, prompt)
-    return Ends(*(run.gather(column.to(run.device)).cpu() for column in columns))
+    run, group, ends = loop.run, sampled.finished_group[sampled.ends].cpu(), sampled.ends.to(output.values.device)
+    columns = (group, batch.asked.prompt_ids_of(group))
+    return Ends(
+        loop.scorer.of_all(output.values[ends], output.valid[ends]),
+        *(run.gather(column.to(run.device)).cpu() for column in columns),
+    )
 
 
 def success_rates(ends: Ends, group: Tensor, owner: str) -> Tensor:
     """Mean reward in [0, 1] of each group, looked up for group numbers; 0 where no reward is valid.
 
     Raises:
-        ValueError: a reward lies outside [0, 1], so that it is no success.
+        ValueError: a reward lies outside [0, 1], so it cannot be read as a success rate.
     """
     known = ends.reward[~ends.reward.isnan()]
     if bool(((known < 0) | (known > 1)).any()):
@@ -167,21 +210,21 @@ def success_rates(ends: Ends, group: Tensor, owner: str) -> Tensor:
     return rates[torch.searchsorted(found, group.cpu())]
 
 
-def shaped(loop: Loop, batch: Batch, sampled: Sampled, advantage_M: Tensor, output: RewardOutput, ends: Ends) -> Tensor:
+def shaped(loop: Loop, asked: Asked, sampled: Sampled, advantage_M: Tensor, output: RewardOutput, ends: Ends) -> Tensor:
     """Advantages after the configured change of shape."""
-    settings = loop.config.shaping
-    if settings.name == "none":
+    shaping = shaping_options(loop.config)
+    if shaping is None:
         return advantage_M
-    if settings.name == "a_grae":
+    if isinstance(shaping, AGrae):
         success = success_rates(ends, sampled.group, "shaping a_grae").to(advantage_M.device)
-        return a_grae(advantage_M, success.to(advantage_M), float(ends.reward.nanmean()), **settings.options)
-    merge = settings.options.get("merge", "pooled")
+        return shaping(advantage_M, success.to(advantage_M), float(ends.reward.nanmean()))
     stored = loop.memory.get("reward_history")
-    history = RewardHistory.start(len(loop.train_prompts), merge) if stored is None else RewardHistory(**stored)
+    total = len(loop.prompts.train)
+    history = RewardHistory.start(total, shaping.merge) if stored is None else RewardHistory(**stored)
     history = update_history(history, ends.reward, ends.prompt)
     loop.memory["reward_history"] = {f.name: getattr(history, f.name) for f in fields(history)}
     own_reward, sample = end_rewards(sampled, output).to(advantage_M.device), sampled.sample
-    prompt = torch.tensor(batch.prompt_ids)[batch.local(sampled.group)]
+    prompt = asked.prompt_ids_of(sampled.group)
     return dcpo(own_reward[sample].to(advantage_M), advantage_M, prompt, history, eps=loop.config.adv_eps)
 
 
@@ -203,49 +246,79 @@ def accuracy_scale(loop: Loop, sampled: Sampled, ends: Ends) -> Tensor:
     return torch.tensor([accuracy_scaled_kl(1.0, float(rate)) for rate in rates]).to(ones)
 
 
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def credit_options(config: TrainConfig) -> Callable[..., Credit]:
+    """The credit method with its options."""
+    name = config.credit.method
+    made: Callable[..., Credit] = build_options(CREDIT[name].options, config.credit.options, owner=f"credit {name!r}")
+    return made
+
+
+def shaping_options(config: TrainConfig) -> Dcpo | AGrae | None:
+    """The change of shape with its options; None without one."""
+    shaping = config.shaping
+    if shaping.name == "none":
+        return None
+    return build_options(SHAPINGS[shaping.name], shaping.options, owner=f"shaping {shaping.name!r}")
+
+
+def reward_map(config: TrainConfig) -> Callable[[Tensor], Tensor] | None:
+    """The map of rewards with its options; None without one."""
+    maps = config.reward_map
+    if maps.name == "none":
+        return None
+    made: Callable[[Tensor], Tensor] = build_options(MAPS[maps.name], maps.options, owner=f"reward_map {maps.name!r}")
+    return made
+
+
+def check_advantages(config: TrainConfig) -> None:
+    """Refuses ways of comparing rewards that cannot work together, in any recipe.
+
+    Raises:
+        ValueError: names the settings and what to change.
+    """
+    if config.reward_aggregation != "sum" and len([reward for reward in config.rewards if reward.weight]) < 2:
+        raise ValueError(
+            f"reward_aggregation={config.reward_aggregation} needs two rewards of nonzero weight, there is one: add "
+            "another, or set it to sum"
+        )
+    if config.adv_virtual_max is not None and config.adv_std == "global":
+        raise ValueError(
+            "adv_virtual_max is one more member of every group, and adv_std=global divides by the std of all images: "
+            "set adv_std to group or none"
+        )
+
+
 def check_assignment(config: TrainConfig, method: Method) -> None:
     """Refuses settings between reward and advantage that cannot work together.
 
     Raises:
         ValueError: names the setting and what to change.
     """
-    credit, shaping, maps = config.credit.method, config.shaping, config.reward_map
-    if maps.name != "none":
-        check_options(MAPS[maps.name], maps.options, owner=f"reward_map {maps.name!r}")
-    elif maps.options:
-        raise ValueError("reward_map.options are set, but reward_map.name is none: name a map or remove them")
-    if shaping.name == "a_grae":
-        check_options(a_grae, shaping.options, owner="shaping 'a_grae'")
-    elif shaping.name == "dcpo":
-        if set(shaping.options) - {"merge"} or shaping.options.get("merge", "pooled") not in ("pooled", "release"):
-            raise ValueError(f"shaping 'dcpo' has one option, merge (pooled or release), got {shaping.options}")
-        if credit != "outcome" or config.curriculum.max_rounds > 1:
-            raise ValueError(
-                f"shaping dcpo compares a prompt's finished images over visits: it goes with credit.method=outcome "
-                f"(got {credit}) and curriculum.max_rounds=1"
-            )
-    elif shaping.options:
-        raise ValueError("shaping.options are set, but shaping.name is none: name one or remove them")
+    credit = config.credit.method
+    credit_options(config)
+    reward_map(config)
+    for key, section in (("reward_map", config.reward_map), ("shaping", config.shaping)):
+        if section.name == "none" and section.options:
+            raise ValueError(f"{key}.options are set, but {key}.name is none: name one or remove them")
+    if isinstance(shaping_options(config), Dcpo) and (credit != "outcome" or config.curriculum.max_rounds > 1):
+        raise ValueError(
+            f"shaping dcpo compares a prompt's finished images over visits: it goes with credit.method=outcome "
+            f"(got {credit}) and curriculum.max_rounds=1"
+        )
     if config.reward_aggregation in ("each", "gdpo") and method.merged:
         raise ValueError(
             f"credit method {credit} takes one reward, the weighted sum, so reward_aggregation="
             f"{config.reward_aggregation} has nothing to aggregate: set it to sum or log_tame"
         )
-    if config.reward_aggregation != "sum" and len([r for r in config.rewards if r.weight]) < 2:
-        raise ValueError(
-            f"reward_aggregation={config.reward_aggregation} needs two rewards of nonzero weight, there is one: add "
-            "another, or set it to sum"
-        )
     if config.best_of is not None and config.curriculum.max_rounds > 1:
         raise ValueError("best_of and curriculum.max_rounds above 1 both leave images out: use one of them")
-    if config.adv_virtual_max is not None and config.adv_std == "global":
-        raise ValueError(
-            "adv_virtual_max is one more member of every group, and adv_std=global divides by the std of all images: "
-            "set adv_std to group or none"
-        )
+    check_advantages(config)
     if config.curriculum.accuracy_scaled_kl and not config.kl_coef:
         raise ValueError("curriculum.accuracy_scaled_kl scales kl_coef, which is 0: raise it, or leave the scaling out")
-    if config.adv_virtual_max is not None and (method.plan != "trajectories" or method.values):
+    if config.adv_virtual_max is not None and not method.of_outcomes:
         raise ValueError(
             f"adv_virtual_max is the highest reward of a finished image, but credit method {credit} compares changes "
             "of reward or averages: use credit.method=outcome"

@@ -125,17 +125,20 @@ class GradientSum:
 
 
 class Statistics:
-    """Sums over live rows in float64, joined over processes when read."""
+    """Three reductions of what an update sees: means over live rows, largest values, and numbers that are shared.
+
+    Sums are in float64 and joined over processes when read.
+    """
 
     def __init__(self, *names: str) -> None:
-        """`names` are the quantities that may be added, the same on every process; "loss" is always one."""
+        """`names` are the quantities whose mean may be wanted, the same on every process; "loss" is always one."""
         self._sums = dict.fromkeys(("loss", *names), 0.0)
         self._counts = dict.fromkeys(("loss", *names), 0)
         self._largest: dict[str, float] = defaultdict(float)
-        self._noted: dict[str, list[float]] = defaultdict(list)
+        self._shared: dict[str, list[float]] = defaultdict(list)
 
-    def add(self, keep: Tensor, **values_b: Tensor) -> None:
-        """Adds values of rows; only live rows count.
+    def mean(self, keep: Tensor, **values_b: Tensor) -> None:
+        """Adds values of rows, of which the mean is wanted; only live rows count.
 
         Raises:
             KeyError: a name that was not announced.
@@ -144,15 +147,17 @@ class Statistics:
             self._sums[name] += float(value.detach()[keep].double().sum())
             self._counts[name] += int(keep.sum())
 
-    def maximum(self, name: str, values: Tensor) -> None:
-        """Keeps the largest value seen."""
-        self._largest[name] = max(self._largest[name], float(values.detach().max()))
+    def largest(self, **values: Tensor) -> None:
+        """Adds values of which the largest is wanted."""
+        for name, value in values.items():
+            self._largest[name] = max(self._largest[name], float(value.detach().max()))
 
-    def note(self, name: str, value: Tensor) -> None:
-        """Notes a number that all processes share; read as its mean."""
-        self._noted[name].append(float(value))
+    def shared(self, **values: Tensor) -> None:
+        """Adds numbers that all processes share, of which the mean is wanted."""
+        for name, value in values.items():
+            self._shared[name].append(float(value))
 
-    def largest(self, name: str, run: Run) -> float:
+    def largest_of_all(self, name: str, run: Run) -> float:
         """The largest value over all processes."""
         mine = torch.tensor([self._largest[name]], dtype=torch.float32, device=run.device)
         return float(run.gather(mine).max())
@@ -161,16 +166,16 @@ class Statistics:
         """Live rows over all processes and updates."""
         return int(run.accelerator.reduce(torch.tensor(self._counts["loss"], device=run.device)).item())
 
-    def means(self, run: Run) -> dict[str, float]:
-        """Mean of every quantity over the live rows of all processes; the same keys on each."""
+    def row(self, run: Run) -> dict[str, float]:
+        """Every quantity over the live rows of all processes; the same keys on each."""
         names = list(self._sums)
         mine = torch.tensor([[self._sums[n], self._counts[n]] for n in names], dtype=torch.float64)
         if run.device.type == "mps":
             mine = mine.float()
         total = run.accelerator.reduce(mine.to(run.device), reduction="sum")
         result = {n: float(s / c) for n, (s, c) in zip(names, total.cpu(), strict=True) if c > 0}
-        result |= {name: sum(values) / len(values) for name, values in self._noted.items()}
-        return result | {name: self.largest(name, run) for name in sorted(self._largest)}
+        result |= {name: sum(values) / len(values) for name, values in self._shared.items()}
+        return result | {name: self.largest_of_all(name, run) for name in sorted(self._largest)}
 
 
 @contextmanager

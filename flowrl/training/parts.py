@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flowrl.config.train import PipelineConfig, PromptsConfig, SamplerConfig, TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
@@ -14,7 +15,7 @@ from flowrl.pipelines.lora import Policy
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.samplers import Kernel
-from flowrl.training.prompting import encode_all
+from flowrl.training.prompting import RunPrompts, encode_all
 from flowrl.training.run import Run
 from flowrl.training.sampler_checks import kernel_of
 from flowrl.trajectory import Schedule
@@ -99,6 +100,12 @@ def read_prompts(settings: PromptsConfig, text: str) -> list[Prompt]:
     return load_prompts(text, settings.negative, resolve=resolve_path)
 
 
+def read_run_prompts(settings: PromptsConfig) -> RunPrompts:
+    """All prompts that a configuration names."""
+    held_out = () if settings.eval is None else tuple(read_prompts(settings, settings.eval))
+    return RunPrompts(train=tuple(read_prompts(settings, settings.train)), held_out=held_out)
+
+
 def load_rewards(config: TrainConfig, run: Run) -> WeightedSum:
     """The rewards that are trained on, as one."""
     how = config.reward_aggregation
@@ -123,18 +130,29 @@ def model_location(model: str) -> str:
     return str(resolve_path(model)) if model.startswith(("asset:", "/", "./", "../", "~")) else model
 
 
-def sampler_of(settings: SamplerConfig, pipeline: Pipeline) -> tuple[Kernel, Schedule]:
-    """The kernel with its settings bound, and the schedule of a rollout."""
+def sampler_of(
+    settings: SamplerConfig, pipeline: Pipeline, levels: Sequence[float] | None = None
+) -> tuple[Kernel, Schedule]:
+    """The kernel with its settings bound, and the schedule of a rollout; `levels` are those of a calibration."""
     schedule = pipeline.schedule(settings.num_steps, settings.grid, settings.shift)
-    return replace(kernel_of(settings), sigma_max=schedule.sigma_max), schedule
+    kernel, levels = replace(kernel_of(settings), sigma_max=schedule.sigma_max), levels or settings.noise_levels
+    return (kernel if levels is None else _with_levels(kernel, levels, schedule)), schedule
 
 
-def encode_everything(
-    config: TrainConfig, pipeline: Pipeline, drawn: Pipeline, train_prompts: Sequence[Prompt]
-) -> None:
+def _with_levels(kernel: Kernel, levels: Sequence[float], schedule: Schedule) -> Kernel:
+    """A kernel with a noise level for each step of a schedule."""
+    starts = schedule.sigma[:-1].double()
+
+    def rule(sigma: Tensor, sigma_next: Tensor, noise_level: float, sigma_max: Tensor) -> tuple[Tensor, Tensor]:
+        step = int((starts - sigma.flatten()[0]).abs().argmin())
+        return kernel.rule(sigma, sigma_next, levels[step], sigma_max)
+
+    return replace(kernel, rule=rule, noise_level=max(levels))
+
+
+def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts) -> None:
     """Embeds every prompt the run can meet, for `drawn` those of evaluations; then frees the text encoders."""
-    held_out = read_prompts(config.prompts, config.prompts.eval) if config.prompts.eval is not None else []
-    encode_all(pipeline, train_prompts)
-    encode_all(drawn, held_out)
+    encode_all(pipeline, (*prompts.train, *prompts.more))
+    encode_all(drawn, prompts.held_out)
     for one in {id(one): one for one in (pipeline, drawn)}.values():
         one.free_text_encoders()

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import SamplerConfig, TrainConfig
-from flowrl.credit import Method
-from flowrl.randomness import counter_integers, sample_normals
+from flowrl.credit import CREDIT, Method
+from flowrl.randomness import counter_integers
 from flowrl.samplers import Kernel, Velocity, rollout
 from flowrl.samplers.branching import sample_branches
 from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
-from flowrl.training.loop import Batch, Loop
+from flowrl.training.batch import Batch
+from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.scoring import Scoring
 from flowrl.trajectory import Sampled, Schedule, Trajectory
@@ -28,7 +29,7 @@ _TREE_WINDOW_RATIO = 0.5  # TreeGRPO's law of where the splits lie
 def sampler_at(loop: Loop, iteration: int) -> tuple[Kernel, Schedule, tuple[int, ...]]:
     """Kernel, schedule and stochastic steps of an iteration."""
     settings = loop.config.sampler
-    kernel, schedule = sampler_of(settings, loop.pipeline)
+    kernel, schedule = sampler_of(settings, loop.pipeline, loop.memory.get("noise_levels"))
     steps = stochastic_steps(settings, loop.config.seed, iteration)
     if settings.flash_tail is not None and steps:
         schedule = flash_tail(settings.num_steps, max(steps), settings.flash_tail, shift=_shift(schedule))
@@ -54,81 +55,118 @@ def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int) -> tupl
     )  # fmt: skip
 
 
+def sample(
+    loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], scoring: Scoring | None, *,
+    keep_means: bool = False, keep_velocity: bool = False,
+) -> Trajectory:  # fmt: skip
+    """This process's images with the current weights, `rollout_batch_size` at once; call it without gradient.
+
+    Args:
+        loop: of the run.
+        batch: which images.
+        kernel: of the stochastic steps.
+        schedule: of all steps.
+        steps: which are stochastic; none is sampling by the ODE.
+        scoring: is handed each piece's finished latents, if given.
+        keep_means: as `rollout`.
+        keep_velocity: as `rollout`.
+    """
+    size, solver, parts = loop.geometry.rollout_batch_size, loop.config.sampler.solver, []
+    for start in range(0, len(batch.own), size):
+        images, group = batch.own[start : start + size], batch.group[start : start + size]
+        parts.append(rollout(
+            loop.velocity(batch.asked.cond_of(group)), loop.start_noise(batch, images), schedule, kernel,
+            loop.step_noise(batch, images), stochastic=steps, keep_means=keep_means, keep_velocity=keep_velocity,
+            solver=solver,
+        ))  # fmt: skip
+        if scoring is not None:
+            scoring.add(parts[-1].final, group, images)
+    return Trajectory.cat(parts)
+
+
 def sample_paths(
     loop: Loop, batch: Batch, method: Method, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...],
     scoring: Scoring, *, keep_means: bool,
 ) -> Sampled:  # fmt: skip
-    """Samples what a credit method asks for, with the weights of now, and hands finished latents to `scoring`.
+    """Samples what a credit method asks for, with the current weights, and hands finished latents to `scoring`.
 
     Call it without gradient.
     """
-    if method.plan == "branches":
-        return _scored(scoring, _branches(loop, batch, kernel, schedule, steps, keep_means=keep_means))
-    if method.plan == "tree":
-        return _scored(scoring, _trees(loop, batch, kernel, schedule, steps, keep_means=keep_means))
-    config, size = loop.config, loop.geometry.rollout_batch_size
-    parts = []
-    for start in range(0, len(batch.own), size):
-        images = batch.own[start : start + size]
-        cond = batch.cond[batch.local(batch.group[start : start + size])]
-        parts.append(rollout(
-            loop.velocity(cond), loop.start_noise(batch, images), schedule, kernel, _step_noise(loop, batch, images),
-            stochastic=steps, keep_means=keep_means, keep_velocity=method.values, solver=config.sampler.solver,
-        ))  # fmt: skip
-        if not method.values:  # else images are finished from every step, below
-            scoring.add(parts[-1].final, batch.group[start : start + size], images)
-    trajectory = Trajectory.cat(parts)
-    completed = None
-    if method.values:
-        mode = config.credit.completion or method.completion
-        with loop.network.counting("completion"):
-            completed = complete(
-                lambda index: loop.velocity(batch.cond[batch.local(batch.group[index.cpu()])]),
-                trajectory, schedule, mode=mode, batch_size=size,
-            )  # fmt: skip
-    sampled = sample_trajectories(trajectory, batch.group.to(trajectory.final.device), completed)
-    return _scored(scoring, sampled) if method.values else sampled
-
-
-def _scored(scoring: Scoring, sampled: Sampled) -> Sampled:
-    """Asks for the rewards of all finished latents at once, which may be more than the images."""
-    own, count = scoring.batch.own, len(sampled.finished)
-    first = own.start // len(own) * count
-    scoring.add(sampled.finished, sampled.finished_group, range(first, first + count))
+    if method.plan == "trajectories":
+        # Where values on the way are scored too, images are finished from every step, below.
+        trajectory = sample(
+            loop, batch, kernel, schedule, steps, None if method.values else scoring, keep_means=keep_means,
+            keep_velocity=method.values,
+        )  # fmt: skip
+        sampled = _completed(loop, batch, method, trajectory, schedule)
+    else:
+        plan = _branches if method.plan == "branches" else _trees
+        sampled = plan(loop, batch, kernel, schedule, steps, keep_means=keep_means)
+    if not method.of_outcomes:  # the rewards of all finished latents at once, which may be more than the images
+        count = len(sampled.finished)
+        first = batch.own.start // len(batch.own) * count
+        scoring.add(sampled.finished, sampled.finished_group, range(first, first + count))
     return sampled
 
 
-def _step_noise(loop: Loop, batch: Batch, images: range) -> Callable[[int], Tensor]:
-    """Step noise of some images: a function of (seed, iteration, group, image in the group, step)."""
-    size, seed = loop.config.group_size, loop.config.seed
-
-    def noise(step: int) -> Tensor:
-        keys = [(seed, "step", batch.iteration, i // size, i % size, step) for i in images]
-        return sample_normals(loop.pipeline.latent_shape, keys).to(loop.run.device)
-
-    return noise
+def _completed(loop: Loop, batch: Batch, method: Method, trajectory: Trajectory, schedule: Schedule) -> Sampled:
+    """The transitions of trajectories, with their states finished by the ODE where the method scores them."""
+    completed = None
+    if method.values:
+        with loop.network.counting("completion"):
+            completed = complete(
+                lambda index: loop.velocity(batch.asked.cond_of(batch.group[index.cpu()])), trajectory, schedule,
+                mode=loop.config.credit.completion or method.completion,
+                batch_size=loop.geometry.rollout_batch_size,
+            )  # fmt: skip
+    return sample_trajectories(trajectory, batch.group.to(trajectory.final.device), completed)
 
 
 def _branches(
     loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
 ) -> Sampled:
-    config, shape = loop.config, loop.pipeline.latent_shape
+    config, groups = loop.config, batch.asked.groups
     branches = config.credit.branches or config.group_size
     seeds = config.group_size // branches
-    anchors = [(int(group), k) for group in batch.groups for k in range(seeds)]
-    keys = [(config.seed, "start", batch.iteration, group, 0 if config.same_latent else k) for group, k in anchors]
+    anchors = [(int(group), k) for group in groups for k in range(seeds)]
 
     def noise(step: int) -> Tensor:
-        each = [(config.seed, "branch", batch.iteration, group, k, number, step)
-                for group, k in anchors for number in range(branches)]  # fmt: skip
-        return sample_normals(shape, each).to(loop.run.device)
+        return loop.normals("branch", batch, [(*anchor, k, step) for anchor in anchors for k in range(branches)])
 
     return sample_branches(
-        _velocity_of(loop, batch), sample_normals(shape, keys).to(loop.run.device),
-        torch.arange(len(batch.groups)).repeat_interleave(seeds), batch.groups.repeat_interleave(seeds),
-        schedule, kernel, noise, steps=steps, branches=branches, strides=config.credit.strides,
-        batch_size=loop.geometry.rollout_batch_size, keep_means=keep_means,
+        _velocity_of(loop, batch),
+        loop.normals("start", batch, [(group, 0 if config.same_latent else k) for group, k in anchors]),
+        torch.arange(len(groups)).repeat_interleave(seeds), groups.repeat_interleave(seeds), schedule, kernel, noise,
+        steps=steps, branches=branches, strides=config.credit.strides, batch_size=loop.geometry.rollout_batch_size,
+        keep_means=keep_means,
     )  # fmt: skip
+
+
+def _trees(
+    loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
+) -> Sampled:
+    credit, groups = loop.config.credit, batch.asked.groups.tolist()
+    splits, stochastic = tree_steps(loop.config, schedule.num_steps, batch.iteration, steps)
+
+    def drawn(tag: str) -> Callable[[int, int], Tensor]:
+        return lambda step, nodes: loop.normals(
+            tag, batch, [(group, number, step) for group in groups for number in range(nodes // len(groups))]
+        )
+
+    own = drawn("node")
+    if credit.split_noise is not None:
+        own = sibling_noise(
+            own, drawn("siblings"), splits=splits, children=credit.children, scale=credit.split_noise
+        )  # fmt: skip
+    return sample_tree(
+        _velocity_of(loop, batch), loop.normals("start", batch, [(group, 0) for group in groups]),
+        torch.arange(len(groups)), batch.asked.groups, schedule, kernel, own, splits=splits, children=credit.children,
+        stochastic=stochastic, batch_size=loop.geometry.rollout_batch_size, keep_means=keep_means,
+    )  # fmt: skip
+
+
+def _velocity_of(loop: Loop, batch: Batch) -> Callable[[Tensor], Velocity]:
+    return lambda index: loop.velocity(batch.asked.cond[index.cpu()])
 
 
 def tree_steps(
@@ -142,41 +180,6 @@ def tree_steps(
     first = window_start(num_steps, depth, _TREE_WINDOW_RATIO, config.seed, iteration)
     splits = tuple(range(first, first + depth))
     return splits, splits
-
-
-def _trees(
-    loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
-) -> Sampled:
-    config, shape, credit = loop.config, loop.pipeline.latent_shape, loop.config.credit
-    groups = [int(group) for group in batch.groups]
-    splits, stochastic = tree_steps(config, schedule.num_steps, batch.iteration, steps)
-
-    def drawn(tag: str) -> Callable[[int, int], Tensor]:
-        def noise(step: int, nodes: int) -> Tensor:
-            each = nodes // len(groups)
-            keys = [(config.seed, tag, batch.iteration, g, number, step) for g in groups for number in range(each)]
-            return sample_normals(shape, keys).to(loop.run.device)
-
-        return noise
-
-    own = drawn("node")
-    if credit.split_noise is not None:
-        own = sibling_noise(
-            own, drawn("siblings"), splits=splits, children=credit.children, scale=credit.split_noise
-        )  # fmt: skip
-    start = sample_normals(shape, [(config.seed, "start", batch.iteration, group, 0) for group in groups])
-    return sample_tree(
-        _velocity_of(loop, batch), start.to(loop.run.device), torch.arange(len(groups)), batch.groups, schedule, kernel,
-        own, splits=splits, children=credit.children, stochastic=stochastic,
-        batch_size=loop.geometry.rollout_batch_size, keep_means=keep_means,
-    )  # fmt: skip
-
-
-def _velocity_of(loop: Loop, batch: Batch) -> Callable[[Tensor], Velocity]:
-    def velocity_of(index: Tensor) -> Velocity:
-        return loop.velocity(batch.cond[index.cpu()])
-
-    return velocity_of
 
 
 def tree_depth(leaves: int, children: int) -> int:
@@ -193,31 +196,26 @@ def shared_sources(config: TrainConfig, method: Method) -> int:
     return images // config.credit.children if method.plan == "tree" else images
 
 
+def readers_of(config: TrainConfig) -> list[str]:
+    """Readers of configuration keys that a credit method's way of sampling is (`flowrl.config.readers`)."""
+    method = CREDIT[config.credit.method]
+    found = {
+        method.plan: True,
+        "values": method.values,
+        "tail": method.of_outcomes,
+        "thinned": method.plan != "tree",
+        "window": method.plan != "tree" or config.credit.splits is not None,  # else a tree draws its own steps
+    }
+    return [name for name, reads in found.items() if reads]
+
+
 def check_plan(config: TrainConfig, method: Method) -> None:
-    """Refuses credit settings that the method's way of sampling does not read, or that do not fit the group.
+    """Refuses settings of the method's way of sampling that do not fit each other or the group.
 
     Raises:
         ValueError: names the setting and what to change.
     """
     credit, name, sampler = config.credit, config.credit.method, config.sampler
-    steps_read = method.plan != "tree" or credit.splits is not None  # else a tree draws its own steps
-    given = {
-        "credit.completion": (credit.completion is not None, method.values),
-        "credit.branches": (credit.branches is not None, method.plan == "branches"),
-        "credit.strides": (credit.strides != (1,), method.plan == "branches"),
-        "credit.splits": (credit.splits is not None, method.plan == "tree"),
-        "credit.split_noise": (credit.split_noise is not None, method.plan == "tree"),
-        "credit.children": (credit.children != 2, method.plan == "tree"),
-        "best_of": (config.best_of is not None, method.plan == "trajectories"),
-        "sampler.solver": (sampler.solver != "euler", method.plan == "trajectories" and not method.values),
-        "sampler.trained_fraction": (sampler.trained_fraction != 1, method.plan == "trajectories"),
-        "sampler.sde_window_size": (sampler.sde_window_size != 0, steps_read),
-        "sampler.sde_window_range": (sampler.sde_window_range is not None, steps_read),
-        "sampler.flash_tail": (sampler.flash_tail is not None, method.plan != "tree"),
-    }
-    for key, (set_, read) in given.items():
-        if set_ and not read:
-            raise ValueError(f"{key} is set, but credit method {name} does not read it: remove it")
     steps = stochastic_steps(sampler, config.seed, 0)  # refuses a window that does not fit
     if sampler.trained_fraction != 1 and int(len(steps) * sampler.trained_fraction) < 1:
         raise ValueError(
@@ -231,7 +229,7 @@ def check_plan(config: TrainConfig, method: Method) -> None:
     if len(set(credit.strides)) != len(credit.strides):
         raise ValueError(f"credit.strides {list(credit.strides)} names a stride twice: give each once")
     size, world = config.group_size, int(os.environ.get("WORLD_SIZE", "1"))
-    if method.plan != "trajectories" and config.prompts_per_step % world:
+    if not method.whole_paths and config.prompts_per_step % world:
         raise ValueError(
             f"credit method {name} samples a group as a whole on one process, so prompts_per_step "
             f"({config.prompts_per_step}) must divide by the {world} processes"
@@ -244,7 +242,7 @@ def check_plan(config: TrainConfig, method: Method) -> None:
         splits = len(credit.splits) if credit.splits is not None else tree_depth(size, credit.children)
         if splits < 1 or credit.children**splits != size:
             raise ValueError(
-                f"a tree of {credit.children} children a split has {credit.children}^splits leaves, and group_size "
+                f"a tree of {credit.children} children per split has {credit.children}^splits leaves, and group_size "
                 f"is {size}: choose credit.splits, credit.children and group_size so that they agree"
             )
         if credit.splits is None:

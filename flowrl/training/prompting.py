@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +13,22 @@ from flowrl.prompts.loading import Prompt, load_references, load_sources
 from flowrl.rewards import RewardInputs
 from flowrl.samplers import Network, Velocity
 from flowrl.trajectory import Conditioning
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPrompts:
+    """The prompts of a run, read once.
+
+    Attributes:
+        train: to train on.
+        held_out: to evaluate on; none where nothing is evaluated.
+        more: others that are encoded, such as those of preference pairs.
+    """
+
+    train: tuple[Prompt, ...]
+    held_out: tuple[Prompt, ...] = ()
+    more: tuple[Prompt, ...] = ()
+
 
 _NEGATIVE = "negative/"  # of the names under which a conditioning holds the negative prompt's tensors
 

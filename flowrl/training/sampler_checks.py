@@ -51,7 +51,17 @@ def check_sampler(settings: SamplerConfig) -> None:
                 f"sampler.noise_level is {settings.noise_level:g}, but kernel {kernel.name} adds no noise: remove "
                 "noise_level"
             )
+        if settings.noise_levels is not None or settings.calibration.iterations:
+            key = "calibration" if settings.noise_levels is None else "noise_levels"
+            raise ValueError(
+                f"sampler.{key} is about the noise of steps, and kernel {kernel.name} adds none: remove it"
+            )
         return
+    for level in settings.noise_levels or ():
+        if level > kernel.highest_level:
+            raise ValueError(
+                f"sampler.noise_levels of {kernel.name} lie in (0, {kernel.highest_level:g}], got {level:g}: lower it"
+            )
     low, high = settings.stochastic_range
     if not 0 <= low < high <= steps:
         raise ValueError(

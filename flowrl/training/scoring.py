@@ -1,6 +1,6 @@
-"""Rewards of an iteration's images, asked for as the images are finished, and what to do when rewards fail.
+"""Rewards of an iteration's images, asked for as the images are finished.
 
-    scoring = Scoring(loop, batch)
+    scoring = scorer.start(batch)
     for each piece of the rollout: scoring.add(latents, group, numbers)
     output = scoring.result()
 
@@ -11,37 +11,145 @@ sampled. Pieces and their order do not depend on who waits, so that the numbers 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import Geometry, TrainConfig
-from flowrl.rewards import RewardInputs, RewardOutput, to_uint8
+from flowrl.pipelines import Pipeline
+from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
+from flowrl.training.batch import Batch
+from flowrl.training.learner import clock
 from flowrl.training.prompting import reward_inputs
-
-if TYPE_CHECKING:
-    from flowrl.training.loop import Batch, Loop
+from flowrl.training.run import Run
 
 MERGED = ("sum", "geometric", "harmonic")  # ways of reward_aggregation that make one number of an image's rewards
-WINDOW = 10  # iterations over which failed images are counted
 _SCORED_AT_ONCE = 96  # images that are decoded and scored in one piece where rewards judge them one by one
 _CLIPS_AT_ONCE = 12  # likewise of videos, which are many images each
 _PENDING = 64  # pieces on their way at most: a slow reward holds the rollout up instead of filling the memory
 
 
-class Scoring:
-    """The rewards of one iteration; see the module."""
+class Scorer:
+    """The rewards of a run: asks them, keeps what jointly trained ones learn from, and why images failed."""
 
-    def __init__(self, loop: Loop, batch: Batch) -> None:
-        self.loop, self.batch = loop, batch
-        self.whole_groups = loop.reward.whole_groups
+    def __init__(
+        self, run: Run, pipeline: Pipeline, reward: WeightedSum, *, group_size: int, counters: dict[str, Any],
+        seconds: dict[str, float],
+    ) -> None:  # fmt: skip
+        """`counters` are the run's (`images` is counted here), `seconds` those of the iteration's stages."""
+        self.run, self.pipeline, self.reward, self.group_size = run, pipeline, reward, group_size
+        self.counters, self.seconds = counters, seconds
+        self.trained = {
+            term.key: cast(TrainedReward, term.reward) for term in reward.terms if term.reward.kind == "adversarial"
+        }
+        # Few threads, since each reward asks many questions at once by itself.
+        self.executor = ThreadPoolExecutor(max_workers=4, thread_name_prefix="reward")
+        self.seen: list[RewardInputs] = []  # this iteration's images, for rewards that learn
+        self.errors: Counter[str] = Counter()  # why this iteration's images failed, on this process
+
+    def start(self, batch: Batch) -> Scoring:
+        """Begins to score a batch."""
+        return Scoring(self, batch)
+
+    def inputs(self, batch: Batch, decoded: Tensor, group: Tensor, numbers: Sequence[int]) -> RewardInputs:
+        """What rewards are given of decoded images of groups `[b]`."""
+        prompts = batch.asked.prompts_of(group)
+        return reward_inputs(
+            self.pipeline, prompts, decoded, group=group, numbers=numbers, iteration=batch.iteration
+        )  # fmt: skip
+
+    def with_gradient(self, batch: Batch, decoded: Tensor, group: Tensor, numbers: Sequence[int]) -> RewardOutput:
+        """Rewards of decoded images, at once and with their graph."""
+        self.counters["images"] += len(decoded) * self.run.world
+        output = self.reward(self.inputs(batch, decoded, group, numbers))
+        self.errors.update(output.errors)
+        return output
+
+    def all_errors(self) -> Counter[str]:
+        """Why this iteration's images failed, over all processes."""
+        if self.run.world == 1:
+            return self.errors
+        counts: Counter[str] = Counter()
+        for word, count in _from_all(list(self.errors.items())):
+            counts[word] += count
+        return counts
+
+    def of_all(self, values: Tensor, valid: Tensor) -> Tensor:
+        """Rewards of all processes' images, from this process's `[n]`, in rank order and on the CPU; NaN if invalid."""
+        return self.run.gather(torch.where(valid, values, torch.nan).to(self.run.device)).cpu()
+
+    def row(self, output: RewardOutput) -> dict[str, Any]:
+        """Means for the log over the images of all processes, from this process's rewards.
+
+        Images that failed take no part; their share is `invalid_ratio`, and `reward/<key>/invalid_ratio` of each
+        reward.
+        """
+        run = self.run
+        mine = output.values.to(run.device)
+        values, valid = run.gather(mine), run.gather(output.valid.to(run.device))
+        known = values[valid].double()
+        row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
+        # Where a server could not be reached, a process lacks some names.
+        names = list(output.parts) if run.world == 1 else list(dict.fromkeys(_from_all(list(output.parts))))
+        for name in names:
+            found = output.parts[name].to(run.device) if name in output.parts else torch.full_like(mine, torch.nan)
+            part = run.gather(found)
+            numbers = part[~part.isnan()].double()
+            if len(numbers):
+                row[name] = float(numbers.mean())
+            if name.count("/") == 1 and len(numbers) < len(part):
+                row[f"{name}/invalid_ratio"] = 1 - len(numbers) / len(part)
+        return row | {"invalid_ratio": float((~valid).double().mean())}
+
+    def learned(self, iteration: int) -> dict[str, float]:
+        """Updates jointly trained rewards on this iteration's images of all processes; numbers for the log."""
+        metrics: dict[str, float] = {}
+        seen, self.seen = self.seen, []
+        if not seen:
+            return metrics
+        pixels = to_uint8(torch.cat([inputs.images for inputs in seen]))
+        columns = [
+            (prompt, metadata, group, number)
+            for inputs in seen
+            for prompt, metadata, group, number in zip(
+                inputs.prompts, inputs.metadata, inputs.group_ids.tolist(), inputs.sample_ids.tolist(), strict=True
+            )
+        ]
+        rows = list(zip(columns, pixels, strict=True))
+        if self.run.world > 1:
+            rows = _from_all(rows)
+        rows.sort(key=lambda row: row[0][3])  # by number, whichever process made it
+        images = torch.stack([torch.from_numpy(image) for _, image in rows]).permute(0, 3, 1, 2).float() / 255
+        prompts, metadata, group_ids, sample_ids = zip(*(row[0] for row in rows), strict=True)
+        inputs = RewardInputs(
+            prompts=list(prompts), images=images.to(self.run.device), metadata=list(metadata),
+            group_ids=torch.tensor(group_ids), sample_ids=torch.tensor(sample_ids), iteration=iteration,
+        )  # fmt: skip
+        for key, reward in self.trained.items():
+            metrics |= {f"reward/{key}/{name}": value for name, value in reward.learn(inputs).items()}
+        return metrics
+
+
+def _from_all(mine: list[Any]) -> list[Any]:
+    """The lists of all processes, one after another."""
+    from accelerate.utils import gather_object
+
+    return list(gather_object(mine))
+
+
+class Scoring:
+    """The rewards of one batch; see the module."""
+
+    def __init__(self, scorer: Scorer, batch: Batch) -> None:
+        self.scorer, self.batch = scorer, batch
+        self.whole_groups = scorer.reward.whole_groups
         self.waiting: list[tuple[Tensor, Tensor, list[int]]] = []  # images of groups that are not complete
         self.pending: list[Callable[[], RewardOutput]] = []
         self.done: list[RewardOutput] = []
@@ -49,11 +157,11 @@ class Scoring:
     @torch.no_grad()
     def add(self, latents: Tensor, group: Tensor, numbers: Sequence[int]) -> None:
         """Takes finished latents `[F, *latent]` of groups `[F]`; `numbers` name the images."""
-        with self.loop.clock("reward"):
+        with clock(self.scorer.seconds, "reward"):
             self._add(latents, group, numbers)
 
     def _add(self, latents: Tensor, group: Tensor, numbers: Sequence[int]) -> None:
-        self.loop.counters["images"] += len(latents) * self.loop.run.world
+        self.scorer.counters["images"] += len(latents) * self.scorer.run.world
         self.waiting.append((latents, group.cpu(), list(numbers)))
         if not self.whole_groups:
             self._start(sum(len(part[2]) for part in self.waiting))
@@ -61,7 +169,7 @@ class Scoring:
         together = torch.cat([part[1] for part in self.waiting])
         others = torch.nonzero(together != together[-1]).flatten()
         begun = len(together) - (int(others[-1]) + 1 if len(others) else 0)  # images of the group that came last
-        self._start(len(together) - (begun if begun % self.loop.config.group_size else 0))
+        self._start(len(together) - (begun if begun % self.scorer.group_size else 0))
 
     def _start(self, count: int) -> None:
         """Decodes and scores the first `count` images of those that wait."""
@@ -71,27 +179,23 @@ class Scoring:
         group = torch.cat([part[1] for part in self.waiting])
         numbers = [number for part in self.waiting for number in part[2]]
         self.waiting = [(latents[count:], group[count:], numbers[count:])] if count < len(numbers) else []
-        size = count if self.whole_groups else _CLIPS_AT_ONCE if self.loop.pipeline.fps else _SCORED_AT_ONCE
+        size = count if self.whole_groups else _CLIPS_AT_ONCE if self.scorer.pipeline.fps else _SCORED_AT_ONCE
         for first in range(0, count, size):
             piece = slice(first, min(first + size, count))
             self._ask(latents[piece], group[piece], numbers[piece])
 
     def _ask(self, latents: Tensor, group: Tensor, numbers: list[int]) -> None:
-        loop, batch = self.loop, self.batch
-        prompts = [batch.prompts[int(row)] for row in batch.local(group)]
-        inputs = reward_inputs(
-            loop.pipeline, prompts, loop.pipeline.decode(latents), group=group, numbers=numbers,
-            iteration=batch.iteration,
-        )  # fmt: skip
-        if loop.trained_rewards:
+        scorer, reward = self.scorer, self.scorer.reward
+        inputs = scorer.inputs(self.batch, scorer.pipeline.decode(latents), group, numbers)
+        if scorer.trained:
             kept = replace(inputs, videos=None, fps=None, source_images=None, reference_images=None)
-            loop.seen.append(replace(kept, images=inputs.images.detach().cpu()))
-        if loop.reward.waits:
+            scorer.seen.append(replace(kept, images=inputs.images.detach().cpu()))
+        if reward.waits:
             if len(self.pending) - len(self.done) >= _PENDING:
                 self.done.append(self.pending[len(self.done)]())
-            self.pending.append(loop.reward.start(inputs, loop.executor))
+            self.pending.append(reward.start(inputs, scorer.executor))
         else:
-            self.done.append(loop.reward(inputs))
+            self.done.append(reward(inputs))
 
     @torch.no_grad()
     def result(self) -> RewardOutput:
@@ -99,51 +203,19 @@ class Scoring:
         self._start(sum(len(part[2]) for part in self.waiting))
         self.done += [get() for get in self.pending[len(self.done) :]]
         output = joined(self.done)
-        self.loop.errors.update(output.errors)
+        self.scorer.errors.update(output.errors)
         return output
 
 
-def reward_row(loop: Loop, values: Tensor, valid: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Means for the log over the images of all processes, from this process's rewards `[n]`.
-
-    Images that failed take no part; their share is `invalid_ratio`, and `reward/<key>/invalid_ratio` for each reward.
-    """
-    run = loop.run
-    mine = values.to(run.device)
-    values, valid = run.gather(mine), run.gather(valid.to(run.device))
-    known = values[valid].double()
-    row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
-    for name in _everywhere(loop, parts):
-        part = run.gather(parts[name].to(run.device) if name in parts else torch.full_like(mine, torch.nan))
-        numbers = part[~part.isnan()].double()
-        if len(numbers):
-            row[name] = float(numbers.mean())
-        if name.count("/") == 1 and len(numbers) < len(part):
-            row[f"{name}/invalid_ratio"] = 1 - len(numbers) / len(part)
-    return row | {"invalid_ratio": float((~valid).double().mean())}
-
-
-def _everywhere(loop: Loop, parts: Mapping[str, Tensor]) -> list[str]:
-    """The names of all processes' parts: where a server could not be reached, a process lacks some."""
-    if loop.run.world == 1:
-        return list(parts)
-    from accelerate.utils import gather_object
-
-    return list(dict.fromkeys(gather_object(list(parts))))
-
-
-def trained_channels(loop: Loop, output: RewardOutput) -> tuple[list[Tensor], list[float]]:
+def trained_channels(
+    how: str, reward: WeightedSum, iteration: int, output: RewardOutput
+) -> tuple[list[Tensor], list[float]]:
     """Rewards as advantages take them, and their weights now: one merged channel, or one for each reward."""
-    if loop.config.reward_aggregation in MERGED:
+    if how in MERGED:
         return [output.values], [1.0]
-    now = zip(loop.reward.terms, loop.reward.weights_at(loop.iteration), strict=True)
+    now = zip(reward.terms, reward.weights_at(iteration), strict=True)
     used = [(term.key, weight) for term, weight in now if term.weight]
     return [output.parts[f"reward/{key}"] for key, _ in used], [weight for _, weight in used]
-
-
-def make_executor() -> ThreadPoolExecutor:
-    """Threads for rewards that wait; few, since each asks many questions at once by itself."""
-    return ThreadPoolExecutor(max_workers=4, thread_name_prefix="reward")
 
 
 def check_rewards(config: TrainConfig) -> None:
@@ -176,62 +248,14 @@ def check_rewards(config: TrainConfig) -> None:
         )
 
 
-def check_groups(config: TrainConfig, geometry: Geometry, reward: WeightedSum) -> None:
+def check_groups(group_size: int, geometry: Geometry, reward: WeightedSum) -> None:
     """Refuses groups that are spread over processes where a reward looks at whole groups.
 
     Raises:
         ValueError: with the numbers.
     """
-    if reward.whole_groups and geometry.images_per_process % config.group_size:
+    if reward.whole_groups and geometry.images_per_process % group_size:
         raise ValueError(
-            f"reward {reward.name} compares the images of a group, but {geometry.images_per_process} images a process "
-            f"are no whole groups of {config.group_size}: make prompts_per_step a multiple of the number of processes"
+            f"reward {reward.name} compares the images of a group, but {geometry.images_per_process} images per "
+            f"process are not whole groups of {group_size}: make prompts_per_step a multiple of the number of processes"
         )
-
-
-def failures_message(errors: Counter[str]) -> str:
-    """Why images failed, most frequent first: "remote/timeout 12, geneval/missing_field 3"."""
-    return ", ".join(f"{word} {count}" for word, count in errors.most_common()) or "no reason was given"
-
-
-def too_many_failures(history: list[tuple[int, int]], limit: float) -> bool:
-    """Whether the failed images of the last `WINDOW` iterations exceed `limit` of that many iterations' images.
-
-    Args:
-        history: (failed, all) images of iterations, oldest first.
-        limit: share in [0, 1].
-    """
-    recent = history[-WINDOW:]
-    failed, scored = sum(f for f, _ in recent), sum(n for _, n in recent)
-    return failed > limit * scored * WINDOW / len(recent)
-
-
-def learned(loop: Loop) -> dict[str, float]:
-    """Lets a reward that is trained along learn from this iteration's images of all processes; numbers for the log."""
-    metrics: dict[str, float] = {}
-    seen, loop.seen = loop.seen, []
-    if not seen:
-        return metrics
-    from accelerate.utils import gather_object
-
-    pixels = to_uint8(torch.cat([inputs.images for inputs in seen]))
-    columns = [
-        (prompt, metadata, group, number)
-        for inputs in seen
-        for prompt, metadata, group, number in zip(
-            inputs.prompts, inputs.metadata, inputs.group_ids.tolist(), inputs.sample_ids.tolist(), strict=True
-        )
-    ]
-    rows = list(zip(columns, pixels, strict=True))
-    if loop.run.world > 1:
-        rows = gather_object(rows)
-    rows.sort(key=lambda row: row[0][3])  # by number, whichever process made it
-    images = torch.stack([torch.from_numpy(image) for _, image in rows]).permute(0, 3, 1, 2).float() / 255
-    inputs = RewardInputs(
-        prompts=[row[0][0] for row in rows], images=images.to(loop.run.device), metadata=[row[0][1] for row in rows],
-        group_ids=torch.tensor([row[0][2] for row in rows]), sample_ids=torch.tensor([row[0][3] for row in rows]),
-        iteration=loop.iteration,
-    )  # fmt: skip
-    for key, reward in loop.trained_rewards.items():
-        metrics |= {f"reward/{key}/{name}": value for name, value in reward.learn(inputs).items()}
-    return metrics

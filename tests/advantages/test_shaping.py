@@ -14,8 +14,8 @@ from torch import Tensor
 
 from flowrl.advantages.normalise import normalise
 from flowrl.advantages.shaping import (
+    AGrae,
     RewardHistory,
-    a_grae,
     aggregation_weights,
     dcpo,
     dcpo_clip,
@@ -122,7 +122,7 @@ def test_history_leaves_a_failed_visit_out() -> None:
     ("q", "low", "high"), [(0.9, 0.768742, 1.187184), (0.5, 0.5, 1.306226), (0.01, 0.5, 5.0), (1e-4, 0.5, 10.0)]
 )
 def test_dcpo_clip(q: float, low: float, high: float) -> None:
-    found = dcpo_clip(column(q))
+    found = dcpo_clip(column(q), eps_low=0.16, eps_high=0.20)
     assert [float(bound[0]) for bound in found] == pytest.approx([low, high], abs=6e-7)
 
 
@@ -131,10 +131,10 @@ def test_a_grae_worked() -> None:
     advantage, p = z(reward, FIRST), set_means(reward, FIRST)
     assert p.tolist() == [0.25] * 4
     assert advantage.tolist() == pytest.approx([1.732051] + [-0.577350] * 3, abs=6e-7)
-    assert a_grae(advantage, p, 0.4).tolist() == pytest.approx([0.517128] + [-0.430940] * 3, abs=6e-7)
+    assert AGrae()(advantage, p, 0.4).tolist() == pytest.approx([0.517128] + [-0.430940] * 3, abs=6e-7)
     # alpha = omega leaves the praise whole.
-    assert a_grae(advantage, p, 0.4, alpha=0.4).tolist() == pytest.approx([1.292820] + [-0.430940] * 3, abs=6e-7)
-    published = a_grae(advantage, p, 0.4, published=True)
+    assert AGrae(alpha=0.4)(advantage, p, 0.4).tolist() == pytest.approx([1.292820] + [-0.430940] * 3, abs=6e-7)
+    published = AGrae(published=True)(advantage, p, 0.4)
     assert published[1:].tolist() == pytest.approx([-0.577350] * 3, abs=6e-7)
     assert float(published[0]) == pytest.approx(0.4 * 1.732051, abs=1e-6)
 
@@ -150,8 +150,8 @@ def test_a_grae_identity(successes: int, group_size: int) -> None:
     assert float(advantage.abs().sum()) == pytest.approx(total, abs=1e-10)
     # So omega 1 leaves G sqrt(1 - p), which grows with difficulty, and omega 0 leaves G sqrt(p), without praise.
     rate = set_means(reward, groups)
-    assert float(a_grae(advantage, rate, 1.0).abs().sum()) == pytest.approx(group_size * math.sqrt(1 - p), abs=1e-10)
-    held_back = a_grae(advantage, rate, 0.0)
+    assert float(AGrae()(advantage, rate, 1.0).abs().sum()) == pytest.approx(group_size * math.sqrt(1 - p), abs=1e-10)
+    held_back = AGrae()(advantage, rate, 0.0)
     assert float(-held_back.sum()) == pytest.approx(group_size * math.sqrt(p) / 2, abs=1e-10)
     assert float(held_back.max()) == 0
 
@@ -159,7 +159,11 @@ def test_a_grae_identity(successes: int, group_size: int) -> None:
 def test_a_grae_of_certain_groups() -> None:
     advantage = torch.zeros(2).double()
     for published in (False, True):
-        assert torch.equal(a_grae(advantage, column(0, 1), 0.5, published=published), advantage)
+        assert torch.equal(AGrae(published=published)(advantage, column(0, 1), 0.5), advantage)
+
+
+def one_group(advantage: Tensor) -> Tensor:
+    return torch.zeros_like(advantage, dtype=torch.long)
 
 
 def test_select_best_per_group_and_over_the_batch() -> None:
@@ -167,17 +171,23 @@ def test_select_best_per_group_and_over_the_batch() -> None:
     groups = torch.tensor([5, 5, 5, 5, 2, 2, 2, 2, 5, 5])
     assert select_best(advantage, groups, 2).nonzero().flatten().tolist() == [1, 3, 4, 7]
     assert select_best(advantage, groups, 4).nonzero().flatten().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert select_best(advantage, None, 4).nonzero().flatten().tolist() == [1, 6, 7, 8]
+    assert select_best(advantage, one_group(advantage), 4).nonzero().flatten().tolist() == [1, 6, 7, 8]
     order = torch.randperm(10, generator=torch.Generator().manual_seed(3))
     assert torch.equal(select_best(advantage[order], groups[order], 2), select_best(advantage, groups, 2)[order])
 
 
 def test_select_best_of_equal_and_missing() -> None:
-    assert select_best(column(1, 1, 1, 1, 1), None, 2).tolist() == [True, False, False, False, True]
+    assert select_best(column(1, 1, 1, 1, 1), one_group(column(1, 1, 1, 1, 1)), 2).tolist() == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
     some = column(1, math.nan, 3, 2, math.nan, 5)
-    assert select_best(some, None, 2).nonzero().flatten().tolist() == [0, 5]
-    assert torch.equal(select_best(some, None, 4), ~some.isnan())
-    assert torch.equal(select_best(some, None, 6), ~some.isnan())
+    assert select_best(some, one_group(some), 2).nonzero().flatten().tolist() == [0, 5]
+    assert torch.equal(select_best(some, one_group(some), 4), ~some.isnan())
+    assert torch.equal(select_best(some, one_group(some), 6), ~some.isnan())
 
 
 SAMPLE = torch.tensor([0, 1, 1, 1, 2, 2, 3, 3])
@@ -263,7 +273,7 @@ def test_averages_refuse() -> None:
 def test_selection_refuses() -> None:
     for n, message in ((3, "even"), (0, "even"), (10, "group of 8")):
         with pytest.raises(ValueError, match=message):
-            select_best(ADVANTAGE, None, n)
+            select_best(ADVANTAGE, one_group(ADVANTAGE), n)
     with pytest.raises(ValueError, match="group of 1"):
         select_best(ADVANTAGE, SAMPLE, 2)
     with pytest.raises(ValueError, match="broadcasting"):
@@ -285,15 +295,15 @@ def test_dcpo_refuses() -> None:
             RewardHistory.start(num_prompts, merge)  # type: ignore[arg-type]
     for q in (0.0, 1.5):
         with pytest.raises(ValueError, match="densities"):
-            dcpo_clip(column(q))
-    with pytest.raises(ValueError, match="highest"):
-        dcpo_clip(column(0.5), highest=0.5)
+            dcpo_clip(column(q), eps_low=0.16, eps_high=0.20)
+    with pytest.raises(ValueError, match="negative"):
+        dcpo_clip(column(0.5), eps_low=-0.1, eps_high=0.1)
 
 
 def test_a_grae_refuses() -> None:
     wrong: list[tuple[float, float, float]] = [(1.2, 0.5, 1), (-0.1, 0.5, 1), (0.5, 1.5, 1), (0.5, 0.5, 0)]
     for p, omega, alpha in wrong:
-        with pytest.raises(ValueError, match="success rate"):
-            a_grae(column(1), column(p), omega, alpha=alpha)
+        with pytest.raises(ValueError, match=r"success rate|alpha"):
+            AGrae(alpha=alpha)(column(1), column(p), omega)
     with pytest.raises(ValueError, match="broadcasting"):
-        a_grae(column(1, 2), column(0.5), 0.5)
+        AGrae()(column(1, 2), column(0.5), 0.5)

@@ -29,6 +29,7 @@ from flowrl.pipelines.cards import Size
 from flowrl.pipelines.known_checkpoints import tables
 from flowrl.pipelines.sd3 import FAMILY
 from flowrl.training.loop import Loop
+from flowrl.training.parts import read_run_prompts
 
 KINDS = ("rollout", "completion", "update", "reference", "backward")
 TWO_ITERATIONS = "num_iterations=2"
@@ -48,7 +49,7 @@ def trained(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:
     run: Any = QuickRun(folder)
     recipe = recipe_of(config)
     recipe.check(config)
-    assert recipe.main(config, run)
+    assert recipe.main(config, run, read_run_prompts(config.prompts))
     logged: list[dict[str, Any]] = run.logged
     return logged
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from recorded_gradients import recorded_gradients
 from safetensors import safe_open
 from tiny_runs import PROMPTS, TinyRuns, lora, lora_tensors, metrics, state, tiny_runs
 from torch import Tensor
 
 from flowrl.prompts.loading import prompts_of_iteration
-from flowrl.training.learner import GradientSum
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +31,7 @@ def plain(runs: TinyRuns) -> Path:
 @pytest.fixture
 def gradients(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The gradient of every optimizer update, as one vector."""
-    seen: list[Tensor] = []
-    apply = GradientSum.apply
-
-    def record(self: GradientSum, *arguments: Any) -> Tensor:
-        seen.append(torch.cat([total.flatten() for total in self.total]))
-        return apply(self, *arguments)
-
-    monkeypatch.setattr(GradientSum, "apply", record)
-    return seen
+    return recorded_gradients(monkeypatch)
 
 
 def test_a_run_folder_holds_what_is_documented(runs: TinyRuns, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.credit.tp_grpo import balanced, tp_grpo, turning_points
+from flowrl.credit.tp_grpo import TpGrpo, balanced, turning_points
 
 VALUES = torch.tensor(TABLE, dtype=torch.float64)
 
@@ -72,18 +72,18 @@ def test_all_paths_on_a_grid() -> None:
 
 def test_credit_oracles() -> None:
     sampled, reward = table_of(TABLE)
-    constrained = tp_grpo(sampled, reward)
+    constrained = TpGrpo()(sampled, reward)
     close(constrained.raw.reshape(4, 3).numpy(), [[-0.2, 0.6, 0.3], [0.2, -0.6, 0.1], [0.2, 0.2, -0.1], [-0.1, 0, 0.1]])
     first, second = [-1.260252, 0.980196, 0.980196, -0.700140], [1.270171, -1.501111, 0.346410, -0.115470]
     close(advantages(constrained, 3), columns(first, second, [1.414214, 0, -1.414214, 0]))
     first, second = [-1.259547, 0.979647, 0.979647, -0.699748], [1.269877, -1.500764, 0.346330, -0.115443]
     close(advantages(constrained, 3, eps=1e-4), columns(first, second, [1.413214, 0, -1.413214, 0]))
 
-    free = tp_grpo(sampled, reward, constrained=False)
+    free = TpGrpo(constrained=False)(sampled, reward)
     close(free.raw.reshape(4, 3).numpy(), [[-0.2, 0.6, 0.3], [0.2, -0.5, 0.1], [0.1, 0.2, -0.1], [-0.1, 0, 0.1]])
     first, second = [-1.264911, 1.264911, 0.632456, -0.632456], [1.325508, -1.451747, 0.315597, -0.189358]
     close(advantages(free, 3), columns(first, second, [1.414214, 0, -1.414214, 0]))
-    unbalanced = tp_grpo(sampled, reward, constrained=False, balance=False)
+    unbalanced = TpGrpo(constrained=False, balance=False)(sampled, reward)
     assert unbalanced.raw.reshape(4, 3)[2].tolist() == pytest.approx([0.2, 0.2, -0.1])
 
 
@@ -112,7 +112,7 @@ def test_only_flagged_cells_differ_from_the_gain(n: int, steps: int, constrained
         assert torch.equal(kept, flags)
     gain, rest = np.diff(value), value[:, -1:] - value[:, :-1]
     wanted = np.where(kept.numpy() & (rest != 0), rest, gain)
-    got = tp_grpo(*table_of(value.tolist()), constrained=constrained).raw.reshape(n, steps)
+    got = TpGrpo(constrained=constrained)(*table_of(value.tolist())).raw.reshape(n, steps)
     np.testing.assert_array_equal(got, wanted)
 
 
@@ -122,7 +122,7 @@ def test_a_missing_value_takes_its_gains_and_flags_nothing(missing: int, local_f
     value = [0.0, -1.0, 1.0, 0.5, 2.0]
     value[missing] = float("nan")
     sampled, reward = table_of([value])
-    credit = tp_grpo(sampled, reward, constrained=False, local_flip=local_flip)
+    credit = TpGrpo(constrained=False, local_flip=local_flip)(sampled, reward)
     touched = [missing in (j, j + 1) for j in range(4)]
     assert credit.raw[0].isnan().tolist() == touched
     flags = turning_points(torch.tensor([value]), False, local_flip=local_flip)[0].tolist()
@@ -133,7 +133,7 @@ def test_a_missing_value_takes_its_gains_and_flags_nothing(missing: int, local_f
 def test_what_is_refused() -> None:
     sampled, reward = table_of(TABLE)
     with pytest.raises(ValueError, match="merge the rewards"):
-        tp_grpo(sampled, reward.expand(2, -1))
+        TpGrpo()(sampled, reward.expand(2, -1))
     for wrong in (VALUES[0], VALUES[:, :1], VALUES.long()):
         with pytest.raises(ValueError, match=r"\[N, T\+1\]"):
             turning_points(wrong)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flowrl.cli import main
-from flowrl.training.run import checkpoints
+from flowrl.training.checkpoints import checkpoints
 
 PROMPTS = ["a photo of a red circle", "two blue squares", "a green star", "three yellow triangles"]
 

@@ -27,6 +27,7 @@ from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.samplers import Network, Velocity, build_schedule
+from flowrl.training.parts import read_run_prompts
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("inner", "outer")
@@ -245,7 +246,7 @@ def quick_run(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:
     """Checks and trains as the command does, without a run folder; returns the rows it logged."""
     grpo.check(config)
     run: Any = QuickRun(folder)
-    assert grpo.main(config, run)
+    assert grpo.main(config, run, read_run_prompts(config.prompts))
     return run.logged
 
 

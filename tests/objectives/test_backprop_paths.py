@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.objectives.gradient_paths import PATHS, Path, alignprop, backprop_sample, draft, drtune, refl, refl_loss
+from flowrl.objectives.gradient_paths import PATHS, AlignProp, Draft, DrTune, Path, Refl, RewardLoss, backprop_sample
 from flowrl.samplers import KERNELS, rollout
 from flowrl.trajectory import Schedule
 
@@ -110,34 +110,34 @@ def test_refl_ends_with_the_clean_estimate_of_its_step() -> None:
 
 def test_refl_loss() -> None:
     reward = torch.tensor([0.7, 2.0, 3.5], dtype=torch.float64, requires_grad=True)
-    loss = refl_loss(reward)
+    loss = RewardLoss(loss="hinge", scale=1e-3)(reward)
     assert loss.tolist() == pytest.approx([0.0013, 0.0, 0.0], abs=1e-15)
     loss.sum().backward()
     assert reward.grad is not None
     assert reward.grad[0] == -1e-3
     assert reward.grad[2] == 0
-    assert refl_loss(reward.detach(), scale=1.0, target=1.0).tolist() == pytest.approx([0.3, 0.0, 0.0])
+    assert RewardLoss(loss="hinge", target=1.0)(reward.detach()).tolist() == pytest.approx([0.3, 0.0, 0.0])
 
 
 def test_refl_steps_are_the_last_quarter() -> None:
-    paths = [refl(40, seed=0, iteration=i) for i in range(300)]
+    paths = [Refl()(40, seed=0, iteration=i) for i in range(300)]
     assert {path.last_step for path in paths} == set(range(30, 40))
     assert all(path.train_steps == (path.last_step,) and not path.stop_input for path in paths)
-    assert {refl(40, seed=0, iteration=i, first=2, last=4).last_step for i in range(60)} == {2, 3, 4}
-    assert refl(1, seed=0, iteration=0) == Path(train_steps=(0,), last_step=0)
+    assert {Refl(first=2, last=4)(40, seed=0, iteration=i).last_step for i in range(60)} == {2, 3, 4}
+    assert Refl()(1, seed=0, iteration=0) == Path(train_steps=(0,), last_step=0)
 
 
 def test_draft_trains_the_last_steps() -> None:
-    assert draft(10, seed=0, iteration=0) == Path(train_steps=(9,), last_step=9)
-    assert draft(10, seed=5, iteration=7, count=3).train_steps == (7, 8, 9)
+    assert Draft()(10, seed=0, iteration=0) == Path(train_steps=(9,), last_step=9)
+    assert Draft(count=3)(10, seed=5, iteration=7).train_steps == (7, 8, 9)
 
 
 def test_alignprop_keeps_late_steps_more_often() -> None:
-    assert alignprop(50, seed=0, iteration=0, truncation="none").train_steps == tuple(range(50))
+    assert AlignProp(truncation="none")(50, seed=0, iteration=0).train_steps == tuple(range(50))
     draws, num_steps = 2000, 5
     kept = torch.zeros(num_steps)
     for i in range(draws):
-        path = alignprop(num_steps, seed=1, iteration=i)
+        path = AlignProp()(num_steps, seed=1, iteration=i)
         assert path.last_step == 4
         assert not path.stop_input
         kept[list(path.train_steps)] += 1
@@ -148,10 +148,10 @@ def test_alignprop_keeps_late_steps_more_often() -> None:
 
 
 def test_drtune_steps_are_evenly_spaced_and_reach_everything() -> None:
-    paths = [drtune(20, seed=0, iteration=i, count=4) for i in range(100)]
+    paths = [DrTune(count=4)(20, seed=0, iteration=i) for i in range(100)]
     assert {path.train_steps for path in paths} == {tuple(range(o, 20, 5)) for o in range(5)}
     assert all(path.stop_input and path.last_step == 19 for path in paths)
-    early = [drtune(20, seed=0, iteration=i, count=3, early_stop=4) for i in range(200)]
+    early = [DrTune(count=3, early_stop=4)(20, seed=0, iteration=i) for i in range(200)]
     assert {path.last_step for path in early} == {15, 16, 17, 18, 19}
     for path in early:
         assert len(set(path.train_steps)) == 3
@@ -164,8 +164,8 @@ def test_every_path_can_be_sampled_and_drawn_again(name: str, num_steps: int) ->
     sigma = torch.linspace(1, 0, num_steps + 1)
     grid = Schedule(sigma=sigma, timestep=sigma[:-1] * 1000)
     for iteration in range(5):
-        path = PATHS[name](num_steps, seed=3, iteration=iteration)
-        assert path == PATHS[name](num_steps, seed=3, iteration=iteration)
+        path = PATHS[name]()(num_steps, seed=3, iteration=iteration)
+        assert path == PATHS[name]()(num_steps, seed=3, iteration=iteration)
         theta = torch.tensor(0.3, requires_grad=True)
         end = backprop_sample(
             linear(theta), torch.ones(2, 3), grid, train_steps=path.train_steps, last_step=path.last_step,
@@ -187,12 +187,12 @@ def test_paths_refuse_what_does_not_fit() -> None:
         with pytest.raises(ValueError, match=word):
             backprop_sample(velocity, START, SCHEDULE, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="scale"):
-        refl_loss(torch.zeros(1), scale=0.0)
+        RewardLoss(scale=0.0)
     cases: list[tuple[str, dict[str, Any]]] = [
         ("refl", {"first": 5, "last": 4}), ("refl", {"last": 10}), ("draft", {"count": 11}), ("draft", {"count": 0}),
-        ("alignprop", {"truncation": "fixed"}), ("drtune", {"early_stop": -1}),
+        ("drtune", {"early_stop": -1}),
         ("drtune", {"count": 8, "early_stop": 3}),
     ]  # fmt: skip
     for name, wrong in cases:
         with pytest.raises(ValueError, match=name):
-            PATHS[name](10, seed=0, iteration=0, **wrong)
+            PATHS[name](**wrong)(10, seed=0, iteration=0)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.objectives.forward_losses import FORWARD, Matched, awm, crd, dgpo, nft, noised, old_decay, rft, rwr
+from flowrl.objectives.forward_losses import FORWARD, Awm, Crd, Dgpo, Matched, Nft, Rft, Rwr, noised, old_decay
 from flowrl.objectives.terms import matching_error, matching_log_prob, mean_squared_error, optimality, velocity_kl
 
 
@@ -50,7 +50,7 @@ def gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 
 
 def method_gradient(name: str, matched: Matched, **options: Any) -> Tensor:
-    return gradient(lambda v: FORWARD[name].function(replace(matched, velocity=v), **options)[0], matched.velocity)
+    return gradient(lambda v: FORWARD[name].options(**options)(replace(matched, velocity=v))[0], matched.velocity)
 
 
 # ---- noise and errors ------------------------------------------------------------------------------------------------
@@ -74,15 +74,12 @@ def test_errors_are_means_in_float64() -> None:
     assert matching_error(error).tolist() == pytest.approx([0.1 / 0.3, 5e-15 / 1e-5])  # the second is at the floor
 
 
-def test_velocity_kl_and_its_weight() -> None:
+def test_velocity_kl() -> None:
     matched = batch()
     reference = matched.reference
     assert reference is not None
     expected = np.square(matched.velocity.numpy() - reference.numpy()).mean((1, 2))
     assert np.allclose(velocity_kl(matched.velocity, reference), expected, rtol=1e-12)
-    sigma = double([0.5, 0.995, 1.0, 0.2, 0.2, 0.2])
-    s = 0.7 * np.sqrt(sigma.numpy() / (1 - np.minimum(sigma.numpy(), 0.99)))
-    assert np.allclose(velocity_kl(matched.velocity, reference, sigma=sigma), expected / (2 * s**2), rtol=1e-10)
     trained = reference.clone().requires_grad_()
     assert not velocity_kl(matched.velocity, trained).requires_grad
 
@@ -102,11 +99,11 @@ def test_nft_worked_point(
     slope: tuple[float, float],
 ) -> None:  # fmt: skip
     for advantage, expected in ((2.0, loss_2), (0.0, loss_0), (-5.0, loss_minus_5)):
-        loss, metrics = nft(point((-0.6, 3.2), advantage=advantage), beta=beta)
+        loss, metrics = Nft(beta=beta)(point((-0.6, 3.2), advantage=advantage))
         assert float(loss) == pytest.approx(expected, abs=6e-11)
         assert float(metrics["positive_error"]) == pytest.approx(positive, abs=6e-11)
         assert float(metrics["negative_error"]) == pytest.approx(negative, abs=6e-11)
-    assert float(nft(point((-0.6, 3.2)))[1]["optimality"]) == pytest.approx(0.7)
+    assert float(Nft()(point((-0.6, 3.2)))[1]["optimality"]) == pytest.approx(0.7)
     assert method_gradient("nft", point((-0.6, 3.2)), beta=beta)[0].tolist() == pytest.approx(slope, abs=6e-11)
 
 
@@ -114,7 +111,7 @@ def test_nft_worked_point(
 @pytest.mark.parametrize("advantage", [2.0, -5.0, 0.0])
 def test_nft_on_the_old_policy(beta: float, advantage: float) -> None:
     matched = point((-0.4, 2.5), advantage=advantage)
-    assert float(nft(matched, beta=beta)[0]) == pytest.approx(1.0833333333 / beta, abs=1e-10 / beta)
+    assert float(Nft(beta=beta)(matched)[0]) == pytest.approx(1.0833333333 / beta, abs=1e-10 / beta)
     r = 0.5 + advantage / 10
     expected = [(2 * r - 1) * 0.8333333333, (2 * r - 1) * -4.1666666667]
     assert method_gradient("nft", matched, beta=beta)[0].tolist() == pytest.approx(expected, abs=1e-10)
@@ -142,8 +139,8 @@ def test_nft_mirrors_good_and_bad(seed: int, beta: float, adaptive: bool) -> Non
     matched = batch(seed)
     assert matched.old is not None
     mirrored = replace(matched, advantage=-matched.advantage, velocity=2 * matched.old - matched.velocity)
-    loss, _ = nft(matched, beta=beta, adaptive=adaptive)
-    assert torch.allclose(nft(mirrored, beta=beta, adaptive=adaptive)[0], loss, rtol=1e-10)
+    loss, _ = Nft(beta=beta, adaptive=adaptive)(matched)
+    assert torch.allclose(Nft(beta=beta, adaptive=adaptive)(mirrored)[0], loss, rtol=1e-10)
 
 
 def two_points(advantage: tuple[float, float], reward: tuple[float, float]) -> tuple[Matched, Tensor]:
@@ -165,7 +162,7 @@ def minimise(name: str, matched: Matched, odds: Tensor, **options: Any) -> float
     v = torch.zeros(1, 1, dtype=torch.float64)
     for _ in range(400):
         slope = gradient(
-            lambda u: odds * FORWARD[name].function(replace(matched, velocity=u.expand(2, 1)), **options)[0], v
+            lambda u: odds * FORWARD[name].options(**options)(replace(matched, velocity=u.expand(2, 1)))[0], v
         )
         v = v - 0.3 * slope
     return float(v)
@@ -203,7 +200,7 @@ def test_optimality_modes() -> None:
 
 def test_nft_scale_is_optional() -> None:
     matched = batch(2)
-    published, plain = nft(matched, beta=0.1)[0], nft(matched, beta=0.1, published_scale=False)[0]
+    published, plain = Nft(beta=0.1)(matched)[0], Nft(beta=0.1, published_scale=False)(matched)[0]
     assert torch.allclose(published, 50 * plain)
 
 
@@ -231,16 +228,16 @@ def test_awm_off_policy_ratio(weighting: str, ratio: float) -> None:
     """Errors .10 and .12 of velocity and old velocity."""
     target = point((0.0, 0.0)).target
     matched = point(target + 0.1**0.5, old=(target + 0.12**0.5)[0].tolist(), advantage=-10.0)
-    loss, metrics = FORWARD["awm"].function(matched, weighting=weighting, off_policy=True)
+    loss, metrics = FORWARD["awm"].options(weighting=weighting, off_policy=True)(matched)
     assert float(metrics["ratio"]) == pytest.approx(ratio, abs=1e-9)
     assert float(loss) == pytest.approx(ratio, abs=1e-9)  # A' = -1
-    clipped, _ = awm(replace(matched, advantage=double([2.5])), off_policy=True, clip=0.01)
+    clipped, _ = Awm(off_policy=True, clip=0.01)(replace(matched, advantage=double([2.5])))
     assert float(clipped) == pytest.approx(-0.5 * 1.01)
 
 
 def test_awm_on_policy_value_and_gradient() -> None:
     matched = batch(3)
-    loss, metrics = awm(matched, advantage_max=2.0)
+    loss, metrics = Awm(advantage_max=2.0)(matched)
     expected = matched.advantage.clamp(-5, 5) / 5 * 2
     assert torch.allclose(loss, -expected, atol=1e-14)
     assert metrics["ratio"].tolist() == [1.0] * 6
@@ -269,7 +266,7 @@ A = [1.0, -1.0, 0.5, -0.5]
 
 def test_dgpo_worked_group() -> None:
     matched = with_errors(D, None, D_REF, A)
-    loss, metrics = dgpo(matched)
+    loss, metrics = Dgpo()(matched)
     assert metrics["gate"].tolist() == pytest.approx([0.3486451353] * 4, abs=1e-10)
     assert float(loss.mean()) == pytest.approx(-0.0074087091, abs=1e-10)
     slope = method_gradient("dgpo", matched) / (2 * matched.velocity) / 4  # by the error, of the mean
@@ -283,15 +280,15 @@ def test_dgpo_groups_do_not_see_each_other() -> None:
     fields = ("clean", "noise", "sigma", "velocity", "reference", "advantage", "reward")
     both = {name: torch.cat([getattr(one, name), getattr(two, name)])[order] for name in fields}
     mixed = Matched(**both, group=(order >= 4).long() * 7)
-    expected = torch.cat([dgpo(one)[0], dgpo(two)[0]])[order]
-    assert torch.allclose(dgpo(mixed)[0], expected, atol=1e-15)
+    expected = torch.cat([Dgpo()(one)[0], Dgpo()(two)[0]])[order]
+    assert torch.allclose(Dgpo()(mixed)[0], expected, atol=1e-15)
 
 
 def test_dgpo_stops_images_whose_ratio_has_moved() -> None:
     """exp(d_old - d) is above 1 for the first and third, below for the second and fourth."""
     old = [0.12, 0.18, 0.151, 0.119]
     matched = with_errors(D, old, D_REF, A)
-    _, metrics = dgpo(matched, clip=5e-3)
+    _, metrics = Dgpo(clip=5e-3)(matched)
     assert metrics["clipped"].tolist() == [1.0, 1.0, 0.0, 0.0]
     free, held = method_gradient("dgpo", matched), method_gradient("dgpo", matched, clip=5e-3)
     assert held.flatten()[:2].tolist() == [0.0, 0.0]
@@ -301,11 +298,11 @@ def test_dgpo_stops_images_whose_ratio_has_moved() -> None:
 def test_crd_worked_group() -> None:
     rho = [0.3, -0.1, 0.2, 0.0]
     matched = with_errors([1.0 - value for value in rho], [1.0] * 4, None, [2.0, -2.0, 5.0, 0.0])
-    loss, metrics = crd(matched, adaptive=False)
+    loss, metrics = Crd(adaptive=False)(matched)
     assert metrics["implicit_reward"].tolist() == pytest.approx(rho)
     assert metrics["optimality"].tolist() == pytest.approx([0.7, 0.3, 1.0, 0.5])
     assert float(loss.mean()) == pytest.approx(0.134375, abs=1e-12)
-    assert float(crd(matched, adaptive=False, published_scale=False)[0].mean()) == pytest.approx(0.026875, abs=1e-12)
+    assert float(Crd(adaptive=False, published_scale=False)(matched)[0].mean()) == pytest.approx(0.026875, abs=1e-12)
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
@@ -323,7 +320,7 @@ def test_regression_optimum_is_the_weighted_posterior_mean(reward: tuple[float, 
 
 def test_rft_trains_on_all_that_tie_for_best() -> None:
     matched = replace(batch(4), reward=double([0.3, 0.9, 0.7, 0.9, 0.7, 0.1]))  # groups 0, 1, 0, 1, 0, 1
-    loss, metrics = rft(matched)
+    loss, metrics = Rft()(matched)
     assert metrics["weight"].tolist() == [0, 1, 1, 1, 1, 0]
     assert torch.allclose(loss, metrics["weight"] * mean_squared_error(matched.velocity, matched.target))
     matched, odds = two_points((0.0, 0.0), (1.0, 0.0))
@@ -331,7 +328,7 @@ def test_rft_trains_on_all_that_tie_for_best() -> None:
 
 
 def test_softmax_weights_have_mean_one_in_each_group() -> None:
-    _, metrics = rwr(batch(5), temperature=0.2)
+    _, metrics = Rwr(temperature=0.2)(batch(5))
     weight, reward = metrics["weight"], batch(5).reward
     for group in (0, 1):
         raw = np.exp(reward[group::2].numpy() / 0.2)
@@ -388,7 +385,7 @@ def frozen(name: str, matched: Matched, v: Array) -> float:
 def test_values_and_gradients_against_numpy(name: str, options: dict[str, Any]) -> None:
     matched = batch(6)
     v = matched.velocity.numpy()
-    assert float(FORWARD[name].function(matched, **options)[0].sum()) == pytest.approx(frozen(name, matched, v))
+    assert float(FORWARD[name].options(**options)(matched)[0].sum()) == pytest.approx(frozen(name, matched, v))
     slope, step = np.zeros_like(v), 1e-6
     for index in np.ndindex(*v.shape):
         shift = np.zeros_like(v)
@@ -407,14 +404,14 @@ def test_only_the_trained_velocity_gets_gradient(name: str) -> None:
     leaves = {n: getattr(matched, n).clone().requires_grad_() for n in ("velocity", "old", "reference")}
     needing_old: dict[str, dict[str, Any]] = {"awm": {"off_policy": True}, "dgpo": {"clip": 0.1}}
     options = needing_old.get(name, {})
-    loss, metrics = FORWARD[name].function(replace(matched, **leaves), **options)
+    loss, metrics = FORWARD[name].options(**options)(replace(matched, **leaves))
     loss.sum().backward()
     assert leaves["velocity"].grad is not None
     assert leaves["old"].grad is None
     assert leaves["reference"].grad is None
     assert all(metric.shape == (6,) and not metric.requires_grad for metric in metrics.values())
     narrow = {n: getattr(matched, n).float() for n in ("clean", "noise", "velocity", "old", "reference")}
-    single, _ = FORWARD[name].function(replace(matched, **narrow), **options)
+    single, _ = FORWARD[name].options(**options)(replace(matched, **narrow))
     assert single.dtype == torch.float32
     assert torch.allclose(single.double(), loss.detach(), rtol=1e-5, atol=1e-6)
 
@@ -427,8 +424,6 @@ def test_only_the_trained_velocity_gets_gradient(name: str) -> None:
         ("copy", {0: 0, 5000: 0}),
         ("awm", {0: 0, 100: 0.1, 300: 0.3, 1000: 0.3}),
         ("crd", {0: 0.25, 10: 0.3, 1000: 0.999}),
-        ("75-0-0.0075-0.999", {74: 0, 76: 0.0075, 209: 0.999}),
-        ("10-0.25-0.005-0.5", {0: 0.25, 10: 0.25, 12: 0.26, 100: 0.5}),
     ],
 )
 def test_decays_of_the_old_policy(kind: str, values: dict[int, float]) -> None:
@@ -442,9 +437,9 @@ def test_losses_refuse_what_is_missing_or_out_of_range() -> None:
     ]  # fmt: skip
     for name, options in without:
         with pytest.raises(ValueError, match="old policy"):
-            FORWARD[name].function(replace(matched, old=None), **options)
+            FORWARD[name].options(**options)(replace(matched, old=None))
     with pytest.raises(ValueError, match="reference policy"):
-        dgpo(replace(matched, reference=None))
+        Dgpo()(replace(matched, reference=None))
     cases: list[tuple[str, dict[str, Any]]] = [
         ("nft", {"beta": 0.0}), ("nft", {"floor": 0.0}), ("nft", {"mode": "good"}), ("nft", {"advantage_range": 0.0}),
         ("awm", {"weighting": "elbo"}), ("awm", {"power": 0.0}), ("awm", {"advantage_max": 0.0}), ("awm", {"clip": -1}),
@@ -453,17 +448,12 @@ def test_losses_refuse_what_is_missing_or_out_of_range() -> None:
     ]  # fmt: skip
     for name, options in cases:
         with pytest.raises(ValueError, match=r"\bgot\b"):
-            FORWARD[name].function(matched, **options)
+            FORWARD[name].options(**options)(matched)
     with pytest.raises(ValueError, match="raw weights"):
-        rwr(replace(matched, reward=-matched.reward), weights="raw")
+        Rwr(weights="raw")(replace(matched, reward=-matched.reward))
     for wrong in ({"sigma": 1000 * matched.sigma}, {"sigma": torch.zeros(6)}):
         with pytest.raises(ValueError, match="noise fraction"):
             replace(matched, **wrong)
     for wrong in ({"noise": torch.zeros(6, 3)}, {"old": torch.zeros(1, 2, 3)}, {"advantage": torch.zeros(1)}):
         with pytest.raises(ValueError, match="one shape"):
             replace(matched, **wrong)
-    for kind in ("slow", "1-2-3", "0-1e-3-0-1"):
-        with pytest.raises(ValueError, match="four numbers"):
-            old_decay(kind, 0)
-    with pytest.raises(ValueError, match="from 0"):
-        old_decay("copy", -1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.objectives.terms import approx_kl, clipped_above, clipped_below, clipped_surrogate, masked_mean
+from flowrl.objectives.terms import approx_kl, clipped_above, clipped_below, clipped_surrogate
 
 ADVANTAGE = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
 RATIO = torch.tensor([0.9998, 1.0002, 0.9998, 1.0002], dtype=torch.float64)
@@ -66,33 +66,8 @@ def test_broadcasting_is_an_error() -> None:
             clipped_surrogate(args[0], args[1], clip_low=args[2], clip_high=args[3])
     with pytest.raises(ValueError, match="shapes must match"):
         clipped_surrogate(b, b, clip_low=number, clip_high=0.1)
-    with pytest.raises(ValueError, match="shapes must match"):
-        masked_mean(b, one, denominator=1)
     with pytest.raises(ValueError, match="distance"):
         clipped_surrogate(b, b, clip_low=-0.1, clip_high=0.1)
-
-
-def test_masked_mean_adds_up_over_micro_batches() -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(12, generator=generator, dtype=torch.float64)
-    weight = (torch.rand(12, generator=generator) > 0.4).double() * 1.5
-    whole = masked_mean(values, weight, denominator=weight.sum())
-    assert float(whole) == pytest.approx(float((values * weight).sum() / weight.sum()))
-    for size in (1, 5, 12):
-        parts = zip(values.split(size), weight.split(size), strict=True)
-        total = sum(float(masked_mean(v, w, denominator=weight.sum())) for v, w in parts)
-        assert total == pytest.approx(float(whole))
-
-
-def test_masked_mean_leaves_out_what_is_not_kept() -> None:
-    values = torch.tensor([1.0, math.nan, 3.0], requires_grad=True)
-    mean = masked_mean(values, torch.tensor([True, False, True]), denominator=2)
-    mean.backward()
-    assert mean.item() == 2
-    assert values.grad is not None
-    assert values.grad.tolist() == [0.5, 0.0, 0.5]
-    with pytest.raises(ValueError, match="positive"):
-        masked_mean(values, torch.zeros(3), denominator=0)
 
 
 def test_approx_kl_is_unbiased_and_not_negative() -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from derivatives import finite_difference, gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from flowrl.objectives.policy_gradient import (
     OBJECTIVES,
+    Dppo,
+    Guard,
     Scored,
-    flow_dppo,
-    grpo_guard,
     kernel_sensitivity,
     sequence_coefficients,
 )
@@ -43,21 +43,6 @@ def scored(new_mean: Tensor, *, advantage: list[float], xi: Tensor = XI, clip: f
         log_ratio=log_ratio, advantage=double(advantage), clip_low=ranges, clip_high=ranges, new=new,
         old_mean=old.mean, produced=produced, step_size=0.1, sensitivity=SENSITIVITY,
     )  # fmt: skip
-
-
-def gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    at = at.clone().requires_grad_()
-    (result,) = torch.autograd.grad(loss(at).sum(), at)
-    return result
-
-
-def finite_difference(loss: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6) -> Tensor:
-    result = torch.zeros_like(at)
-    for i in range(at.numel()):
-        shift = torch.zeros_like(at)
-        shift.view(-1)[i] = step
-        result.view(-1)[i] = (loss(at + shift).sum() - loss(at - shift).sum()) / (2 * step)
-    return result
 
 
 # ---- sensitivity -----------------------------------------------------------------------------------------------------
@@ -121,20 +106,20 @@ def test_guard_worked_values() -> None:
     log_normalised = STD * (float(rows.log_ratio) + bias)
     assert log_normalised == pytest.approx(0.0016625, abs=1e-12)
     ratio = torch.tensor(0.0016625, dtype=torch.float64).exp()
-    assert float(grpo_guard(rows, delta="none")) == pytest.approx(-float(ratio), abs=1e-12)
-    assert float(grpo_guard(rows, delta="published")) == pytest.approx(-10 * float(ratio), abs=1e-11)
-    assert float(grpo_guard(rows)) == pytest.approx(-float(ratio) / 0.1245, abs=1e-11)
-    clipped = grpo_guard(scored(DRIFT, advantage=[1.0], clip=2e-6), delta="none")
+    assert float(Guard(delta="none")(rows)) == pytest.approx(-float(ratio), abs=1e-12)
+    assert float(Guard(delta="published")(rows)) == pytest.approx(-10 * float(ratio), abs=1e-11)
+    assert float(Guard()(rows)) == pytest.approx(-float(ratio) / 0.1245, abs=1e-11)
+    clipped = Guard(delta="none")(scored(DRIFT, advantage=[1.0], clip=2e-6))
     assert float(clipped) == pytest.approx(-1.000002, abs=1e-12)  # the range is of exp(log r^)
 
 
 def test_guard_takes_the_bias_of_each_sample_and_ignores_the_log_ratio() -> None:
     both = torch.cat([DRIFT, -3 * DRIFT])
-    apart = [grpo_guard(scored(mean[None], advantage=[a])) for mean, a in zip(both, (1.0, -2.0), strict=True)]
-    assert torch.allclose(grpo_guard(scored(both, advantage=[1.0, -2.0])), torch.cat(apart), atol=1e-14)
+    apart = [Guard()(scored(mean[None], advantage=[a])) for mean, a in zip(both, (1.0, -2.0), strict=True)]
+    assert torch.allclose(Guard()(scored(both, advantage=[1.0, -2.0])), torch.cat(apart), atol=1e-14)
     summed = scored(both, advantage=[1.0, -2.0])
     other = Scored(**{n: getattr(summed, n) for n in summed.__slots__} | {"log_ratio": 4 * summed.log_ratio})
-    assert torch.equal(grpo_guard(other), grpo_guard(summed))
+    assert torch.equal(Guard()(other), Guard()(summed))
 
 
 def test_guard_gradient_does_not_depend_on_the_step() -> None:
@@ -153,7 +138,7 @@ def test_guard_gradient_does_not_depend_on_the_step() -> None:
                 new=kernel(x, velocity, sigma, sigma_next), old_mean=old.mean, produced=old.mean + old.std * xi,
                 step_size=float(sigma - sigma_next), sensitivity=kernel_sensitivity(kernel, sigma, sigma_next),
             )  # fmt: skip
-            return grpo_guard(rows)
+            return Guard()(rows)
 
         # c is negative, so the sign of -A c / |c| is that of A.
         assert torch.allclose(gradient(loss, v), xi / 4, atol=1e-7)
@@ -167,19 +152,19 @@ def test_dppo_leaves_out_rows_that_are_far_and_move_on() -> None:
     rows = scored(means, advantage=[1.0, -1.0, 1.0, -1.0, 1.0, -1.0], xi=xi, std=0.1)
     ratio = rows.log_ratio.exp()
     assert (ratio > 1).tolist() == [True, True, False, False, True, False]
-    loss = flow_dppo(rows)
+    loss = Dppo()(rows)
     left_out = [True, False, False, True, False, False]
     assert torch.equal(loss, torch.where(torch.tensor(left_out), 0.0, -rows.advantage * ratio))
     # |mean difference| .02 at std .1 is a KL of .02 per dimension; the threshold itself counts as far.
-    assert float(flow_dppo(rows, threshold=0.0199)[0]) == 0.0
-    assert float(flow_dppo(rows, threshold=0.0201)[0]) == pytest.approx(-float(ratio[0]))
+    assert float(Dppo(threshold=0.0199)(rows)[0]) == 0.0
+    assert float(Dppo(threshold=0.0201)(rows)[0]) == pytest.approx(-float(ratio[0]))
 
 
 def test_reinforce_has_the_value_of_the_advantage_and_its_gradient() -> None:
     means = torch.cat([DRIFT, 100 * DRIFT])
     rows = scored(means, advantage=[2.0, -3.0])
-    assert OBJECTIVES["reinforce"].function(rows).tolist() == [-2.0, 3.0]
-    found = gradient(lambda mean: OBJECTIVES["reinforce"].function(scored(mean, advantage=[2.0, -3.0])), means)
+    assert OBJECTIVES["reinforce"].options()(rows).tolist() == [-2.0, 3.0]
+    found = gradient(lambda mean: OBJECTIVES["reinforce"].options()(scored(mean, advantage=[2.0, -3.0])), means)
     weighted = finite_difference(lambda m: -scored(m, advantage=[2.0, -3.0]).log_ratio * double([2.0, -3.0]), means)
     assert torch.allclose(found, weighted, rtol=1e-6, atol=1e-8)
 
@@ -191,7 +176,7 @@ def test_gradients_against_finite_differences(name: str, options: dict[str, Any]
     means = torch.cat([DRIFT, -2 * DRIFT, 40 * DRIFT])
 
     def loss(mean: Tensor) -> Tensor:
-        return OBJECTIVES[name].function(scored(mean, advantage=[1.0, -0.5, 2.0], clip=0.01), **options)
+        return OBJECTIVES[name].options(**options)(scored(mean, advantage=[1.0, -0.5, 2.0], clip=0.01))
 
     assert torch.allclose(gradient(loss, means), finite_difference(loss, means), rtol=1e-6, atol=1e-8)
     assert not torch.equal(gradient(loss, means)[:2], torch.zeros(2, 4, dtype=torch.float64))
@@ -201,7 +186,7 @@ def test_gradients_against_finite_differences(name: str, options: dict[str, Any]
 def test_before_the_first_update_every_objective_is_minus_the_advantage(name: str) -> None:
     rows = scored(torch.zeros(2, 4, dtype=torch.float64), advantage=[1.5, -0.25], clip=1e-6)
     options = {"delta": "none"} if name == "guard" else {}
-    assert OBJECTIVES[name].function(rows, **options).tolist() == [-1.5, 0.25]
+    assert OBJECTIVES[name].options(**options)(rows).tolist() == [-1.5, 0.25]
 
 
 def test_objectives_refuse_what_they_cannot_use() -> None:
@@ -210,14 +195,11 @@ def test_objectives_refuse_what_they_cannot_use() -> None:
     for name in ("guard", "dppo"):
         assert OBJECTIVES[name].needs_old_mean
         with pytest.raises(ValueError, match="old_mean"):
-            OBJECTIVES[name].function(Scored(**values | {"old_mean": None}))
+            OBJECTIVES[name].options()(Scored(**values | {"old_mean": None}))
         with pytest.raises(ValueError, match="std 0"):
-            OBJECTIVES[name].function(Scored(**values | {"new": Transition(DRIFT, double(0.0))}))
-    bad: Any = "1/h"
-    with pytest.raises(ValueError, match="delta"):
-        grpo_guard(rows, delta=bad)
+            OBJECTIVES[name].options()(Scored(**values | {"new": Transition(DRIFT, double(0.0))}))
     with pytest.raises(ValueError, match="threshold"):
-        flow_dppo(rows, threshold=0.0)
+        Dppo(threshold=0.0)(rows)
     for wrong in ({"advantage": torch.zeros(2)}, {"produced": torch.zeros(1, 3)}, {"old_mean": torch.zeros(2, 4)}):
         with pytest.raises(ValueError, match="one shape"):
             Scored(**values | wrong)
@@ -248,9 +230,7 @@ def test_sequence_ratio_worked_values() -> None:
     assert mixed.tolist() == pytest.approx([-1.110101, -0.962519, -0.944780], abs=1e-6)
 
 
-def whole_objective(
-    log_ratio: Tensor, sample: Tensor, advantage: Tensor, clip: float, kind: str, mix: float, wide: float
-) -> Tensor:
+def whole_objective(log_ratio: Tensor, sample: Tensor, advantage: Tensor, clip: float, kind: str) -> Tensor:
     """Sum over rows, written out sample by sample as in the papers."""
     total = log_ratio.new_zeros(())
     for number in sample.unique().tolist():
@@ -258,10 +238,9 @@ def whole_objective(
         s = sum((log_ratio[i] for i in rows), start=log_ratio.new_zeros(())).div(len(rows)).exp()
         for i in rows:
             a, rho = advantage[i], log_ratio[i].exp()
-            reach = clip if kind == "sequence" else wide
-            sequence = torch.minimum(a * s, a * s.clamp(1 - reach, 1 + reach))
+            sequence = torch.minimum(a * s, a * s.clamp(1 - clip, 1 + clip))
             step = torch.minimum(a * rho, a * rho.clamp(1 - clip, 1 + clip))
-            total = total - (sequence if kind == "sequence" else (1 - mix) * step + mix * sequence)
+            total = total - (sequence if kind == "sequence" else (step + sequence) / 2)
     return total
 
 
@@ -269,11 +248,8 @@ def whole_objective(
 @given(
     rows=st.lists(st.tuples(st.integers(0, 3), st.floats(-0.5, 0.5), st.floats(-2, 2)), min_size=1, max_size=8),
     kind=st.sampled_from(["sequence", "mixed"]),
-    mix=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
 )
-def test_coefficients_are_the_gradient_of_the_whole_loss(
-    rows: list[tuple[int, float, float]], kind: str, mix: float
-) -> None:
+def test_coefficients_are_the_gradient_of_the_whole_loss(rows: list[tuple[int, float, float]], kind: str) -> None:
     sample = torch.tensor([10 * row[0] for row in rows])
     log_ratio = double([row[1] for row in rows]).requires_grad_()
     advantage = double([row[2] for row in rows])
@@ -281,10 +257,8 @@ def test_coefficients_are_the_gradient_of_the_whole_loss(
         advantage = sample.double() / 10 - 1.5
     ranges = torch.full_like(advantage, 0.1)
     picked: Any = kind
-    coefficient, loss = sequence_coefficients(
-        log_ratio, sample, advantage, ranges, ranges, picked, mix, sequence_range=(0.05, 0.05)
-    )
-    whole = whole_objective(log_ratio, sample, advantage, 0.1, kind, mix, 0.05)
+    coefficient, loss = sequence_coefficients(log_ratio, sample, advantage, ranges, ranges, picked)
+    whole = whole_objective(log_ratio, sample, advantage, 0.1, kind)
     (expected,) = torch.autograd.grad(whole, log_ratio)
     assert torch.allclose(coefficient, expected, atol=1e-12)
     assert float(loss.sum()) == pytest.approx(float(whole.detach()), abs=1e-12)
@@ -300,15 +274,6 @@ def test_on_policy_coefficients_are_minus_the_advantage(kind: str) -> None:
     torch.testing.assert_close(loss, -advantage)
 
 
-def test_mixed_ends_are_the_two_ratios() -> None:
-    advantage = torch.ones_like(STEPS)
-    for mix, expected in ((0.0, [-1.2, -0.9048374, -0.8693582]), (1.0, [-1.0202013] * 3)):
-        _, loss = coefficients(STEPS, advantage, kind="mixed", mix=mix)
-        assert loss.tolist() == pytest.approx(expected, abs=1e-6)
-    _, narrow = coefficients(STEPS, advantage, kind="mixed", mix=1.0, sequence_range=(0.01, 0.01))
-    assert narrow.tolist() == pytest.approx([-1.01] * 3)
-
-
 def test_sequence_ratios_refuse_step_credit_and_shared_transitions() -> None:
     zero, one = torch.zeros(2), torch.ones(2)
     with pytest.raises(ValueError, match="differs within a sample"):
@@ -317,7 +282,5 @@ def test_sequence_ratios_refuse_step_credit_and_shared_transitions() -> None:
         coefficients(zero, one, torch.tensor([0, -1]))
     with pytest.raises(ValueError, match="one shape"):
         coefficients(zero, torch.ones(1))
-    with pytest.raises(ValueError, match="mix"):
-        coefficients(zero, one, kind="mixed", mix=1.5)
     with pytest.raises(ValueError, match="kind"):
         coefficients(zero, one, kind="token")

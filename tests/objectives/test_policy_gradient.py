@@ -94,7 +94,7 @@ def estimated_gradient(
             stochastic=steps,
         )
     sampled = sample_trajectories(trajectory, group_B, None)
-    credit = CREDIT["outcome"].credit(sampled, reward_of(sampled.finished, kind)[None])
+    credit = CREDIT["outcome"].options()(sampled, reward_of(sampled.finished, kind)[None])
     one = torch.ones(1, dtype=torch.float64)
     advantage_M = aggregate(credit.raw, credit.norm, one, scope="none", baseline=baseline)
     rows = rows_of(sampled, credit, advantage_M, torch.ones_like(sampled.step, dtype=torch.bool), (0.2, 0.2))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from derivatives import finite_difference, gradient
 from torch import Tensor
 
 from flowrl.objectives.preference_losses import (
@@ -31,21 +31,6 @@ def double(values: Any) -> Tensor:
 def with_errors(errors: list[float]) -> Tensor:
     """Predictions of three elements whose mean squared error against 0 is given."""
     return double(errors).sqrt()[:, None] * torch.tensor([[1.0, -1.0, 1.0]], dtype=torch.float64)
-
-
-def gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    at = at.detach().clone().requires_grad_()
-    (result,) = torch.autograd.grad(loss(at).sum(), at)
-    return result
-
-
-def finite_difference(loss: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6) -> Tensor:
-    result = torch.zeros_like(at)
-    for i in range(at.numel()):
-        shift = torch.zeros_like(at)
-        shift.view(-1)[i] = step
-        result.view(-1)[i] = (loss(at + shift).sum() - loss(at - shift).sum()) / (2 * step)
-    return result
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------

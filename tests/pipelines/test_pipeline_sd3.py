@@ -25,8 +25,9 @@ from flowrl.recipes import grpo
 from flowrl.samplers import Velocity, gaussian_log_prob
 from flowrl.samplers.completion import sample_trajectories
 from flowrl.samplers.guidance import classifier_free_guidance
+from flowrl.training.batch import Asked
 from flowrl.training.learner import NetworkCounter
-from flowrl.training.loop import Batch
+from flowrl.training.record import Record
 from flowrl.trajectory import Conditioning, Credit
 
 STEPS = 4
@@ -143,21 +144,19 @@ def test_the_recipes_replay_gives_ratio_one_at_its_own_and_at_another_batch_size
     keep = torch.ones(len(sampled), dtype=torch.bool)
     rows = grpo.rows_of(sampled, credit, torch.linspace(-1, 1, len(sampled)), keep, (1e-4, 1e-4))
     loop: Any = LoopOfParts(pipeline, scale)
-    batch = Batch(
-        iteration=0, own=range(len(PROMPTS)), group=each, groups=each, prompts=(), prompt_ids=(),
-        cond=pipeline.encode(PROMPTS),
-    )  # fmt: skip
+    asked = Asked(groups=each, prompts=(), prompt_ids=(), cond=pipeline.encode(PROMPTS))
+    record = Record(loop, asked, sampled, kernel, schedule)
     for size in (4, 2, 1):
         blocks = grpo.micro_batches(rows, size, 1)
         old = rows
         if size != 4:
-            old, again = grpo.scored_again(loop, batch, rows, sampled, blocks, schedule, kernel)
-            assert again.mean is None  # the rollout kept none
+            old, again = record.rescored(rows, blocks)
+            assert again.sampled.mean is None  # the rollout kept none
         (indexes,) = blocks
         assert sorted(torch.cat(indexes).tolist()) == list(range(12))  # every row once
         for index in indexes:
             part = old[index]
-            new = grpo.replay(loop, batch, part, sampled.states, schedule, kernel)
+            new = record.replay(part)
             assert torch.equal(gaussian_log_prob(sampled.states[part.produced], new), part.old_log_prob)
             assert new.mean.requires_grad
         # Recomputed values stay near the recorded ones: the same rows, in the same order.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from recorded_gradients import recorded_gradients
 from tiny_runs import TinyRuns, differences, lora, lora_tensors, metrics, state, tiny_runs
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from flowrl.cli import main
 from flowrl.config.train import load_config
 from flowrl.objectives.forward_losses import FORWARD, Matched
 from flowrl.recipes.forward import check
-from flowrl.training.learner import GradientSum
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 VALUES = [0.0, 1.0, 2.0, 7.0, 3.0, 3.0, 1.0, 0.0]  # of the two groups of four
@@ -61,33 +59,26 @@ def start(runs: TinyRuns) -> dict[str, Tensor]:
 @pytest.fixture
 def gradients(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The gradient of every optimizer update, as one vector."""
-    seen: list[Tensor] = []
-    apply = GradientSum.apply
-
-    def record(self: GradientSum, *arguments: Any) -> Tensor:
-        seen.append(torch.cat([total.flatten() for total in self.total]))
-        return apply(self, *arguments)
-
-    monkeypatch.setattr(GradientSum, "apply", record)
-    return seen
+    return recorded_gradients(monkeypatch)
 
 
 @pytest.fixture
 def matched(monkeypatch: pytest.MonkeyPatch) -> list[Matched]:
-    """What the losses were given, in order; the two images on which options are tried out are left out."""
+    """What the losses were given, in order."""
     seen: list[Matched] = []
 
-    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def call(given: Matched, **options: Any) -> Any:
-            if given.clean.ndim > 2:
-                seen.append(given)
-            return function(given, **options)
+    def watched(options: type[Any]) -> Callable[..., Any]:
+        called = options.__call__
 
+        def call(loss: Any, given: Matched) -> Any:
+            seen.append(given)
+            return called(loss, given)
+
+        monkeypatch.setattr(options, "__call__", call)
         return call
 
-    for name, method in list(FORWARD.items()):
-        monkeypatch.setitem(FORWARD, name, replace(method, function=watched(method.function)))
+    for method in FORWARD.values():
+        watched(method.options)
     return seen
 
 
@@ -346,9 +337,9 @@ def test_a_resumed_run_is_the_same_to_the_bit(runs: TinyRuns, overrides: tuple[s
         (named("ntf"), "unknown objective of recipe forward 'ntf' (did you mean 'nft'?)"),
         (("objective.options.betta=1",), "unknown option 'betta' (did you mean 'beta'?)"),
         (("objective.options.guidance=1",), "did you mean 'guidance_scale'?"),
-        (("objective.options.adaptive=1",), "option adaptive must be true or false, got 1"),
-        (("objective.options.beta=-1",), "must be positive, got -1"),
-        (named("rwr", "objective.options.temperature=0"), "temperature positive"),
+        (("objective.options.adaptive=1",), "adaptive must be true or false, got 1"),
+        (("objective.options.beta=-1",), "option beta must be above 0, got -1"),
+        (named("rwr", "objective.options.temperature=0"), "option temperature must be above 0, got 0"),
         (("objective.options.old_kl_coef=-1",), "old_kl_coef must not be negative"),
         (("objective.options.reference_guidance_scale=4",), "no reference is evaluated: set kl_coef above 0"),
         (("sampler.kernel=cps",), "set sampler.kernel=ode"),

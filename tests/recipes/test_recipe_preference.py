@@ -13,13 +13,13 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
+from recorded_gradients import recorded_gradients
 from tiny_models import load_tiny, start_noise
 from tiny_runs import PROMPTS, TinyRuns, differences, lora, lora_tensors, metrics, state, tiny_runs
 from torch import Tensor
 
 from flowrl.cli import main
 from flowrl.prompts.pairs import load_images, read_pairs
-from flowrl.training.learner import GradientSum
 from flowrl.world.scenes import draw_scene, random_scene
 
 ONLINE = ("recipe=preference", "sampler.kernel=ode", "times.count=2")
@@ -64,15 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def gradients(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The gradient of every optimizer update, as one vector."""
-    seen: list[Tensor] = []
-    apply = GradientSum.apply
-
-    def record(self: GradientSum, *arguments: Any) -> Tensor:
-        seen.append(torch.cat([total.flatten() for total in self.total]))
-        return apply(self, *arguments)
-
-    monkeypatch.setattr(GradientSum, "apply", record)
-    return seen
+    return recorded_gradients(monkeypatch)
 
 
 def offline(folder: Path) -> tuple[str, ...]:
@@ -323,10 +315,10 @@ def test_d3po_resumes_and_splits_updates(runs: TinyRuns) -> None:
     ("overrides", "message"),
     [
         (("objective.name=dpoo",), "unknown objective of recipe preference 'dpoo' (did you mean 'dpo'?)"),
-        (("objective.options.bta=1",), "unknown option 'bta' (did you mean 'beta'?)"),
+        (("objective.options.bta=1",), "unknown key 'bta': did you mean 'beta'?"),
         (("objective.options.beta=0",), "beta must be above 0, got 0"),
         (("objective.options.ref_update_every=0",), "ref_update_every counts iterations from 1"),
-        (("objective.options.behaviour=ema",), "option behaviour must be 'old' or 'policy', got 'ema'"),
+        (("objective.options.behaviour=ema",), "behaviour must be one of old, policy, got 'ema'"),
         (("sampler.kernel=cps",), "sampler.kernel is cps: set sampler.kernel=ode, or objective.name=d3po"),
         (("kl_coef=0.1",), "kl_coef is set to 0.1, but objective dpo of recipe preference does not read it"),
         (("credit.method=vgpo",), "credit.method is set to 'vgpo'"),
@@ -339,7 +331,7 @@ def test_d3po_resumes_and_splits_updates(runs: TinyRuns) -> None:
             "objective d3po needs one",
         ),
         (("objective.name=d3po", "times.count=4", "sampler.kernel=cps"), "set same_latent=true"),
-        (("objective.name=dpo_offline",), "option pairs must be given"),
+        (("objective.name=dpo_offline",), "required key 'pairs' is missing"),
         (("objective.name=dpo_offline", "objective.options.pairs=none.jsonl"), "there is no 'none.jsonl'"),
     ],
 )
@@ -362,12 +354,17 @@ def test_offline_settings_that_do_not_fit_are_refused(
 ) -> None:
     for overrides, message in (
         (("group_size=4",), "so group_size is 2, got 4"),
-        (("pipeline.free_text_encoders=true",), "'a photo of a yellow circle' of objective.options.pairs is in no"),
         (("same_latent=true",), "same_latent is set to True"),
     ):
         out = f"out={runs.folder / 'refused'}"
         assert main(["train", str(runs.config), out, *offline(folder), *overrides]) == 1
         assert message in re.sub(r"\s+", " ", capsys.readouterr().err)
+
+
+def test_prompts_of_pairs_are_encoded_before_the_text_encoders_are_freed(runs: TinyRuns, folder: Path) -> None:
+    free = runs.train("freed", *offline(folder), "pipeline.free_text_encoders=true")
+    kept = runs.train("kept", *offline(folder))
+    assert [row["loss"] for row in metrics(free)] == [row["loss"] for row in metrics(kept)]
 
 
 def test_the_lora_that_is_shipped_is_the_policy(runs: TinyRuns) -> None:

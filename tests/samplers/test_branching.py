@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.credit.branches import g2rpo, tempflow
+from flowrl.credit.branches import G2rpo, TempFlow
+from flowrl.credit.context import Context
 from flowrl.randomness import counter_normal, sample_normals
 from flowrl.samplers import KERNELS, Kernel, Velocity, build_schedule, gaussian_log_prob, rollout
 from flowrl.samplers.branching import sample_branches
@@ -285,7 +286,7 @@ def rewards(*values: float) -> Tensor:
 def test_g2rpo_of_the_worked_example() -> None:
     sampled = branches_of(Network(schedule_of(6)), 1, 3, (1,), strides=(1, 2))
     first, second = rewards(0.2, 0.5, 0.8), rewards(0.1, 0.1, 0.4)
-    credit = g2rpo(sampled, torch.stack([first, second], 1).reshape(1, 6))
+    credit = G2rpo()(sampled, torch.stack([first, second], 1).reshape(1, 6))
     assert torch.equal(credit.raw, torch.stack([first, second]))
     z = standardised(credit.raw, credit.norm, 1, 0)
     np.testing.assert_allclose(z, [[-1.0, 0.0, 1.0], [-0.577350, -0.577350, 1.154701]], atol=5e-7)
@@ -298,7 +299,7 @@ def test_g2rpo_channels_stand_reward_by_reward_and_sets_are_prompt_and_step() ->
     sampled = branches_of(Network(schedule_of(6)), 4, 2, (0, 2), strides=(1, 2, 3))
     reward_KF = torch.arange(2 * 16 * 3).double().reshape(2, 48)
     reward_KF[1, 7] = torch.nan  # row 2, stride index 1
-    credit = g2rpo(sampled, reward_KF)
+    credit = G2rpo()(sampled, reward_KF)
     assert credit.raw.shape == (6, 16)
     for k in range(2):
         for stride in range(3):
@@ -318,17 +319,17 @@ def test_tempflow_of_the_worked_example() -> None:
     np.testing.assert_allclose(step_std, [1.328157, 0.442719, 0.073786], atol=1e-6)
     network = Network(Schedule(sigma=torch.tensor(sigma), timestep=1000 * torch.tensor(sigma[:-1])))
     sampled = branches_of(network, 2, 2, (0, 1, 2))
-    credit = tempflow(sampled, torch.zeros(1, 12), step_std=step_std)
+    credit = TempFlow()(sampled, torch.zeros(1, 12), Context(step_std=step_std))
     assert credit.weight is not None
     np.testing.assert_allclose(credit.weight[::4], [2.16, 0.72, 0.12], atol=1e-6)
     assert float(credit.weight.mean()) == pytest.approx(1, abs=1e-6)
 
     sampled = branches_of(network, 2, 2, (0, 1))  # rows: step, seed, branch
     reward = rewards(0.6, 0.4, 0.9, 0.7, 0.5, 0.7, 0.3, 0.3)[None]
-    z = standardised((seeds := tempflow(sampled, reward, noise_weights=False)).raw, seeds.norm, 0, 1e-4)
+    z = standardised((seeds := TempFlow(noise_weights=False)(sampled, reward)).raw, seeds.norm, 0, 1e-4)
     one = 0.999001
     np.testing.assert_allclose(z[0], [one, -one, one, -one, -one, one, 0, 0], atol=5e-7)
-    prompts = tempflow(sampled, reward, seed_groups=False, noise_weights=False)
+    prompts = TempFlow(seed_groups=False, noise_weights=False)(sampled, reward)
     z = standardised(prompts.raw, prompts.norm, 0, 1e-4)
     prompt_z = [-0.277196, -1.385982, 1.385982, 0.277196, 0.301330, 1.506648, -0.903989, -0.903989]
     np.testing.assert_allclose(z[0], prompt_z, atol=5e-7)
@@ -341,32 +342,32 @@ def test_the_released_tempflow_constant_is_the_mean_of_the_stds() -> None:
     kernel, zero = kernel_of(schedule), torch.zeros(1, 1)
     step_std = torch.stack([kernel(zero, zero, schedule.sigma[j], schedule.sigma[j + 1]).std for j in range(10)])
     sampled = branches_of(Network(schedule), 1, 2, tuple(range(9)))
-    credit = tempflow(sampled, torch.zeros(1, 18), step_std=step_std)
+    credit = TempFlow()(sampled, torch.zeros(1, 18), Context(step_std=step_std))
     assert credit.weight is not None
     np.testing.assert_allclose(credit.weight / step_std[sampled.step], 2.252, atol=5e-4)
 
 
 def test_tempflow_sets_are_start_noise_and_step() -> None:
     sampled = branches_of(Network(schedule_of(6)), 4, 2, (0, 2))
-    credit = tempflow(sampled, torch.zeros(1, 16), noise_weights=False)
+    credit = TempFlow(noise_weights=False)(sampled, torch.zeros(1, 16))
     assert len(credit.norm.unique()) == 8
     assert torch.equal(credit.norm[0::2], credit.norm[1::2])
-    assert len(tempflow(sampled, torch.zeros(1, 16), noise_weights=False, seed_groups=False).norm.unique()) == 4
+    assert len(TempFlow(noise_weights=False, seed_groups=False)(sampled, torch.zeros(1, 16)).norm.unique()) == 4
 
 
 def test_credit_of_branches_refuses_other_tables() -> None:
     network = Network(schedule_of(6))
     sampled = branches_of(network, 2, 2, (0, 1), strides=(1, 2))
     with pytest.raises(ValueError, match=r"\[K, 16\]"):
-        g2rpo(sampled, torch.zeros(1, 8))
+        G2rpo()(sampled, torch.zeros(1, 8))
     with pytest.raises(ValueError, match="2 strides"):
-        tempflow(sampled, torch.zeros(1, 16), noise_weights=False)
+        TempFlow(noise_weights=False)(sampled, torch.zeros(1, 16))
     tree = trees_of(network, 1, splits=(0,), children=2, stochastic=(0, 1))
     with pytest.raises(ValueError, match="as sample_branches leaves them"):
-        g2rpo(tree, torch.zeros(1, 2))
+        G2rpo()(tree, torch.zeros(1, 2))
     sampled = branches_of(network, 2, 2, (0, 1))
     for bad in (None, torch.ones(1), torch.ones(6, 1)):
         with pytest.raises(ValueError, match=r"step_std \[T\]"):
-            tempflow(sampled, torch.zeros(1, 8), step_std=bad)
+            TempFlow()(sampled, torch.zeros(1, 8), Context(step_std=bad))
     with pytest.raises(ValueError, match="positive"):
-        tempflow(sampled, torch.zeros(1, 8), step_std=torch.tensor([1.0, 0.0, 1.0]))
+        TempFlow()(sampled, torch.zeros(1, 8), Context(step_std=torch.tensor([1.0, 0.0, 1.0])))

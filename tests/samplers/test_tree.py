@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.credit.trees import back_up, branch_grpo, depth_window, kept_by_width, tree_grpo, tree_of
+from flowrl.credit.context import Context
+from flowrl.credit.trees import BranchGrpo, DepthWindow, TreeGrpo, back_up, kept_by_width, tree_of
 from flowrl.randomness import counter_normal, sample_normals
 from flowrl.samplers import KERNELS, Velocity, build_schedule
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
@@ -160,23 +161,23 @@ CHILDREN = (0.0, 0.0, 0.0, math.log(3), *[0.0] * 6)  # log-densities of the chil
 
 
 def test_branch_grpo_of_the_worked_example() -> None:
-    credit = branch_grpo(example(), LEAVES)
+    credit = BranchGrpo()(example(), LEAVES)
     assert credit.raw.tolist() == [[2, 4, 1, 3, 2, 6, 1, 3, 2, 6]]
     late = [-0.925820, 0, -0.462910, 1.388730]
     np.testing.assert_allclose(standardised(credit.raw, credit.norm, 1), [-0.707107, 0.707107, *late, *late], atol=5e-7)
     assert credit.keep is None
     for weighting in ("edge", "path"):  # equal where only the children's own transitions differ
-        weighted = branch_grpo(example(CHILDREN), LEAVES, weighting=weighting)  # type: ignore[arg-type]
+        weighted = BranchGrpo(weighting=weighting)(example(CHILDREN), LEAVES)  # type: ignore[arg-type]
         np.testing.assert_allclose(weighted.raw[0, :2], [2.5, 4], atol=1e-12)
         z = standardised(weighted.raw, weighted.norm, 1)
         np.testing.assert_allclose(z[:2], [-0.707107, 0.707107], atol=5e-7)
-    mean = branch_grpo(example([20 * value for value in CHILDREN]), LEAVES, weighting="edge", per_dim=20)
+    mean = BranchGrpo(weighting="edge")(example([20 * value for value in CHILDREN]), LEAVES, Context(per_dim=20))
     np.testing.assert_allclose(mean.raw[0, :2], [2.5, 4], atol=1e-12)
 
 
 def test_tree_grpo_of_the_worked_example() -> None:
     sampled = example(CHILDREN)
-    credit = tree_grpo(sampled, LEAVES)
+    credit = TreeGrpo()(sampled, LEAVES)
     assert credit.raw[0, :6].isnan().all()
     leaves = [-1.069045, 0, -0.534522, 1.603567]
     z = standardised(credit.raw, credit.norm, 0)
@@ -193,7 +194,7 @@ def test_tree_grpo_of_the_worked_example() -> None:
 def test_uniform_node_means_keep_the_mean_of_the_leaves_at_every_depth(seed: int) -> None:
     sampled = grow(6, (1, 2, 4), (1, 2, 3, 4), children=3)
     reward = counter_normal((2, 27), "reward", seed).double()
-    raw = branch_grpo(sampled, reward).raw
+    raw = BranchGrpo()(sampled, reward).raw
     for step in (1, 2, 3, 4):
         torch.testing.assert_close(raw[:, sampled.step == step].mean(1), reward.mean(1), rtol=0, atol=1e-12)
 
@@ -224,17 +225,17 @@ def test_node_values_agree_with_brute_force(seed: int) -> None:
 
     rows = range(len(sampled))
     cases: list[tuple[Credit, Callable[[int, int], float]]] = [
-        (branch_grpo(sampled, reward), partial(by_paths, beta=0.0)),
-        (branch_grpo(sampled, reward, weighting="path", beta=0.0), partial(by_paths, beta=0.0)),
-        (branch_grpo(sampled, reward, weighting="path"), partial(by_paths, beta=1.0)),
-        (branch_grpo(sampled, reward, weighting="path", beta=3.0, per_dim=2), partial(by_paths, beta=1.5)),
-        (branch_grpo(sampled, reward, weighting="edge"), by_edges),
+        (BranchGrpo()(sampled, reward), partial(by_paths, beta=0.0)),
+        (BranchGrpo(weighting="path", beta=0.0)(sampled, reward), partial(by_paths, beta=0.0)),
+        (BranchGrpo(weighting="path")(sampled, reward), partial(by_paths, beta=1.0)),
+        (BranchGrpo(weighting="path", beta=3.0)(sampled, reward, Context(per_dim=2)), partial(by_paths, beta=1.5)),
+        (BranchGrpo(weighting="edge")(sampled, reward), by_edges),
     ]
     for credit, oracle in cases:
         np.testing.assert_allclose(credit.raw, [[oracle(row, k) for row in rows] for k in (0, 1)], atol=1e-10)
         assert bool(credit.raw[1].isnan().any())
     # TreeGRPO's back-up is the edge-wise mean.
-    backed = back_up(sampled, tree_grpo(sampled, reward).raw[1])
+    backed = back_up(sampled, TreeGrpo()(sampled, reward).raw[1])
     np.testing.assert_allclose(backed, [by_edges(row, 1) for row in rows], atol=1e-10)
 
 
@@ -243,16 +244,16 @@ def test_sets_are_tree_and_depth_or_prompt() -> None:
     reward = torch.zeros(1, 16)
     tree = torch.arange(4).repeat_interleave(2).tolist() + 2 * torch.arange(4).repeat_interleave(4).tolist()
     assert tree_of(sampled).tolist() == tree
-    norm = branch_grpo(sampled, reward).norm.tolist()
+    norm = BranchGrpo()(sampled, reward).norm.tolist()
     assert len(set(norm)) == len(set(zip(norm, tree, sampled.step.tolist(), strict=True))) == 12
-    norm = tree_grpo(sampled, reward).norm.tolist()
+    norm = TreeGrpo()(sampled, reward).norm.tolist()
     assert len(set(norm)) == len(set(zip(norm, sampled.group.tolist(), strict=True))) == 2
 
 
 def test_equal_leaves_give_exactly_equal_nodes_in_the_dtype_of_the_rewards() -> None:
     sampled = grow(5, (0, 1, 2), (0, 1, 2, 3), children=3)
     for weighting in ("uniform", "path", "edge"):
-        raw = branch_grpo(sampled, torch.full((1, 27), 0.1), weighting=weighting).raw  # type: ignore[arg-type]
+        raw = BranchGrpo(weighting=weighting)(sampled, torch.full((1, 27), 0.1)).raw  # type: ignore[arg-type]
         assert raw.dtype == torch.float32
         assert torch.equal(raw, torch.full_like(raw, 0.1))
 
@@ -260,7 +261,7 @@ def test_equal_leaves_give_exactly_equal_nodes_in_the_dtype_of_the_rewards() -> 
 def test_very_different_log_densities_pick_one_leaf() -> None:
     """Sums over a latent are in the hundreds of thousands; a softmax over them must not overflow."""
     log_prob = [1e5, -1e5, 3e5, 2e5, -3e5, -2e5, 0.0, 0.0, 0.0, 0.0]
-    raw = branch_grpo(example(log_prob), LEAVES, weighting="path").raw
+    raw = BranchGrpo(weighting="path")(example(log_prob), LEAVES).raw
     assert raw[0, :2].tolist() == [1, 6]
 
 
@@ -268,18 +269,18 @@ def test_very_different_log_densities_pick_one_leaf() -> None:
 
 
 def test_depth_window_slides_and_stays() -> None:
-    paper = partial(depth_window, first=9, last=12, size=4)
+    paper = DepthWindow(first=9, last=12, size=4).depths
     assert [paper(i).start for i in (0, 29, 30, 60, 90, 5000)] == [9, 9, 10, 11, 12, 12]
     assert paper(0) == range(9, 13)
-    release = partial(depth_window, first=16, last=9, size=5)
+    release = DepthWindow(first=16, last=9, size=5).depths
     assert [release(i).start for i in (0, 30, 209, 210, 5000)] == [16, 15, 10, 9, 9]
-    assert depth_window(7, first=3, last=3, every=1) == range(3, 7)
+    assert DepthWindow(first=3, last=3, every=1).depths(7) == range(3, 7)
 
 
 def test_pruned_depths_of_the_default_tree() -> None:
     """Five of the leaves' own depths leave 13.625 - 5 = 8.625 trained transitions a leaf."""
     sampled = grow(20, (0, 3, 6, 9), range(20))
-    credit = branch_grpo(sampled, torch.zeros(1, 16), pruned_depths=depth_window(0, first=16, last=9, size=5))
+    credit = BranchGrpo(depth_window=DepthWindow(first=16, last=9, size=5))(sampled, torch.zeros(1, 16))
     assert credit.keep is not None
     assert int(credit.keep.sum()) / 16 == 8.625
     assert sampled.step[~credit.keep].unique().tolist() == [15, 16, 17, 18, 19]
@@ -298,16 +299,16 @@ def test_pruned_width() -> None:
         assert -1 in kept
         return sorted(kept - {-1})
 
-    better = branch_grpo(sampled, reward, pruned_width="better_half")
+    better = BranchGrpo(pruned_width="better_half")(sampled, reward)
     assert left(better.keep) == [0, 2, 5, 7, 8, 10, 13, 14]
     # Tree 0: quarters of 8 leaves, 1s at 1 and 3 (the later one ranks last), 9 and 6. Tree 1: of 6 valid leaves.
-    assert left(branch_grpo(sampled, reward, pruned_width="extremes").keep) == [1, 3, 5, 7, 9, 14]
-    both = branch_grpo(sampled, reward, pruned_width="better_half", pruned_depths=[5]).keep
+    assert left(BranchGrpo(pruned_width="extremes")(sampled, reward).keep) == [1, 3, 5, 7, 9, 14]
+    both = BranchGrpo(pruned_width="better_half", pruned_depths=(5,))(sampled, reward).keep
     assert better.keep is not None
     assert both is not None
     assert torch.equal(both, better.keep & (sampled.step != 4))
     # By an advantage: the same, whatever stands at inner transitions.
-    value = tree_grpo(sampled, reward).raw[0]
+    value = TreeGrpo()(sampled, reward).raw[0]
     assert torch.equal(kept_by_width(sampled, value, "better_half"), better.keep)
     three = kept_by_width(grow(3, (0,), (0,), children=3), torch.tensor([1.0, 2.0, 3.0]), "better_half")
     assert three.tolist() == [False, True, True]  # half of three, rounded up
@@ -316,21 +317,19 @@ def test_pruned_width() -> None:
 def test_credit_of_trees_refuses_other_tables() -> None:
     sampled = example()
     with pytest.raises(ValueError, match=r"\[K, 4\]"):
-        branch_grpo(sampled, torch.zeros(1, 5))
+        BranchGrpo()(sampled, torch.zeros(1, 5))
     with pytest.raises(ValueError, match=r"\[K, 4\]"):
-        tree_grpo(sampled, torch.zeros(4))
+        TreeGrpo()(sampled, torch.zeros(4))
     for bad in (torch.tensor([6, 7, 8, -1]), torch.tensor([6, 7, 8, 8])):
         with pytest.raises(ValueError, match="as sample_tree leaves them"):
-            tree_grpo(replace(sampled, finished_after=bad), LEAVES)
-    with pytest.raises(ValueError, match="weighting is"):
-        branch_grpo(sampled, LEAVES, weighting="depth")  # type: ignore[arg-type]
+            TreeGrpo()(replace(sampled, finished_after=bad), LEAVES)
     with pytest.raises(ValueError, match="beta"):
-        branch_grpo(sampled, LEAVES, weighting="path", beta=-1.0)
+        BranchGrpo(weighting="path", beta=-1.0)(sampled, LEAVES)
     with pytest.raises(ValueError, match="per_dim"):
-        branch_grpo(sampled, LEAVES, per_dim=0)
+        BranchGrpo()(sampled, LEAVES, Context(per_dim=0))
     with pytest.raises(ValueError, match="better_half or extremes"):
-        branch_grpo(sampled, LEAVES, pruned_width="half")  # type: ignore[arg-type]
+        BranchGrpo(pruned_width="half")(sampled, LEAVES)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="depth window"):
-        depth_window(0, first=0, last=3)
+        DepthWindow(first=0, last=3)
     with pytest.raises(ValueError, match=r"must be \[10\]"):
         back_up(sampled, torch.zeros(4))

@@ -16,10 +16,12 @@ from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, write_toy
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
 from flowrl.training.assignment import Ends
+from flowrl.training.batch import Asked
+from flowrl.training.checkpoints import checkpoints
 from flowrl.training.learner import NetworkCounter
-from flowrl.training.loop import Batch, Loop
+from flowrl.training.loop import Loop
+from flowrl.training.parts import read_run_prompts
 from flowrl.training.prompt_choice import choose_prompts, remember
-from flowrl.training.run import checkpoints
 from flowrl.trajectory import Conditioning
 
 
@@ -240,6 +242,7 @@ REPLAY = ("curriculum.sampling=replay", "curriculum.options={band: [0.1, 0.9], s
 WITH_MEMORY: dict[str, tuple[str, ...]] = {
     "dcpo": ("shaping.name=dcpo",),
     "dcpo, release": ("shaping.name=dcpo", "shaping.options={merge: release}"),
+    "calibration": ("credit.method=dense_grpo", "sampler.noise_level=0.7", "sampler.calibration.iterations=3"),
     "replay": REPLAY,
     "gaussian": ("curriculum.sampling=gaussian", "curriculum.options={momentum: 0.5, width: 0.1}"),
     "rounds": ("curriculum.sampling=gaussian", "curriculum.max_rounds=2"),
@@ -275,7 +278,8 @@ def test_a_run_resumed_after_every_iteration_is_the_run_that_was_never_stopped(
 
 def _loop(toy: Path, *overrides: str) -> Loop:
     run: Any = QuickRun(toy.parent)
-    return Loop(toy_config(toy, *overrides), run)
+    config = toy_config(toy, *overrides)
+    return Loop(config, run, read_run_prompts(config.prompts))
 
 
 def _ends(reward: list[float], prompt: list[int]) -> Ends:
@@ -310,6 +314,12 @@ def test_prompts_near_even_odds_are_drawn_more_often(toy: Path) -> None:
     assert loop.memory["pass_rates"].tolist() == [*before.tolist()[:3], 1.0]
 
 
+def test_more_different_prompts_than_there_are_cannot_be_drawn(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ("curriculum.sampling=gaussian", "prompts_per_step=5", f"out={toy.parent / 'refused'}")
+    assert main(["train", str(toy), *overrides]) == 1
+    assert "prompts_per_step (5)" in capsys.readouterr().err
+
+
 def test_rewards_that_are_no_success_rates_are_refused(toy: Path) -> None:
     loop = _loop(toy, "curriculum.sampling=gaussian")
     with pytest.raises(ValueError, match=r"lie in \[0, 1\], but there are rewards from 0 to 7"):
@@ -319,10 +329,10 @@ def test_rewards_that_are_no_success_rates_are_refused(toy: Path) -> None:
 def test_the_rounds_of_an_iteration_have_their_own_groups_and_noise(toy: Path) -> None:
     loop = _loop(toy)
     first, second = (loop.batch(0, round=number) for number in range(2))
-    assert (first.groups.tolist(), second.groups.tolist()) == ([0, 1], [2, 3])
+    assert (first.asked.groups.tolist(), second.asked.groups.tolist()) == ([0, 1], [2, 3])
     assert (first.own, second.own) == (range(8), range(8, 16))
-    joined = Batch.cat([first, second])
-    assert joined.local(torch.tensor([3, 0, 2])).tolist() == [3, 0, 2]
-    assert joined.prompt_ids == (*first.prompt_ids, *second.prompt_ids)
+    joined = Asked.cat([first.asked, second.asked])
+    assert joined.rows(torch.tensor([3, 0, 2])).tolist() == [3, 0, 2]
+    assert joined.prompt_ids == (*first.asked.prompt_ids, *second.asked.prompt_ids)
     noises = [loop.start_noise(batch, batch.own) for batch in (first, second)]
     assert len({tuple(noise.flatten().tolist()) for both in noises for noise in both}) == 16

@@ -17,7 +17,7 @@ from tiny_runs import TinyRuns, differences, lasting, lora, metrics, start, tiny
 
 from flowrl.cli import main
 from flowrl.training import run as run_module
-from flowrl.training.run import checkpoints
+from flowrl.training.checkpoints import checkpoints
 
 STOPPING = """
 import pathlib, signal

@@ -16,8 +16,8 @@ from flowrl.pipelines import PIPELINES
 from flowrl.recipes import grpo
 from flowrl.samplers import KERNELS
 from flowrl.training.loop import Loop
+from flowrl.training.parts import read_run_prompts
 from flowrl.training.paths import sample_paths, sampler_at
-from flowrl.training.scoring import Scoring
 
 ALL = "flow_sde, dance_sde, cps, ddim_flow, wan_sde, dpm_sde"
 
@@ -85,12 +85,12 @@ def test_the_published_log_probability_of_cps(toy: Path) -> None:
     assert row["ratio_first_deviation"] == 0.0
     assert row["ratio_max_deviation"] > 0
     assert math.isfinite(row["grad_norm"])
-    loop = Loop(config, QuickRun(run))  # type: ignore[arg-type]
+    loop = Loop(config, QuickRun(run), read_run_prompts(config.prompts))  # type: ignore[arg-type]
     kernel, schedule, steps = sampler_at(loop, 0)
     batch = loop.batch(0)
     with torch.no_grad():
         sampled = sample_paths(
-            loop, batch, CREDIT["outcome"], kernel, schedule, steps, Scoring(loop, batch), keep_means=True
+            loop, batch, CREDIT["outcome"], kernel, schedule, steps, loop.scorer.start(batch), keep_means=True
         )
     assert sampled.mean is not None
     deviation = (sampled.states[sampled.produced] - sampled.mean).double().square().flatten(1).sum(1)

@@ -19,7 +19,7 @@ from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
 from flowrl.rewards.compose import WeightedSum, weighted_sum
 from flowrl.training import parts
 from flowrl.training import scoring as scoring_module
-from flowrl.training.scoring import too_many_failures
+from flowrl.training.reward_watch import too_many_failures
 
 Change = Callable[[WeightedSum], WeightedSum]
 
@@ -81,10 +81,10 @@ def test_groups_stay_together_where_a_reward_looks_at_them(toy: Path, changed: A
 def test_groups_over_processes_are_refused_where_a_reward_looks_at_them(toy: Path) -> None:
     config = toy_config(toy, "prompts_per_step=3")
     total = weighted_sum([brightness([], "pairwise")], [1.0])
-    scoring_module.check_groups(config, config.resolve_batch(1), total)
-    with pytest.raises(ValueError, match="6 images a process are no whole groups of 4"):
-        scoring_module.check_groups(config, config.resolve_batch(2), total)
-    scoring_module.check_groups(config, config.resolve_batch(2), weighted_sum([brightness([])], [1.0]))
+    scoring_module.check_groups(config.group_size, config.resolve_batch(1), total)
+    with pytest.raises(ValueError, match="6 images per process are not whole groups of 4"):
+        scoring_module.check_groups(config.group_size, config.resolve_batch(2), total)
+    scoring_module.check_groups(config.group_size, config.resolve_batch(2), weighted_sum([brightness([])], [1.0]))
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.credit import CREDIT, Method
-from flowrl.objectives.forward_losses import FORWARD
-from flowrl.objectives.gradient_paths import PATHS, Path
-from flowrl.recipes import backprop
-from flowrl.recipes.forward_settings import objective_of, slot_decays, split_options
-from flowrl.recipes.preference_settings import OBJECTIVES, Offline, Steps
+from flowrl.credit.trees import BranchGrpo
+from flowrl.objectives.gradient_paths import Path
+from flowrl.recipes import backprop, preference_settings
+from flowrl.recipes.forward_settings import objective_of
+from flowrl.recipes.preference_settings import Offline, Steps
 from flowrl.samplers.windows import flash_tail, thinned_steps
+from flowrl.training.assignment import credit_options
+from flowrl.training.budget import Budget
 from flowrl.training.drift import KL_PROMPTS, KL_SIGMAS
 from flowrl.training.paths import stochastic_steps, tree_steps
 
 Passes = Callable[[float], int]
-"""Network rows that a family's guidance takes a sample at a scale."""
+"""Network rows that a family's guidance takes per sample at a scale."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,24 +95,19 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
         num_eval_items: images of an evaluation; None where that is not known.
     """
     geometry, known = config.resolve_batch(processes), dict[object, Counts]()
-    total, done, evaluated = Counts(), 0, 0
-    evaluates = bool(config.eval_every or config.budget.evals)
-    evaluations = int(evaluates and config.eval.initial)
-    spent = 0.0
+    total, done = Counts(), 0
+    counters: dict[str, Any] = {"images": 0, "seconds": 0.0, "evals": 0}
+    budget = Budget(config.budget, counters, num_iterations=config.num_iterations, eval_every=config.eval_every)
+    evaluations = int(budget.evaluates and config.eval.initial)
     for iteration in range(config.num_iterations):
         drawn = _drawn(config, iteration)
         if drawn not in known:
             known[drawn] = of_iteration(config, iteration, passes, geometry)
         total = total + known[drawn]
         done = iteration + 1
-        spent = _spent(config, total)
-        last = done == config.num_iterations or spent >= 1
-        if parts := config.budget.evals:
-            reached = min(parts, max(int(spent * parts), done * parts // config.num_iterations))
-            evaluations += last or reached > evaluated
-            evaluated = max(reached, evaluated)
-        elif evaluates:
-            evaluations += last or done % config.eval_every == 0
+        counters |= {"nfe/all": total.total, "images": total.images}
+        last = done == config.num_iterations or budget.spent() >= 1
+        evaluations += budget.evaluation_due(done, last=last)
         if last:
             break
     rows = None if num_eval_items is None else _of_evaluation(config, num_eval_items, passes)
@@ -124,14 +122,17 @@ def _drawn(config: TrainConfig, iteration: int) -> object:
         return backprop_path(config, iteration)
     if config.recipe == "grpo" and CREDIT[config.credit.method].plan == "tree":
         steps = stochastic_steps(config.sampler, config.seed, iteration)
-        return steps, tree_steps(config, config.sampler.num_steps, iteration, steps)
+        splits = tree_steps(config, config.sampler.num_steps, iteration, steps)
+        return steps, splits, _pruned_depths(config, iteration)
     reads_steps = config.recipe == "grpo" or config.objective.name == "d3po"
-    return stochastic_steps(config.sampler, config.seed, iteration) if reads_steps else ()
+    steps = stochastic_steps(config.sampler, config.seed, iteration) if reads_steps else ()
+    return steps, iteration < config.sampler.calibration.iterations
 
 
-def _spent(config: TrainConfig, total: Counts) -> float:
-    used = {"nfe": total.total, "images": total.images}
-    return max((used[key] / limit for key, limit in config.budget.limits.items() if key in used), default=0.0)
+def _pruned_depths(config: TrainConfig, iteration: int) -> frozenset[int]:
+    """Depths of trees that are not trained in an iteration."""
+    credit = credit_options(config)
+    return credit.pruned(iteration) if isinstance(credit, BranchGrpo) else frozenset()
 
 
 def _of_evaluation(config: TrainConfig, num_items: int, passes: Passes) -> int:
@@ -164,12 +165,15 @@ def _grpo(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometr
     if not steps:  # sampler.published_window, at the end of a round
         return Counts()
     paths = _paths(config, method, iteration, steps)
+    if iteration < sampler.calibration.iterations:  # noise levels are found before anything is trained
+        rows = passes(sampler.guidance_scale)
+        return Counts(rollout=paths.rollout * rows, completion=paths.completion * rows, images=paths.images)
     everything = sum(paths.sources.values())
-    trained = _trained(config, paths.sources)
+    trained = _trained(config, iteration, paths.sources)
     updates, again = config.updates_per_rollout, 0
     if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
         again = trained
-    elif geometry.micro_batch_size != geometry.rollout_batch_size or (method.plan != "trajectories" and updates > 1):
+    elif geometry.micro_batch_size != geometry.rollout_batch_size or (updates > 1 and not method.whole_paths):
         again = everything
     if config.ratio != "step":  # whole trajectories are scored before every update but the first
         again += everything * (updates - 1) // updates
@@ -180,13 +184,13 @@ def _grpo(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometr
     )  # fmt: skip
 
 
-def _trained(config: TrainConfig, sources: dict[int, int]) -> int:
+def _trained(config: TrainConfig, iteration: int, sources: dict[int, int]) -> int:
     """Rows of the stochastic steps that are trained."""
     sampler, steps = config.sampler, sorted(sources)
     count = int(len(steps) * sampler.trained_fraction)
     if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
         return config.num_images * count
-    pruned = config.credit.options.get("pruned_depths", ())
+    pruned = _pruned_depths(config, iteration)
     kept = [step for step in steps[: count if sampler.trained_fraction < 1 else None] if step + 1 not in pruned]
     return sum(sources[step] for step in kept)
 
@@ -243,12 +247,13 @@ def _tree(config: TrainConfig, iteration: int, num_steps: int, steps: tuple[int,
 
 
 def _forward(config: TrainConfig, passes: Passes) -> Counts:
-    (options, _), name, sampler = split_options(config), objective_of(config), config.sampler
+    objective, sampler = objective_of(config), config.sampler
+    options, method = objective.options, objective.method
     scale = sampler.guidance_scale if options.guidance_scale is None else options.guidance_scale
     reference = scale if options.reference_guidance_scale is None else options.reference_guidance_scale
-    trained = (config.prompts_per_step if name == "rft" else config.num_images) * config.times.count
-    others = passes(scale) if "old" in slot_decays(config) else 0
-    others += passes(reference) if FORWARD[name].needs_reference or config.kl_coef > 0 else 0
+    trained = (config.prompts_per_step if method.best_only else config.num_images) * config.times.count
+    others = passes(scale) if objective.keeps_old else 0
+    others += passes(reference) if method.needs_reference or config.kl_coef > 0 else 0
     return Counts(
         rollout=config.num_images * sampler.num_steps * passes(sampler.guidance_scale),
         update=trained * passes(scale), backward=trained * passes(scale), reference=trained * others,
@@ -257,8 +262,8 @@ def _forward(config: TrainConfig, passes: Passes) -> Counts:
 
 
 def _preference(config: TrainConfig, iteration: int, passes: Passes) -> Counts:
-    """Both images of a pair a prompt; groups whose rewards are all equal have none."""
-    options = OBJECTIVES[config.objective.name or "dpo"](**config.objective.options)
+    """Both images of a pair per prompt; groups whose rewards are all equal have none."""
+    options = preference_settings.objective_of(config)
     draws, num_steps = config.times.count, config.sampler.num_steps
     if isinstance(options, Steps):
         steps = stochastic_steps(config.sampler, config.seed, iteration)
@@ -283,19 +288,19 @@ def _backprop(config: TrainConfig, iteration: int, passes: Passes) -> Counts:
 
 def backprop_path(config: TrainConfig, iteration: int) -> Path:
     """The path of an iteration of recipe backprop."""
-    name = config.objective.name or "draft"
-    options, _ = backprop.split_options(name, config.objective.options)
-    return PATHS[name](config.sampler.num_steps, seed=config.seed, iteration=iteration, **options)
+    path_of, _ = backprop.objective_of(config)
+    return path_of(config.sampler.num_steps, seed=config.seed, iteration=iteration)
 
 
 def graph_rows(config: TrainConfig, passes: Passes) -> int:
     """Network rows whose activations an image of a micro-batch holds at once.
 
-    Recipes walk the graph of one call a row back before they build the next; backprop keeps those of all trained calls.
+    Recipes walk the graph of one call per row back before they build the next; backprop keeps those of all that are
+    trained.
     """
     scale = config.sampler.guidance_scale
     if config.recipe == "forward":
-        own = split_options(config)[0].guidance_scale
+        own = objective_of(config).options.guidance_scale
         scale = scale if own is None else own
     if config.recipe != "backprop":
         return passes(scale)

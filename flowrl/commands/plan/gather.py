@@ -136,7 +136,7 @@ def group_multiple(config: TrainConfig) -> int:
     """Images that a micro-batch is a multiple of."""
     if config.recipe == "preference":
         return 2
-    return config.group_size if config.recipe == "forward" and forward_settings.whole_groups(config) else 1
+    return config.group_size if config.recipe == "forward" and forward_settings.objective_of(config).whole_groups else 1
 
 
 # ---- parts of it -----------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _geometry(config: TrainConfig, processes: int) -> Geometry:
     count = geometry.images_per_process // micro
     return Geometry(
         images_per_process=geometry.images_per_process, rollout_batch_size=geometry.rollout_batch_size,
-        micro_batch_size=micro, micro_batches_per_process=count,
+        micro_batch_size=micro,
         micro_batches_per_update=count // config.updates_per_rollout,
     )  # fmt: skip
 

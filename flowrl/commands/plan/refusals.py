@@ -12,7 +12,7 @@ from typing import Any
 from flowrl.commands.train.run import check_before_loading
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily
-from flowrl.training.run import check_device
+from flowrl.training.devices import check_device
 
 _STAND_IN = "asset:prompts/world_train.jsonl"  # prompts with the records that any reward of prompts reads
 _WHOLE_GROUPS = ("rank", "tournament", "win_rate")

@@ -8,10 +8,14 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, find_config, load_config, resolve_path, to_yaml
+
+if TYPE_CHECKING:
+    from flowrl.prompts.loading import Prompt
+    from flowrl.training.prompting import RunPrompts
 
 DEFAULT_CONFIG = "tiny_g2rpo"
 _RESUME_OVERRIDES = ("resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints")
@@ -39,7 +43,7 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
         if folder_wanted is not None:
             refuse_taken_folder(folder_wanted)
     else:
-        from flowrl.training.run import read_checkpoint
+        from flowrl.training.checkpoints import read_checkpoint
 
         config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
         name, folder_wanted = folder.name, folder
@@ -47,11 +51,11 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
         if state is not None and (said := _finished(folder, config, state)):
             print(said)
             return 0
-    check_before_loading(config)
-    return _run(config, name, folder_wanted, resumed=folder is not None)
+    prompts = check_before_loading(config)
+    return _run(config, prompts, name, folder_wanted, resumed=folder is not None)
 
 
-def _run(config: TrainConfig, name: str, folder: Path | None, *, resumed: bool) -> int:
+def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path | None, *, resumed: bool) -> int:
     import torch
     from safetensors import SafetensorError
 
@@ -67,7 +71,7 @@ def _run(config: TrainConfig, name: str, folder: Path | None, *, resumed: bool) 
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
     try:
         with run.watching_interrupts():
-            finished = recipe_of(config).main(config, run)
+            finished = recipe_of(config).main(config, run, prompts)
     except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         raise ValueError(_saving_failed(error, run.folder)) from error
     except ValueError:
@@ -86,7 +90,7 @@ def _run(config: TrainConfig, name: str, folder: Path | None, *, resumed: bool) 
 
 def _finished(folder: Path, config: TrainConfig, state: dict[str, Any]) -> str:
     """What is said of a run with nothing left to do; empty where there is."""
-    from flowrl.training.loop import share_spent
+    from flowrl.training.budget import share_spent
 
     done, wanted = int(state["iteration"]), config.num_iterations
     if done >= wanted:
@@ -107,7 +111,7 @@ def _limits(config: TrainConfig) -> str:
 
 
 def recipe_of(config: TrainConfig) -> Any:
-    """The module of the recipe: `check(config)` before anything loads, `main(config, run)` to train."""
+    """The module of the recipe: `check(config)` before anything loads, `main(config, run, prompts)` to train."""
     import importlib
 
     return importlib.import_module(f"flowrl.recipes.{config.recipe}")
@@ -139,29 +143,35 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
         )
     folder = Path(given[-1])
     if not (folder / "config.yaml").is_file():
-        raise ValueError(f"{folder} is no run folder: it has no config.yaml")
+        raise ValueError(f"{folder} is not a run folder (no config.yaml)")
     return folder
 
 
-def check_before_loading(config: TrainConfig) -> None:
+def check_before_loading(config: TrainConfig) -> RunPrompts:
     """Prompt files, rewards, model folder, LoRA targets, device: whatever can be checked without weights.
+
+    Returns:
+        The prompts of the run.
 
     Raises:
         ValueError: says what was given, what is allowed and what to change.
     """
-    from flowrl.training.run import check_device
-
-    config.resolve_batch(int(os.environ.get("WORLD_SIZE", "1")))
-    _check_prompts(config, config.prompts.train, config.rewards)
-    if config.prompts.eval is not None:
-        _check_prompts(config, config.prompts.eval, (*config.rewards, *config.eval.rewards))
-    check_device(config.pipeline.device)
-
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.parts import check_pipeline, model_family, model_location
+    from flowrl.training.devices import check_device
+    from flowrl.training.parts import check_pipeline, model_family, model_location, read_run_prompts
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
+    config.resolve_batch(int(os.environ.get("WORLD_SIZE", "1")))
+    prompts = read_run_prompts(config.prompts)
+    _check_prompts(config.prompts.train, prompts.train, config.rewards)
+    _check_prompts(config.prompts.eval or "", prompts.held_out, (*config.rewards, *config.eval.rewards))
+    if config.curriculum.sampling == "gaussian" and len(prompts.train) < config.prompts_per_step:
+        raise ValueError(
+            f"curriculum.sampling=gaussian draws prompts_per_step ({config.prompts_per_step}) different prompts, "
+            f"but {config.prompts.train} holds {len(prompts.train)}: lower prompts_per_step or add prompts"
+        )
+    check_device(config.pipeline.device)
     validate_reward_specs(config.rewards)
     if config.eval.rewards:
         validate_reward_specs(config.eval.rewards)
@@ -173,6 +183,7 @@ def check_before_loading(config: TrainConfig) -> None:
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets)
     if config.policy.init_lora is not None:
         resolve_path(config.policy.init_lora)
+    return prompts
 
 
 def describe(config: TrainConfig) -> str:
@@ -183,16 +194,14 @@ def describe(config: TrainConfig) -> str:
     )
 
 
-def _check_prompts(config: TrainConfig, text: str, rewards: Sequence[RewardConfig]) -> None:
-    """Prompts can be read, and give the reward `geneval` the record that it reads with every prompt.
+def _check_prompts(text: str, rows: Sequence[Prompt], rewards: Sequence[RewardConfig]) -> None:
+    """Prompts of a file `text` give the reward `geneval` the record that it reads with every prompt.
 
     Raises:
         ValueError: names the file, and the line or prompt.
     """
     from flowrl.benchmarks.geneval.metadata import parse_record
-    from flowrl.training.parts import read_prompts
 
-    rows = read_prompts(config.prompts, text)
     if with_video := next((row for row in rows if row.video is not None), None):
         raise ValueError(
             f"{text}: prompt {with_video.text!r} names a source_video, and no family edits videos yet: remove it, or "
@@ -213,7 +222,7 @@ def _check_prompts(config: TrainConfig, text: str, rewards: Sequence[RewardConfi
 
 
 def _saving_failed(error: Exception, folder: Path) -> str:
-    from flowrl.training.run import checkpoints
+    from flowrl.training.checkpoints import checkpoints
 
     found = checkpoints(folder)
     kept = f"the last good checkpoint is {found[-1]}" if found else "no checkpoint was complete yet"

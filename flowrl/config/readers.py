@@ -1,0 +1,76 @@
+"""Who reads which key: settings that a recipe or method ignores are refused.
+
+A recipe says which readers its run has; a key that changed from its default must have one of them. Keys that are not
+listed are read by every run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from flowrl.config.train import TrainConfig
+
+_READ_BY = {
+    # rewards are compared within groups
+    "advantages": "adv_std adv_baseline adv_clip_range adv_eps adv_correction adv_virtual_max reward_aggregation",
+    # stochastic paths are trained by policy gradient
+    "paths": "clip_range ratio loss_aggregation kl_type kl_coef log_ratio credit shaping reward_map curriculum "
+    "sampler.noise_levels",
+    # how these are sampled: image by image, as branches of an anchor, as trees; with images on the way scored too
+    "trajectories": "best_of sampler.trained_fraction sampler.trained_steps",
+    "branches": "credit.branches credit.strides",
+    "tree": "credit.splits credit.split_noise credit.children",
+    "values": "credit.completion sampler.calibration",
+    # velocities at noised images are trained on; log-densities of steps are compared
+    "matching": "kl_coef",
+    "densities": "log_ratio",
+    # finished images are noised again, at levels of a discrete schedule or of a continuous law
+    "noised": "times",
+    "discrete": "times.fraction",
+    "continuous": "times.shift",
+    # copies of the policy follow it
+    "copies": "slots",
+    # images are sampled without gradient, with deterministic steps after the last stochastic one, which can be fewer
+    "rollout": "same_latent rollout_batch_size",
+    "tail": "sampler.solver",
+    "thinned": "sampler.flash_tail",
+    # the sampler chooses the stochastic steps
+    "window": "sampler.sde_window sampler.sde_window_size sampler.sde_window_range sampler.sde_window_interval "
+    "sampler.sde_window_stride sampler.published_window",
+}
+"""Reader -> keys and sections that it reads."""
+
+
+def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> None:
+    """Refuses keys that were changed from their default although nothing would come of it.
+
+    Args:
+        config: the run's settings.
+        readers: those of the run, words of the table.
+        what: names the run, for the message.
+
+    Raises:
+        ValueError: names the first such key and its value.
+    """
+    for key, value in _changed(config):
+        wanted = _readers(key) or _readers(key.rpartition(".")[0])
+        if wanted and not wanted & set(readers):
+            raise ValueError(f"{key} is set to {value!r}, but {what} does not read it: remove it")
+
+
+def _readers(key: str) -> set[str]:
+    return {reader for reader, keys in _READ_BY.items() if key in keys.split()}
+
+
+def _changed(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys whose values are not their defaults, with the values."""
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _changed(value, f"{prefix}{field.name}.")
+            continue
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if default is not dataclasses.MISSING and value != default:
+            yield f"{prefix}{field.name}", value

@@ -1,0 +1,38 @@
+"""What a credit method may ask of a run besides its transitions and rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Context:
+    """The run around a table of transitions; the defaults are those of one process with little latents.
+
+    Attributes:
+        step_std: [T] standard deviation of the kernel at each step.
+        per_dim: divisor of log-densities before a softmax, the number of latent elements: summed over a real latent,
+            they differ by hundreds and the softmax would pick one child.
+        gather: joins the rows of all processes, in rank order, as many of each.
+        rank: this process's place among them.
+        iteration: counts from 0.
+    """
+
+    step_std: Float[Tensor, " T"] | None = None
+    per_dim: int = 1
+    gather: Callable[[Tensor], Tensor] = torch.clone
+    rank: int = 0
+    iteration: int = 0
+
+    def __post_init__(self) -> None:
+        if self.per_dim < 1:
+            raise ValueError(f"per_dim divides log-densities, 1 or the number of latent elements, got {self.per_dim}")
+
+
+ALONE = Context()
+"""One process, and nothing known of the kernel."""

@@ -1,0 +1,61 @@
+"""What a run has spent, when it ends for that, and when it is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flowrl.config.train import BudgetConfig
+
+
+def evaluations(counters: Mapping[str, Any]) -> int:
+    """All network evaluations that a run's counters hold."""
+    return sum(int(value) for key, value in counters.items() if key.startswith("nfe/"))
+
+
+def share_spent(budget: BudgetConfig, counters: Mapping[str, Any]) -> float:
+    """Share of a budget that is used up by what a run's counters hold; 0 without one."""
+    used = {"nfe": evaluations(counters), "images": counters["images"], "seconds": counters["seconds"]}
+    return max((used[name] / limit for name, limit in budget.limits.items()), default=0.0)
+
+
+class Budget:
+    """The counters of a run against its limits; the counters are kept with checkpoints."""
+
+    def __init__(self, limits: BudgetConfig, counters: dict[str, Any], *, num_iterations: int, eval_every: int) -> None:
+        """Counts on from `counters`, which need `images`, `seconds` and `evals`.
+
+        Args:
+            limits: the run's budget.
+            counters: also changed by others: what was counted up to the last joined row.
+            num_iterations: after which the run ends.
+            eval_every: iterations between evaluations, where the budget does not spread them; 0 switches them off.
+        """
+        self.limits, self.counters = limits, counters
+        self.num_iterations, self.eval_every = num_iterations, eval_every
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the run is evaluated at all."""
+        return bool(self.eval_every or self.limits.evals)
+
+    def spent(self) -> float:
+        """Share of the budget that is used up; 0 without one."""
+        return share_spent(self.limits, self.counters)
+
+    def evaluation_due(self, done: int, *, last: bool) -> bool:
+        """Whether to evaluate after `done` iterations; what the budget asked for then counts as made."""
+        parts = self.limits.evals
+        if parts:
+            reached = min(parts, max(int(self.spent() * parts), done * parts // self.num_iterations))
+            due = last or reached > self.counters["evals"]
+            self.counters["evals"] = max(reached, self.counters["evals"])
+            return due
+        return bool(self.eval_every) and (last or done % self.eval_every == 0)
+
+    def row(self) -> dict[str, Any]:
+        """What was spent, for the log."""
+        return {
+            "nfe/total": evaluations(self.counters), "images": self.counters["images"],
+            "seconds/total": round(self.counters["seconds"], 4),
+        }  # fmt: skip

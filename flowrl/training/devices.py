@@ -1,0 +1,46 @@
+"""The device of a run, as its configuration names it."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from accelerate import Accelerator
+
+
+def check_device(device: str, key: str = "pipeline.device=") -> None:
+    """Refuses a device that this machine does not have, and one GPU by number for several processes.
+
+    `key` is what the device was given as, for the message.
+
+    Raises:
+        ValueError: names those there are.
+    """
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    usable = ["auto", "cpu", *(["cuda", *gpus] if gpus else [])]
+    usable += ["mps"] if torch.backends.mps.is_available() else []
+    if device not in usable:
+        raise ValueError(f"{key}{device} is not available on this machine: choose {', '.join(usable)}")
+    if device in gpus and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            f"pipeline.device={device} names one GPU, but several processes were launched and each takes its own: "
+            "set pipeline.device=cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"
+        )
+
+
+def accelerator_of(device: str) -> Accelerator:
+    """The processes of a run on a device.
+
+    Raises:
+        ValueError: the device is not there.
+    """
+    check_device(device)
+    kind, _, number = device.partition(":")
+    if number:
+        torch.cuda.set_device(int(number))  # accelerate's "cuda" is the current device
+    accelerator = Accelerator(cpu=kind == "cpu")
+    if kind not in ("auto", "cpu") and accelerator.device.type != kind:
+        raise ValueError(
+            f"pipeline.device={device}, but accelerate chose {accelerator.device}: check ACCELERATE_USE_CPU"
+        )
+    return accelerator

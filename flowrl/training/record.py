@@ -1,0 +1,122 @@
+"""A recorded rollout: its transitions, and what it takes to score them again under other weights.
+
+Letters: M transitions, b rows of a micro-batch that share a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequence_coefficients
+from flowrl.samplers import Kernel, Transition, gaussian_kl, published_kl
+from flowrl.training.batch import Asked
+from flowrl.training.loop import Loop
+from flowrl.trajectory import Rows, Sampled, Schedule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """What an iteration has sampled.
+
+    Attributes:
+        loop: of the run.
+        asked: prompts of the groups.
+        sampled: the transitions, with the means of the rollout where an objective needs them.
+        kernel: they were drawn with.
+        schedule: of the rollout.
+    """
+
+    loop: Loop
+    asked: Asked
+    sampled: Sampled
+    kernel: Kernel
+    schedule: Schedule
+
+    @property
+    def dims(self) -> int:
+        """What log-ratios and the KL are divided by."""
+        return self.sampled.states[0].numel() if self.loop.config.log_ratio == "mean" else 1
+
+    def levels(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Noise levels before and after the step that rows share."""
+        step = int(rows.step[0])
+        return self.schedule.sigma[step], self.schedule.sigma[step + 1]
+
+    def replay(self, rows: Rows) -> Transition:
+        """The transition that the network's weights give at the stored states of rows that share a step.
+
+        Siblings share their source, so that the network answers once for all of them.
+        """
+        sources, place = rows.source.unique(sorted=True, return_inverse=True)
+        first = torch.stack([torch.nonzero(place == number)[0, 0] for number in range(len(sources))])
+        (sigma, sigma_next), states = self.levels(rows), self.sampled.states
+        velocity = self.loop.velocity(self.asked.cond_of(rows.group[first]))
+        predicted = velocity(states[sources], sigma, self.schedule.timestep[int(rows.step[0])])
+        return self.kernel(states[rows.source], predicted[place], sigma, sigma_next)
+
+    @torch.no_grad()
+    def rescore(self, rows: Rows, blocks: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Log-densities `[M]` of the stored transitions under the current weights, and means `[M, *latent]` where the
+        rollout kept them; outside the blocks both stay as they were."""
+        log_prob, mean = rows.old_log_prob.clone(), None
+        if self.sampled.mean is not None:
+            mean = self.sampled.mean.clone()
+        with self.loop.network.counting("update"):
+            for index in blocks:
+                transition = self.replay(rows[index])
+                log_prob[index] = self.kernel.log_prob(self.sampled.states[rows.produced[index]], transition)
+                if mean is not None:
+                    mean[index] = transition.mean
+        return log_prob, mean
+
+    def rescored(self, rows: Rows, blocks: list[list[Tensor]]) -> tuple[Rows, Record]:
+        """Old log-densities and means as the update's own micro-batches give them.
+
+        Networks answer a little differently at another batch size; the ratio must not see that.
+        """
+        old, mean = self.rescore(rows, [block for part in blocks for block in part])
+        return Rows(**{**rows.columns(), "old_log_prob": old}), replace(self, sampled=replace(self.sampled, mean=mean))
+
+    def scored(self, rows: Rows, index: Tensor, new: Transition) -> Scored:
+        """A micro-batch, rows `index` of the table, as objectives take it."""
+        now, after = self.levels(rows)
+        produced, mean = self.sampled.states[rows.produced], self.sampled.mean
+        return Scored(
+            log_ratio=(self.kernel.log_prob(produced, new) - rows.old_log_prob) / self.dims, advantage=rows.advantage,
+            clip_low=rows.clip_low, clip_high=rows.clip_high, new=new, old_mean=None if mean is None else mean[index],
+            produced=produced, step_size=float(now - after), sensitivity=kernel_sensitivity(self.kernel, now, after),
+        )  # fmt: skip
+
+    def reference(self, rows: Rows) -> Transition:
+        """The transition that the reference policy gives."""
+        policy, network = self.loop.policy, self.loop.network
+        with torch.no_grad(), policy.under("reference"), network.counting("reference"):
+            return self.replay(rows)
+
+    def kl(self, new: Transition, reference: Transition, step_size: float) -> Tensor:
+        """KL of each row to the reference, per latent dimension with `log_ratio: mean`."""
+        config = self.loop.config
+        if config.kl_type == "exact":
+            return gaussian_kl(new, reference) / self.dims
+        published_step = None if self.kernel.full_std else step_size
+        return published_kl(new, reference, step_size=published_step) / self.dims
+
+    def whole_paths(self, rows: Rows, blocks: list[Tensor], *, known_one: bool) -> tuple[Tensor, Tensor] | None:
+        """For a ratio of whole trajectories, of each row `[M]`: the factor of its log-ratio that gives the gradient,
+        and its loss; None for `ratio: step`. `known_one` says that all ratios are 1 before the first update."""
+        kind = self.loop.config.ratio
+        if kind == "step":
+            return None
+        log_ratio = torch.zeros_like(rows.old_log_prob)
+        if not known_one:
+            log_ratio = (self.rescore(rows, blocks)[0] - rows.old_log_prob) / self.dims
+        mine = torch.cat(blocks) if blocks else rows.source[:0]
+        mine = mine[rows.keep[mine]]
+        part, factor, loss = rows[mine], torch.zeros_like(log_ratio), torch.zeros_like(log_ratio)
+        factor[mine], loss[mine] = sequence_coefficients(
+            log_ratio[mine], part.sample, part.advantage, part.clip_low, part.clip_high, kind=kind
+        )
+        return factor, loss

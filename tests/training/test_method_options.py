@@ -1,0 +1,112 @@
+"""Options that change what a method does over the course of a run: calibrated noise, a sliding window of depths, DCPO's
+clip range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_pipeline import QuickRun, quick_run, toy_config, write_toy
+
+from flowrl.config.train import ConfigError
+from flowrl.credit import CREDIT
+from flowrl.pipelines import PIPELINES
+from flowrl.recipes import grpo
+from flowrl.training.assignment import clip_ranges
+from flowrl.training.loop import Loop
+from flowrl.training.parts import read_run_prompts
+from flowrl.training.paths import sample_paths, sampler_at
+
+CALIBRATED = ("credit.method=dense_grpo", "sampler.kernel=dance_sde", "sampler.noise_level=0.7")
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The toy's configuration, with the toy in the place of a model family."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PIPELINES, "sd3", "toy_pipeline")
+        yield write_toy(tmp_path_factory.mktemp("options"))
+
+
+def test_calibration_moves_the_noise_of_each_step_before_anything_is_trained(toy: Path) -> None:
+    overrides = (*CALIBRATED, "sampler.calibration.iterations=2", "sampler.calibration.step=0.05", "num_iterations=4")
+    rows = quick_run(toy_config(toy, *overrides), toy.parent)
+    for number, row in enumerate(rows[:2], start=1):
+        assert row["live_rows"] == 0
+        assert "grad_norm" not in row
+        levels = [row[f"noise_level/{step}"] for step in range(3)]
+        assert all(round(abs(level - 0.7) / 0.05, 6) in (number - 2, number) for level in levels)
+    assert all(row["live_rows"] > 0 and "noise_level/0" not in row for row in rows[2:])
+    # A table that was found can be given to another run.
+    table = [rows[1][f"noise_level/{step}"] for step in range(3)] + [0.7]
+    (row,) = quick_run(
+        toy_config(toy, CALIBRATED[0], CALIBRATED[1], f"sampler.noise_levels={table}", "seed=0"), toy.parent
+    )
+    assert row["live_rows"] > 0
+
+
+def test_a_kernel_takes_the_level_of_its_step(toy: Path) -> None:
+    config = toy_config(toy, "sampler.kernel=dance_sde", "sampler.noise_levels=[0.2, 0.4, 0.6, 0.8]")
+    run: Any = QuickRun(toy.parent)
+    kernel, schedule, _ = sampler_at(Loop(config, run, read_run_prompts(config.prompts)), 0)
+    zero = torch.zeros(1, 1)
+    for step, level in enumerate((0.2, 0.4, 0.6, 0.8)):
+        now, after = schedule.sigma[step], schedule.sigma[step + 1]
+        assert float(kernel(zero, zero, now, after).std) == pytest.approx(level * float(now - after) ** 0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("sampler.noise_levels=[0.5]",), "one number above 0 for each of the 4 steps"),
+        (("sampler.noise_levels=[1, 1, 1, 1]", "sampler.noise_level=1"), "in the place of noise_level"),
+        (("sampler.calibration.iterations=2",), "starts at a noise level"),
+        (("sampler.calibration.step=0",), "above 0"),
+    ],
+)
+def test_noise_levels_that_cannot_be_are_refused(toy: Path, overrides: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        toy_config(toy, *overrides)
+
+
+def test_calibration_without_values_on_the_way_is_refused(toy: Path) -> None:
+    config = toy_config(toy, "sampler.calibration.iterations=2", "sampler.noise_level=0.7")
+    with pytest.raises(ValueError, match=r"sampler\.calibration\.iterations is set to 2, but credit method outcome"):
+        grpo.check(config)
+
+
+def test_a_window_of_pruned_depths_slides_over_the_run(toy: Path) -> None:
+    window = "credit.options={depth_window: {first: 1, last: 3, size: 1, every: 1}}"
+    tree = ("credit.method=branch_grpo", "credit.splits=[0, 1]", "num_iterations=4")
+    whole = [row["live_rows"] for row in quick_run(toy_config(toy, *tree), toy.parent)]
+    pruned = [row["live_rows"] for row in quick_run(toy_config(toy, *tree, window), toy.parent)]
+    # Two trees have 2 transitions at depth 1, 4 at depth 2 and 4 at depth 3 each.
+    assert [before - after for before, after in zip(whole, pruned, strict=True)] == [4, 8, 8, 8]
+    with pytest.raises(ValueError, match=r"credit 'branch_grpo'.*depth window"):
+        grpo.check(toy_config(toy, *tree, "credit.options={depth_window: {first: 0, last: 3}}"))
+
+
+def test_dcpos_clip_range_is_wide_for_rare_draws(toy: Path) -> None:
+    config = toy_config(toy, "shaping.name=dcpo", "shaping.options={clip: dynamic}", "clip_range=1e-3")
+    run: Any = QuickRun(toy.parent)
+    loop = Loop(config, run, read_run_prompts(config.prompts))
+    batch, (kernel, schedule, steps) = loop.batch(0), sampler_at(loop, 0)
+    with torch.no_grad():
+        scoring = loop.scorer.start(batch)
+        sampled = sample_paths(loop, batch, CREDIT["outcome"], kernel, schedule, steps, scoring, keep_means=True)
+    low, high = clip_ranges(loop, sampled, kernel, schedule)
+    assert sampled.mean is not None
+    drawn = torch.stack([
+        (sampled.states[sampled.produced[row]] - sampled.mean[row])
+        / kernel(torch.zeros(1, 1), torch.zeros(1, 1), schedule.sigma[step], schedule.sigma[step + 1]).std.reshape(())
+        for row, step in enumerate(sampled.step.tolist())
+    ])  # fmt: skip
+    share = (-drawn.flatten(1).square().mean(1) / 2).exp()
+    torch.testing.assert_close(high, 0.5 + 0.5 * (1 + 4e-3 / share).sqrt() - 1, atol=2e-5, rtol=1e-3)
+    torch.testing.assert_close(low, 0.5 - 0.5 * (1 - 4e-3 / share).sqrt(), atol=2e-5, rtol=1e-3)
+    overrides = ("num_iterations=2", "updates_per_rollout=2", "clip_range=1e-3", "shaping.name=dcpo")
+    rows = quick_run(toy_config(toy, *overrides, "shaping.options={clip: dynamic}"), toy.parent)
+    assert all(row["live_rows"] > 0 for row in rows)
