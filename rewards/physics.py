@@ -84,12 +84,11 @@ class Physics:
         from transformers import AutoVideoProcessor, VJEPA2Model
 
         network = load_network(
-            VJEPA2Model, self.model, device=device, revision=self.revision, owner=_OWNER, option="model",
-            what="V-JEPA 2",
-        )  # fmt: skip
-        processor = load_processor(
-            AutoVideoProcessor, self.model, revision=self.revision, owner=_OWNER, option="model", what="V-JEPA 2"
+            VJEPA2Model, self.model, device=device, revision=self.revision, owner=_OWNER, what="V-JEPA 2"
         )
+        processor = load_processor(
+            AutoVideoProcessor, self.model, revision=self.revision, owner=_OWNER, what="V-JEPA 2"
+        )  # fmt: skip
         tubelet = network.config.tubelet_size
         if self.window % tubelet or self.context % tubelet:
             raise ValueError(

@@ -28,7 +28,9 @@ from flowrl.rewards.networks.pretrained import (
     fingerprint,
     first_line,
     load_clip,
+    processed,
     shared_network,
+    unit,
 )
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -75,10 +77,12 @@ def transformers_clip(
     Raises:
         ValueError: if it cannot be had; `model` is named as the option to change.
     """
-    network, processor = load_clip(model, revision=revision, device=device, owner=owner, option="model")
+    network, processor = load_clip(model, revision=revision, device=device, owner=owner)
+    pixels: Callable[[Tensor], Tensor]
     if preprocess == "processor":
-        pixels: Callable[[Tensor], Tensor] = partial(_processed, processor=processor.image_processor)
-        how = type(processor.image_processor).__name__
+        image_processor = processor.image_processor
+        pixels = lambda images: processed(image_processor, to_uint8(images))  # noqa: E731
+        how = type(image_processor).__name__
     else:
         pixels = partial(float_pixels, size=network.config.vision_config.image_size, interpolation=preprocess)
         how = f"float-{preprocess}"
@@ -100,12 +104,6 @@ def encoder_of(
         differentiable=differentiable,
         version=f"{clip_fingerprint(network)}:{how}:float32",
     )
-
-
-def _processed(images: Float[Tensor, " b 3 h w"], *, processor: Any) -> Float[Tensor, " b 3 s s"]:
-    pil_images = [Image.fromarray(image) for image in to_uint8(images)]
-    pixels: Tensor = processor(pil_images, return_tensors="pt")["pixel_values"]
-    return pixels
 
 
 def float_pixels(
@@ -140,10 +138,7 @@ def check_open_clip(model: str) -> None:
 def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEncoder:
     """A model of open_clip with its own preprocessing and tokenizer, shared as networks of transformers are.
 
-    Args:
-        model: `architecture/weights` by open_clip's names, `hf-hub:owner/name`, or `local-dir:folder`.
-        device: where it runs.
-        owner: who wants it, for messages.
+    `model` is `architecture/weights` by open_clip's names, `hf-hub:owner/name`, or `local-dir:folder`.
 
     Raises:
         ValueError: if open_clip does not know it or cannot have it.
@@ -173,29 +168,21 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
         ) from error
     config = PreprocessCfg(**network.visual.preprocess_cfg)
     transform = image_transform_v2(config, is_train=False)
+
+    def pixels(images: Tensor) -> Tensor:
+        return torch.stack([transform(Image.fromarray(image)) for image in to_uint8(images)]).to(device)
+
+    # Of the last matrix of each tower: open_clip has towers of many kinds and names for their projections.
+    last = {name.startswith("visual."): weight for name, weight in network.named_parameters() if weight.ndim == 2}
+    weights = fingerprint(last[tower] for tower in sorted(last))
     return ClipEncoder(
-        images=lambda images: _unit(network.encode_image(_transformed(images, transform=transform).to(device))),
-        texts=lambda texts: _unit(network.encode_text(tokenizer(texts).to(device))),
+        images=lambda images: unit(network.encode_image(pixels(images))),
+        texts=lambda texts: unit(network.encode_text(tokenizer(texts).to(device))),
         logit_scale=float(network.logit_scale.exp()),
         device=device,
         differentiable=False,
-        version=f"{_open_clip_fingerprint(network)}:open_clip-{config.resize_mode}-{config.interpolation}:float32",
+        version=f"{weights}:open_clip-{config.resize_mode}-{config.interpolation}:float32",
     )
-
-
-def _transformed(images: Float[Tensor, " b 3 h w"], *, transform: Callable[..., Tensor]) -> Float[Tensor, " b 3 s s"]:
-    return torch.stack([transform(Image.fromarray(image)) for image in to_uint8(images)])
-
-
-def _unit(features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
-    unit: Tensor = features / features.norm(dim=-1, keepdim=True)
-    return unit
-
-
-def _open_clip_fingerprint(network: Any) -> str:
-    """Of the last matrix of each tower: open_clip has towers of many kinds and names for their projections."""
-    matrices = {name.startswith("visual."): weight for name, weight in network.named_parameters() if weight.ndim == 2}
-    return fingerprint(matrices[tower] for tower in sorted(matrices))
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.rewards.networks.pretrained import check_shapes
+
 _WHOLE = {
     "logit_scale": "logit_scale",
     "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
@@ -89,8 +91,8 @@ def clip_from_open_clip(state: Mapping[str, Tensor], config: Any, *, owner: str)
 
     Args:
         state: weights under open_clip's names.
-        config: a `CLIPConfig` of the architecture: the number of heads cannot be read off the weights.
-        owner: who wants it, for the message.
+        config: a `CLIPConfig`: the number of heads cannot be read off the weights.
+        owner: who wants it, for messages.
 
     Raises:
         ValueError: for weights that are missing, left over or of another shape.
@@ -103,12 +105,6 @@ def clip_from_open_clip(state: Mapping[str, Tensor], config: Any, *, owner: str)
         renamed = to_transformers(state)
     except ValueError as error:
         raise ValueError(f"{owner}: {error}") from error
-    given = {name: tuple(tensor.shape) for name, tensor in renamed.items()}
-    if wrong := sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)):
-        first = wrong[0]
-        raise ValueError(
-            f"{owner}: {len(wrong)} weights do not fit the architecture (first: {first}, wanted {wanted.get(first)}, "
-            f"the checkpoint has {given.get(first)}): give the checkpoint that this reward names."
-        )
+    check_shapes(renamed, wanted, owner=owner, give="the checkpoint that this reward names")
     network = CLIPModel.from_pretrained(None, config=config, state_dict=renamed, dtype=torch.float32)
     return network.eval().requires_grad_(False)

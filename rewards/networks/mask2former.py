@@ -128,17 +128,11 @@ class Mask2FormerDetector:
         return COLORS[int(logits.argmax())]
 
     def _color_texts(self, label: str) -> Float[Tensor, " colors d"]:
-        """For each colour the mean of its three texts' unit embeddings, at length 1."""
-        texts = [text for color in COLORS for text in color_prompts(color, label)]
+        """For each colour the mean of the unit embeddings of GenEval's three wordings, at length 1."""
+        wordings = (f"{{color}} {label}", f"{{color}}-colored {label}", "{color} object")
+        texts = ["a photo of a " + wording.format(color=color) for color in COLORS for wording in wordings]
         vectors = pretrained.clip_text(self.clip, self.tokenizer, texts, self.device)
-        vectors = vectors.unflatten(0, (len(COLORS), -1)).mean(1)
-        unit: Tensor = vectors / vectors.norm(dim=-1, keepdim=True)
-        return unit
-
-
-def color_prompts(color: str, label: str) -> tuple[str, str, str]:
-    """GenEval's three wordings of a colour and a class."""
-    return f"a photo of a {color} {label}", f"a photo of a {color}-colored {label}", f"a photo of a {color} object"
+        return pretrained.unit(vectors.unflatten(0, (len(COLORS), -1)).mean(1))
 
 
 def detector_size(height: int, width: int) -> tuple[int, int]:

@@ -76,12 +76,9 @@ def build_features(
 
     Args:
         backbone: see the module.
-        model: a local folder or an id on the hub; None takes that of `MODELS`.
-        revision: branch, tag or commit on the hub.
+        model, revision, device, owner: see `flowrl.rewards.networks.pretrained`; model None takes that of `MODELS`.
         preprocess: of clip, see `flowrl.rewards.networks.clip_encoder`.
         image_size: of dinov2: images' short side, a multiple of the model's patches.
-        device: where it runs.
-        owner: who wants it, for messages.
 
     Raises:
         ValueError: no such model, or an image size that does not fit it.
