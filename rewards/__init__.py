@@ -102,11 +102,8 @@ class RewardInputs:
                 f"where the pipeline decodes."
             )
         batch = len(self.images)
-        lengths = {"prompts": len(self.prompts), "metadata": len(self.metadata)}
-        lengths |= {"group_ids": len(self.group_ids), "sample_ids": len(self.sample_ids)}
-        optional = {"videos": self.videos, "source_images": self.source_images}
-        optional |= {"reference_images": self.reference_images}
-        lengths |= {name: len(value) for name, value in optional.items() if value is not None}
+        names = "prompts metadata group_ids sample_ids videos source_images reference_images".split()
+        lengths = {name: len(value) for name in names if (value := getattr(self, name)) is not None}
         if wrong := {name: length for name, length in lengths.items() if length != batch}:
             raise ValueError(f"every field needs one entry for each of the {batch} images, got {wrong}.")
         for name, ids in (("group_ids", self.group_ids), ("sample_ids", self.sample_ids)):
@@ -167,7 +164,11 @@ class RewardOptions(Protocol):
     """
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward; loads its weights, if any."""
+        """Makes the reward; loads its weights, if any.
+
+        Raises:
+            ValueError: a model is neither on disk nor available from the hub, or does not fit the options.
+        """
         ...
 
 
@@ -310,8 +311,7 @@ def to_uint8(images: Float[Tensor, " b 3 h w"]) -> UInt8[np.ndarray, " b h w 3"]
             f"decoder has diverged; lower the learning rate or decode in float32."
         )
     pixels = (images * 255.0).round().clamp(0, 255).to(torch.uint8)
-    array: UInt8[np.ndarray, " b h w 3"] = pixels.permute(0, 2, 3, 1).contiguous().cpu().numpy()
-    return array
+    return pixels.permute(0, 2, 3, 1).contiguous().cpu().numpy()
 
 
 def load_target(target: str) -> Any:
@@ -328,8 +328,7 @@ def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
     """
     if name not in REWARDS:
         raise ValueError(unknown_name("reward", name, REWARDS) + " For your own use file: and function:.")
-    made: RewardOptions = build_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")
-    return made
+    return build_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")
 
 
 def option_names(name: str) -> list[str]:

@@ -182,11 +182,7 @@ class Adversarial:
         return open_references(self.references, held_out=self.held_out, seed=self.seed)
 
     def build(self, device: torch.device) -> TrainedReward:
-        """Loads the backbone; runs in float32.
-
-        Raises:
-            ValueError: a model is not available, or an image size does not fit it.
-        """
+        """Loads the backbone; runs in float32."""
         return AdversarialReward(self, self._discriminator(device), self.opened())
 
     def _discriminator(self, device: torch.device) -> Discriminator:
@@ -295,9 +291,8 @@ class AdversarialReward:
 
     def state(self) -> dict[str, Any]:
         """Weights, the optimizer's state and the snapshot: tensors on the host, numbers, text."""
-        weights = {name: weight.detach().cpu().clone() for name, weight in self.discriminator.trained.items()}
         return {
-            "weights": weights,
+            "weights": _on_host(self.discriminator.trained),
             "optimizer": _on_host(self.optimizer.state_dict()),
             "snapshot": self._snapshot,
             "warned": self._warned,

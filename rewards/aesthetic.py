@@ -62,11 +62,7 @@ class Aesthetic:
         return (Model(self.model),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads CLIP and the head.
-
-        Raises:
-            ValueError: if a model is not available, or the head does not fit the embeddings.
-        """
+        """Loads CLIP and the head."""
         encoder = transformers_clip(
             self.model, device=device, revision=self.revision, preprocess=self.preprocess, owner=OWNER
         )

@@ -74,11 +74,7 @@ class Hpsv3:
         return read_template("hpsv3", self.template, once=(qwen_vl.PROMPT, TOKEN))
 
     def build(self, device: torch.device) -> Reward:
-        """Loads model and processor.
-
-        Raises:
-            ValueError: if weights or processor are not available or do not fit together.
-        """
+        """Loads model and processor."""
         config, processor, token_ids = qwen_vl.load_base(self.base, [TOKEN], revision=self.base_revision, owner=OWNER)
 
         def load() -> TokenReward:

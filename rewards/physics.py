@@ -76,11 +76,7 @@ class Physics:
         return (Model(self.model),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads the model.
-
-        Raises:
-            ValueError: if it is not available, or window and context do not fit its tubelets.
-        """
+        """Loads the model."""
         from transformers import AutoVideoProcessor, VJEPA2Model
 
         network = load_network(

@@ -29,7 +29,11 @@ class References(Protocol):
     def by_prompt(self) -> bool: ...
 
     def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Pixels]:
-        """One image for each prompt, to learn from."""
+        """One image for each prompt, to learn from.
+
+        Raises:
+            ValueError: a prompt has no reference.
+        """
         ...
 
     def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
@@ -45,11 +49,9 @@ class WorldReferences:
     by_prompt: bool = True
 
     def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Pixels]:
-        """As `References`."""
         return [drawn_scene(row, self.seed, "learned", *key, i) for i, row in enumerate(metadata)]
 
     def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
-        """As `References`."""
         return list(prompts), [drawn_scene(row, self.seed, "held out", i) for i, row in enumerate(metadata)]
 
 
@@ -72,11 +74,6 @@ class FileReferences:
         return None not in self.learned
 
     def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Pixels]:
-        """As `References`.
-
-        Raises:
-            ValueError: a prompt has no reference.
-        """
         images = []
         for i, prompt in enumerate(prompts):
             files = self.learned.get(prompt if self.by_prompt else None)
@@ -89,7 +86,7 @@ class FileReferences:
         return images
 
     def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
-        """As `References`; the same files whatever the prompts, as many as there are prompts."""
+        """The same files whatever the prompts, as many as there are prompts."""
         rows = [self.reserved[place] for place in spread(len(self.reserved), len(prompts))]
         return [prompt or "" for prompt, _ in rows], [read_image(path, owner=OWNER) for _, path in rows]
 

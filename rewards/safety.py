@@ -40,11 +40,7 @@ class Safety:
         return (Model(self.model),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads the model.
-
-        Raises:
-            ValueError: if it is not available or has no such class.
-        """
+        """Loads the model."""
         from transformers import ViTForImageClassification, ViTImageProcessor
 
         network = load_network(

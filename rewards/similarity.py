@@ -77,11 +77,7 @@ class Similarity:
         return (Model(self.weights),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads the model and encodes the references that are files.
-
-        Raises:
-            ValueError: if a model or a reference is not available.
-        """
+        """Loads the model and encodes the references that are files."""
         embed, version = (_clip if self.features == "clip" else _dinov2)(self, device)
         source, known, needs = "given", None, {"images", "reference_images"}
         memory: dict[str, Tensor] = {}

@@ -34,8 +34,6 @@ from flowrl.config.options import build_options, options_class, unknown_name
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.outputs import check_output
 
-_FORMS = "(images, prompts, metadata) or (inputs), and options after a bare *"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserFile:
@@ -60,11 +58,6 @@ class UserFile:
             version=f"user_file:{Path(self.file).name}:{self.function}:sha256-{content}:"
             f"{dict(sorted(options.items()))!r}",
         )
-
-    @property
-    def where(self) -> str:
-        """What messages call it."""
-        return f"reward {self.file}:{self.function}"
 
 
 def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> UserFile:
@@ -96,8 +89,7 @@ def _load(file: str, function: str) -> Callable[..., Any]:
     scorer = vars(module)[function]
     if not callable(scorer):
         raise ValueError(f"reward file {file!r}: {function} is a {type(scorer).__name__}, not a function.")
-    loaded: Callable[..., Any] = scorer
-    return loaded
+    return scorer
 
 
 def _import(path: Path, private: str, file: str) -> None:
@@ -121,7 +113,10 @@ def _num_arguments(scorer: Callable[..., Any], where: str) -> int:
     variadic = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if len(positional) not in (1, 3) or variadic:
         given = ", ".join(str(p) for p in parameters)
-        raise ValueError(f"{where}: the parameters must be {_FORMS}, got ({given}).")
+        raise ValueError(
+            f"{where}: the parameters must be (images, prompts, metadata) or (inputs), and options after a bare *, got "
+            f"({given})."
+        )
     return len(positional)
 
 
@@ -137,7 +132,7 @@ def _users_line(error: Exception, file: str) -> str:
 
 
 def _score(inputs: RewardInputs, *, user: UserFile, scorer: Callable[..., Any]) -> RewardOutput:
-    where = user.where
+    where = f"reward {user.file}:{user.function}"
     arguments = (inputs,) if user.num_arguments == 1 else (inputs.images.detach(), inputs.prompts, inputs.metadata)
     try:
         with torch.no_grad():

@@ -94,11 +94,7 @@ class VideoAlign:
         return read_template("video_align", self.template, once=(qwen_vl.PROMPT, *TOKENS))
 
     def build(self, device: torch.device) -> Reward:
-        """Loads model and processor.
-
-        Raises:
-            ValueError: if weights or processor are not available or do not fit together.
-        """
+        """Loads model and processor."""
         folder = pretrained.fetch_file(self.model, None, revision=self.revision, owner=OWNER, option="model")
         settings = read_settings(folder, normalise=self.normalise)
         chosen = checkpoint_of(folder, self.checkpoint)

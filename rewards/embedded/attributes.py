@@ -77,8 +77,7 @@ class AttributeNet(nn.Module):
         """Reads images in [0, 1]; sizes other than 64 x 64 are resized (bilinear, anti-aliased) first."""
         if images.shape[-2:] != (SIZE, SIZE):
             images = F.interpolate(images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
-        cells: Tensor = self.trunk(2.0 * images - 1.0)
-        return cells
+        return self.trunk(2.0 * images - 1.0)
 
     def forward(self, images: Float[Tensor, " b 3 h w"]) -> Attributes:
         """Counts and cells of images in [0, 1]."""

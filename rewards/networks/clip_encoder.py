@@ -112,8 +112,13 @@ def float_pixels(
     """CLIP's input without rounding to 8 bits: short side to `size`, the middle square, normalised."""
     mode = vision.InterpolationMode(interpolation)
     square = vision.center_crop(vision.resize(images, [size], mode, antialias=True), [size, size])
-    pixels: Tensor = vision.normalize(square, list(CLIP_MEAN), list(CLIP_STD))
-    return pixels
+    return vision.normalize(square, list(CLIP_MEAN), list(CLIP_STD))
+
+
+def clip_pixels(image: Image.Image, size: int) -> Float[Tensor, " 3 size size"]:
+    """CLIP's input from an 8-bit image: short side to `size` (Pillow's bicubic), the middle square, normalised."""
+    square = vision.center_crop(vision.resize(image, [size], vision.InterpolationMode.BICUBIC), [size, size])
+    return vision.normalize(vision.pil_to_tensor(square).float() / 255.0, list(CLIP_MEAN), list(CLIP_STD))
 
 
 # ---- open_clip -------------------------------------------------------------------------------------------------------

@@ -1,20 +1,4 @@
-"""CLIP checkpoints of open_clip, in transformers' CLIPModel: the same network under other names.
-
-    open_clip                                   transformers
-    visual.conv1.weight                         vision_model.embeddings.patch_embedding.weight
-    visual.class_embedding                      vision_model.embeddings.class_embedding
-    visual.positional_embedding                 vision_model.embeddings.position_embedding.weight
-    visual.ln_pre, visual.ln_post               vision_model.pre_layrnorm, vision_model.post_layernorm
-    visual.proj, text_projection, transposed    visual_projection.weight, text_projection.weight
-    token_embedding, positional_embedding       text_model.embeddings.{token,position}_embedding
-    ln_final                                    text_model.final_layer_norm
-    [visual.]transformer.resblocks.i            {vision,text}_model.encoder.layers.i
-        attn.in_proj_{weight,bias}, in three        self_attn.{q,k,v}_proj
-        attn.out_proj, ln_1, ln_2                   self_attn.out_proj, layer_norm1, layer_norm2
-        mlp.c_fc, mlp.c_proj                        mlp.fc1, mlp.fc2
-
-`pre_layrnorm` is spelt so in transformers.
-"""
+"""CLIP checkpoints of open_clip, in transformers' CLIPModel: the same network under other names."""
 
 from __future__ import annotations
 
@@ -32,7 +16,7 @@ _WHOLE = {
     "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
     "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
-    "visual.ln_pre.weight": "vision_model.pre_layrnorm.weight",
+    "visual.ln_pre.weight": "vision_model.pre_layrnorm.weight",  # spelt so in transformers
     "visual.ln_pre.bias": "vision_model.pre_layrnorm.bias",
     "visual.ln_post.weight": "vision_model.post_layernorm.weight",
     "visual.ln_post.bias": "vision_model.post_layernorm.bias",

@@ -105,7 +105,6 @@ class HeadDiscriminator:
     def judge(
         self, images: Sequence[Pixels], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
     ) -> Logits:
-        """As `Discriminator`; prompts are not read."""
         quirks = self.published and as_reward
         with torch.no_grad():
             tokens = self.tokens(self.pixels(images, not quirks))
@@ -134,7 +133,6 @@ class ClipDiscriminator:
     def judge(
         self, images: Sequence[Pixels], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
     ) -> Logits:
-        """As `Discriminator`; there are no patches."""
         device = self.network.logit_scale.device
         # Of the implementations of attention this one's gradient is the same each time.
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):

@@ -223,7 +223,7 @@ def check_shapes(
     if wrong := sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)):
         first = wrong[0]
         raise ValueError(
-            f"{owner}: {len(wrong)} weights do not fit (first: {first}, wanted {wanted.get(first)}, the checkpoint has "
+            f"{owner}: {len(wrong)} of the checkpoint's weights do not fit ({first}: wanted {wanted.get(first)}, got "
             f"{given.get(first)}): give {give}."
         )
 
@@ -269,14 +269,12 @@ def clip_of_pixels(
 
 def processed(processor: Any, images: Iterable[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " b 3 h w"]:
     """8-bit images, which may differ in size, as an image processor of transformers prepares them."""
-    pixels: Tensor = processor([Image.fromarray(image) for image in images], return_tensors="pt")["pixel_values"]
-    return pixels
+    return processor([Image.fromarray(image) for image in images], return_tensors="pt")["pixel_values"]
 
 
 def unit(features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
     """Vectors at length 1."""
-    scaled: Tensor = features / features.norm(dim=-1, keepdim=True)
-    return scaled
+    return features / features.norm(dim=-1, keepdim=True)
 
 
 def _embedding(output: Any) -> Float[Tensor, " b d"]:

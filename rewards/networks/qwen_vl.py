@@ -38,8 +38,8 @@ FACTOR = 28  # pixels of a merged token's side: patches of 14, merged two by two
 MAX_ASPECT = 200
 
 
-def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = FACTOR) -> tuple[int, int]:
-    """The size that Qwen2-VL resizes an image to: multiples of `factor`, nearly the same shape, an area in bounds.
+def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """The size that Qwen2-VL resizes an image to: multiples of 28, nearly the same shape, an area in bounds.
 
     Both sides are rounded to multiples. If the area is then above `max_pixels`, both sides are divided by
     sqrt(height width / max_pixels) and rounded down; if below `min_pixels`, multiplied likewise and rounded up.
@@ -49,13 +49,13 @@ def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int, f
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ValueError(f"an image's longer side may be {MAX_ASPECT} times its shorter one, got {height} x {width}.")
-    rows, columns = (max(factor, round(side / factor) * factor) for side in (height, width))
+    rows, columns = (max(FACTOR, round(side / FACTOR) * FACTOR) for side in (height, width))
     if rows * columns > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
-        rows, columns = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
+        rows, columns = (max(FACTOR, math.floor(side / shrink / FACTOR) * FACTOR) for side in (height, width))
     elif rows * columns < min_pixels:
         grow = math.sqrt(min_pixels / (height * width))
-        rows, columns = (math.ceil(side * grow / factor) * factor for side in (height, width))
+        rows, columns = (math.ceil(side * grow / FACTOR) * FACTOR for side in (height, width))
     return rows, columns
 
 
@@ -181,8 +181,7 @@ class TokenReward(nn.Module):
             positions = torch.arange(length, device=batch["input_ids"].device).expand(3, b, length)
         hidden = self.backbone(**batch, position_ids=positions, use_cache=False).last_hidden_state
         rows = torch.arange(len(hidden), device=hidden.device)[:, None]
-        outputs: Tensor = self.head(hidden[rows, places].float())
-        return outputs
+        return self.head(hidden[rows, places].float())
 
 
 def build_backbone(
