@@ -114,4 +114,4 @@ def padded_pixels(images: Float[Tensor, " b 3 h w"], *, size: int = 224) -> Floa
     images = vision.resize(images, [height, width], vision.InterpolationMode.BICUBIC, antialias=True)
     top, left = (size - height) // 2, (size - width) // 2
     images = functional.pad(images, (left, size - width - left, top, size - height - top))
-    return vision.normalize(images, list(CLIP_MEAN), list(CLIP_STD))
+    return vision.normalize(images, CLIP_MEAN, CLIP_STD)

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from flowrl.config.sections import at_least
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
@@ -60,7 +61,7 @@ class Hpsv3:
     others; in bfloat16 larger batches change the last digits."""
 
     def __post_init__(self) -> None:
-        qwen_vl.check_batch_size(self.batch_size)
+        at_least("batch_size", self.batch_size, 1)
         self.text()
         pretrained.check_file(self.model, option="model")
         pretrained.check_model(self.base, what="Qwen2-VL", option="base")

@@ -20,9 +20,7 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
 
     Paths in the JSON file are relative to itself.
 
-    Args:
-        source: the folder or the JSON file.
-        other: what the option `references` takes besides, for messages.
+    `other` is what the option `references` takes besides, for messages.
 
     Raises:
         ValueError: nothing there, no images, a JSON file of another form, or a listed file that is missing.

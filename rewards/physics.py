@@ -18,6 +18,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from flowrl.config.sections import at_least, positive
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.motion import check_min_change, frame_change, videos_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
@@ -64,10 +65,8 @@ class Physics:
                 f"context must be at least 1 frame and less than window ({self.window}), the rest of which is to be "
                 f"foreseen, got {self.context}."
             )
-        if self.stride < 1:
-            raise ValueError(f"stride must be at least 1 frame, got {self.stride}.")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}.")
+        at_least("stride", self.stride, 1)
+        positive("temperature", self.temperature)
         check_min_change(self.min_change)
         check_model(self.model, what="V-JEPA 2")
 

@@ -68,9 +68,17 @@ def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> U
     """
     where = f"reward {file}:{function}"
     scorer = _load(file, function)
-    num_arguments = _num_arguments(scorer, where)
+    # The number of positional parameters, 1 or 3.
+    parameters = inspect.signature(scorer).parameters.values()
+    number = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if number not in (1, 3) or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        given = ", ".join(str(p) for p in parameters)
+        raise ValueError(
+            f"{where}: the parameters must be (images, prompts, metadata) or (inputs), and options after a bare *, got "
+            f"({given})."
+        )
     build_options(options_class(scorer, reserved=("device",)), options, owner=where)
-    return UserFile(file=file, function=function, scorer=scorer, num_arguments=num_arguments, options=dict(options))
+    return UserFile(file=file, function=function, scorer=scorer, num_arguments=number, options=dict(options))
 
 
 def _load(file: str, function: str) -> Callable[..., Any]:
@@ -104,20 +112,6 @@ def _import(path: Path, private: str, file: str) -> None:
     except Exception as error:  # whatever a user's file raises, the message must lead there
         del sys.modules[private]
         raise ValueError(f"reward file {file!r} cannot be imported: {_users_line(error, file)}") from error
-
-
-def _num_arguments(scorer: Callable[..., Any], where: str) -> int:
-    """1 or 3, the number of positional parameters."""
-    parameters = inspect.signature(scorer).parameters.values()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    variadic = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if len(positional) not in (1, 3) or variadic:
-        given = ", ".join(str(p) for p in parameters)
-        raise ValueError(
-            f"{where}: the parameters must be (images, prompts, metadata) or (inputs), and options after a bare *, got "
-            f"({given})."
-        )
-    return len(positional)
 
 
 def _users_line(error: Exception, file: str) -> str:

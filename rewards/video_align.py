@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import unknown_name
+from flowrl.config.sections import at_least
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
@@ -80,7 +81,7 @@ class VideoAlign:
                 raise ValueError(unknown_name("dimension", name, DIMENSIONS))
         if len(set(self.dimensions)) != len(self.dimensions):
             raise ValueError(f"dimensions names one twice: {', '.join(self.dimensions)}.")
-        qwen_vl.check_batch_size(self.batch_size)
+        at_least("batch_size", self.batch_size, 1)
         self.text()
         pretrained.check_file(self.model, option="model")
         pretrained.check_model(self.base, what="Qwen2-VL", option="base")

@@ -16,15 +16,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from flowrl.rewards import to_uint8
-from flowrl.rewards.embedded.attributes import load_net, shipped_weights
+from flowrl.rewards.embedded.attributes import load_net, prepared, shipped_weights
 from flowrl.rewards.references import drawn_scene
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.kernel_distance import kernel_interval
 from flowrl.world.scene_prompts import train_records
-from flowrl.world.scenes import SIZE
 
 _AT_ONCE = 64
 _FLOOR = 1e-2  # of the mean eigenvalue, added to each: directions in which scenes hardly vary shall not decide alone
@@ -36,10 +34,7 @@ def scene_images(
 ) -> Float[Tensor, " n 3 h w"]:
     """One drawn scene for each GenEval record, from counters of its own: no discriminator learns from these.
 
-    Args:
-        records: [N].
-        seed: another one gives other scenes.
-        stream: names the counters; scenes of two streams are unrelated.
+    Scenes of two seeds or two streams are unrelated.
     """
     scenes = np.stack([drawn_scene(record, seed, stream, i) for i, record in enumerate(records)])
     return torch.from_numpy(scenes).permute(0, 3, 1, 2).float() / 255.0
@@ -59,10 +54,7 @@ def world_realism(
     To compare two models on the same prompts and start noise, `flowrl.statistics.kernel_distance.kernel_change` of
     their `world_features` and those of `scene_images` is sharper.
 
-    Args:
-        images: generated, in [0, 1].
-        records: [N] GenEval records of their prompts.
-        num_resamples: of the bootstrap, over prompts.
+    The bootstrap draws from prompts.
 
     Raises:
         ValueError: the lengths differ, or fewer than two prompts.
@@ -80,10 +72,7 @@ def _moments(images: Tensor) -> Float[np.ndarray, " n d"]:
     pixels = torch.from_numpy(to_uint8(images)).permute(0, 3, 1, 2)
     found = []
     for piece in pixels.split(_AT_ONCE):
-        hidden = piece.float() / 255.0
-        if hidden.shape[-2:] != (SIZE, SIZE):
-            hidden = F.interpolate(hidden, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
-        hidden, depths = 2.0 * hidden - 1.0, []
+        hidden, depths = prepared(piece.float() / 255.0), []
         for layer in net.trunk:
             if isinstance(layer, torch.nn.Conv2d) and layer.stride == (2, 2) and layer.in_channels != 3:
                 depths.append(hidden)  # the end of one depth: the next convolution halves the image

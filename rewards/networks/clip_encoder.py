@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +32,7 @@ from flowrl.rewards.networks.pretrained import (
     unit,
 )
 
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 Library = Literal["transformers", "open_clip"]
 Preprocess = Literal["processor", "bilinear", "bicubic"]
@@ -78,14 +77,14 @@ def transformers_clip(
         ValueError: if it cannot be had; `model` is named as the option to change.
     """
     network, processor = load_clip(model, revision=revision, device=device, owner=owner)
-    pixels: Callable[[Tensor], Tensor]
-    if preprocess == "processor":
-        image_processor = processor.image_processor
-        pixels = lambda images: processed(image_processor, to_uint8(images))  # noqa: E731
-        how = type(image_processor).__name__
-    else:
-        pixels = partial(float_pixels, size=network.config.vision_config.image_size, interpolation=preprocess)
-        how = f"float-{preprocess}"
+    size = network.config.vision_config.image_size
+
+    def pixels(images: Tensor) -> Tensor:
+        if preprocess == "processor":
+            return processed(processor.image_processor, to_uint8(images))
+        return float_pixels(images, size=size, interpolation=preprocess)
+
+    how = type(processor.image_processor).__name__ if preprocess == "processor" else f"float-{preprocess}"
     return encoder_of(
         network, processor.tokenizer, pixels, device=device, differentiable=preprocess != "processor", how=how
     )
@@ -112,13 +111,13 @@ def float_pixels(
     """CLIP's input without rounding to 8 bits: short side to `size`, the middle square, normalised."""
     mode = vision.InterpolationMode(interpolation)
     square = vision.center_crop(vision.resize(images, [size], mode, antialias=True), [size, size])
-    return vision.normalize(square, list(CLIP_MEAN), list(CLIP_STD))
+    return vision.normalize(square, CLIP_MEAN, CLIP_STD)
 
 
 def clip_pixels(image: Image.Image, size: int) -> Float[Tensor, " 3 size size"]:
     """CLIP's input from an 8-bit image: short side to `size` (Pillow's bicubic), the middle square, normalised."""
     square = vision.center_crop(vision.resize(image, [size], vision.InterpolationMode.BICUBIC), [size, size])
-    return vision.normalize(vision.pil_to_tensor(square).float() / 255.0, list(CLIP_MEAN), list(CLIP_STD))
+    return vision.normalize(vision.pil_to_tensor(square).float() / 255.0, CLIP_MEAN, CLIP_STD)
 
 
 # ---- open_clip -------------------------------------------------------------------------------------------------------
@@ -154,13 +153,10 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
     name, _, weights = (model, "", "") if model.startswith((_HUB, _FOLDER)) else model.partition("/")
 
     def load() -> Any:
-        return (
-            open_clip.create_model(
-                name, pretrained=weights or None, precision="fp32", device=device, require_pretrained=True
-            )
-            .eval()
-            .requires_grad_(False)
+        made = open_clip.create_model(
+            name, pretrained=weights or None, precision="fp32", device=device, require_pretrained=True
         )
+        return made.eval().requires_grad_(False)
 
     try:
         network = shared_network(("open_clip", model, str(device)), load)

@@ -16,15 +16,15 @@ _WHOLE = {
     "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
     "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
-    "visual.ln_pre.weight": "vision_model.pre_layrnorm.weight",  # spelt so in transformers
-    "visual.ln_pre.bias": "vision_model.pre_layrnorm.bias",
-    "visual.ln_post.weight": "vision_model.post_layernorm.weight",
-    "visual.ln_post.bias": "vision_model.post_layernorm.bias",
     "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
     "positional_embedding": "text_model.embeddings.position_embedding.weight",
-    "ln_final.weight": "text_model.final_layer_norm.weight",
-    "ln_final.bias": "text_model.final_layer_norm.bias",
 }
+_NORMS = {
+    "visual.ln_pre": "vision_model.pre_layrnorm",  # spelt so in transformers
+    "visual.ln_post": "vision_model.post_layernorm",
+    "ln_final": "text_model.final_layer_norm",
+}
+_WHOLE |= {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in _NORMS.items() for kind in ("weight", "bias")}
 _TRANSPOSED = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
 _BLOCK = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.(.+)\.(weight|bias)")
 _IN_BLOCK = {

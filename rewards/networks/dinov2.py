@@ -9,7 +9,7 @@ import torch
 from flowrl.rewards.networks.pretrained import load_network
 
 DINOV2_MODEL = "facebook/dinov2-base"
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 def load_dinov2(

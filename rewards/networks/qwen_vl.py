@@ -64,11 +64,7 @@ def clip_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count: 
 
     The number is num_frames / fps * target_fps, at least 4 and at most 768 or the clip, rounded to a multiple of 2.
 
-    Args:
-        num_frames: of the clip, at least 2.
-        fps: frames per second of the clip.
-        target_fps: frames per second that are wanted.
-        count: a fixed number of frames instead, rounded to a multiple of 2.
+    `count` is a fixed number of frames instead, rounded likewise.
 
     Raises:
         ValueError: if the clip is too short.
@@ -98,12 +94,6 @@ def resized_frames(
     size = smart_resize(frames.shape[1], frames.shape[2], min_pixels=min_pixels, max_pixels=max_pixels)
     pixels = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)
     return vision.resize(pixels, list(size), interpolation=InterpolationMode.BICUBIC, antialias=True)
-
-
-def check_batch_size(batch_size: int) -> None:
-    """Refuses a number of samples at a time that is none."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
 
 
 def newer_name(name: str) -> str:
@@ -316,11 +306,7 @@ class Scorer:
     ) -> Float[Tensor, " b k o"]:
         """The head's outputs at each of the reward tokens, `batch_size` samples at a time.
 
-        Args:
-            prompts: what is put into the template.
-            batch_size: how many samples the model sees at once.
-            images: the images of some of the samples, resized.
-            videos: likewise their clips.
+        `images` or `videos` give the resized images, or clips, of some of the samples.
         """
         check_prompts(prompts, self.processor.tokenizer, owner=self.owner)
         texts = [self.template.replace(PROMPT, prompt) for prompt in prompts]
