@@ -13,7 +13,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -102,11 +102,7 @@ class RewardInputs:
                 f"where the pipeline decodes."
             )
         batch = len(self.images)
-        lengths = {"prompts": len(self.prompts), "metadata": len(self.metadata)}
-        lengths |= {"group_ids": len(self.group_ids), "sample_ids": len(self.sample_ids)}
-        optional = {"videos": self.videos, "source_images": self.source_images}
-        optional |= {"reference_images": self.reference_images}
-        lengths |= {name: len(value) for name, value in optional.items() if value is not None}
+        lengths = {name: len(value) for name in _PER_SAMPLE if (value := getattr(self, name)) is not None}
         if wrong := {name: length for name, length in lengths.items() if length != batch}:
             raise ValueError(f"every field needs one entry for each of the {batch} images, got {wrong}.")
         for name, ids in (("group_ids", self.group_ids), ("sample_ids", self.sample_ids)):
@@ -123,19 +119,16 @@ class RewardInputs:
         if place.dtype == torch.bool:
             raise ValueError("samples are chosen by their places, not by a mask: give torch.nonzero(mask).flatten().")
         place = place.to(torch.int64)
-        places: list[int] = place.tolist()
 
-        def of(values: list[Any] | None) -> Any:
-            return None if values is None else [values[i] for i in places]
+        def of(values: Any) -> Any:
+            if isinstance(values, Tensor):
+                return values[place.to(values.device)]
+            return None if values is None else [values[i] for i in place.tolist()]
 
-        device = self.images.device
-        return RewardInputs(
-            prompts=of(self.prompts), images=self.images[place.to(device)], metadata=of(self.metadata),
-            group_ids=self.group_ids[place.to(self.group_ids.device)],
-            sample_ids=self.sample_ids[place.to(self.sample_ids.device)],
-            videos=None if self.videos is None else self.videos[place.to(self.videos.device)], fps=self.fps,
-            source_images=of(self.source_images), reference_images=of(self.reference_images), iteration=self.iteration,
-        )  # fmt: skip
+        return replace(self, **{name: of(getattr(self, name)) for name in _PER_SAMPLE})
+
+
+_PER_SAMPLE = tuple(one.name for one in fields(RewardInputs) if one.name not in ("fps", "iteration"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +160,11 @@ class RewardOptions(Protocol):
     """
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward; loads its weights, if any."""
+        """Makes the reward; loads its weights, if any.
+
+        Raises:
+            ValueError: a model is neither on disk nor available from the hub, or does not fit the options.
+        """
         ...
 
 
@@ -310,8 +307,7 @@ def to_uint8(images: Float[Tensor, " b 3 h w"]) -> UInt8[np.ndarray, " b h w 3"]
             f"decoder has diverged; lower the learning rate or decode in float32."
         )
     pixels = (images * 255.0).round().clamp(0, 255).to(torch.uint8)
-    array: UInt8[np.ndarray, " b h w 3"] = pixels.permute(0, 2, 3, 1).contiguous().cpu().numpy()
-    return array
+    return pixels.permute(0, 2, 3, 1).contiguous().cpu().numpy()
 
 
 def load_target(target: str) -> Any:
@@ -328,8 +324,7 @@ def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
     """
     if name not in REWARDS:
         raise ValueError(unknown_name("reward", name, REWARDS) + " For your own use file: and function:.")
-    made: RewardOptions = build_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")
-    return made
+    return build_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")
 
 
 def option_names(name: str) -> list[str]:
@@ -345,12 +340,7 @@ def can_be_differentiable(name: str | None) -> bool:
 def build_reward(name: str, *, device: torch.device | str = "cpu", options: Mapping[str, Any] | None = None) -> Reward:
     """Makes a built-in reward; loads its weights, if any, on `device`.
 
-    Args:
-        name: a key of `REWARDS`.
-        device: where a reward with weights runs.
-        options: the reward's own options: the fields of its class.
-
     Raises:
-        ValueError: for an unknown name, an unknown option or a bad value, before anything is loaded.
+        ValueError: as `reward_options`, before anything is loaded.
     """
     return reward_options(name, options or {}).build(torch.device(device))

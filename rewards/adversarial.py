@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowrl.config.sections import at_least, within
 from flowrl.randomness import Part, counter_choice, counter_seed
 from flowrl.rewards import Model, RewardInputs, RewardOutput, TrainedReward, tensor_output, to_uint8
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL
@@ -95,7 +96,7 @@ class Adversarial:
     patch_weight: float | None = None
     """Weight of the patches in the reward, and in the loss beside 1 for the class token; null 0.3."""
     held_out: float = 0.1
-    """Share of reference files that it never learns from, for `reward_references`."""
+    """Share of reference files that it never learns from, below 1, for `reward_references`."""
     pretrain_steps: int = 50
     """Updates on the first iteration's images before any reward counts."""
     update: bool = True
@@ -114,17 +115,14 @@ class Adversarial:
     def __post_init__(self) -> None:
         for name, least in (
             ("steps_per_iteration", 1), ("batch_size", 1), ("patches", 1), ("image_size", 1), ("pretrain_steps", 0),
-            ("policy_every", 1), ("warmup_iterations", 0), ("lr", 0.0), ("class_weight", 0.0), ("patch_weight", 0.0),
+            ("policy_every", 1), ("warmup_iterations", 0), ("lr", 0), ("class_weight", 0), ("patch_weight", 0),
         ):  # fmt: skip
             value = getattr(self, name)
-            if isinstance(value, (int, float)) and not value >= least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
+            at_least(name, None if value == "all" else value, least)
         if self.lr == 0:
             raise ValueError("lr must be positive, got 0: for a discriminator that stays, set update: false.")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out must lie in [0, 1), got {self.held_out:g}: it is a share of the references.")
-        if not 0.5 <= self.max_accuracy <= 1:
-            raise ValueError(f"max_accuracy must lie in [0.5, 1], got {self.max_accuracy:g}: 0.5 is guessing.")
+        within("held_out", self.held_out, 0, 1, open_end=True)
+        within("max_accuracy", self.max_accuracy, 0.5, 1)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}: [0.5, 0.999] is the default.")
         for name in _FOREIGN[self.backbone]:
@@ -182,11 +180,7 @@ class Adversarial:
         return open_references(self.references, held_out=self.held_out, seed=self.seed)
 
     def build(self, device: torch.device) -> TrainedReward:
-        """Loads the backbone; runs in float32.
-
-        Raises:
-            ValueError: a model is not available, or an image size does not fit it.
-        """
+        """Loads the backbone; runs in float32."""
         return AdversarialReward(self, self._discriminator(device), self.opened())
 
     def _discriminator(self, device: torch.device) -> Discriminator:
@@ -295,9 +289,8 @@ class AdversarialReward:
 
     def state(self) -> dict[str, Any]:
         """Weights, the optimizer's state and the snapshot: tensors on the host, numbers, text."""
-        weights = {name: weight.detach().cpu().clone() for name, weight in self.discriminator.trained.items()}
         return {
-            "weights": weights,
+            "weights": _on_host(self.discriminator.trained),
             "optimizer": _on_host(self.optimizer.state_dict()),
             "snapshot": self._snapshot,
             "warned": self._warned,

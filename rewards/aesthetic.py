@@ -23,7 +23,14 @@ from torch.nn import functional
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.clip import DEFAULT_MODEL
 from flowrl.rewards.networks.clip_encoder import ClipEncoder, Preprocess, gradient_of, scored, transformers_clip
-from flowrl.rewards.networks.pretrained import check_file, check_model, fetch_file, fingerprint, read_weights
+from flowrl.rewards.networks.pretrained import (
+    check_file,
+    check_model,
+    check_shapes,
+    fetch_file,
+    fingerprint,
+    read_weights,
+)
 
 DEFAULT_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
 HEAD_FILE = "model.safetensors"
@@ -55,16 +62,13 @@ class Aesthetic:
         return (Model(self.model),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads CLIP and the head.
-
-        Raises:
-            ValueError: if a model is not available, or the head does not fit the embeddings.
-        """
+        """Loads CLIP and the head."""
         encoder = transformers_clip(
             self.model, device=device, revision=self.revision, preprocess=self.preprocess, owner=OWNER
         )
         weights = read_weights(fetch_file(self.head, HEAD_FILE, owner=OWNER, option="head"), owner=OWNER)
-        check_head(weights)
+        give = f"head: the weights sac+logos+ava1-l14-linearMSE, or {DEFAULT_HEAD}, which holds them"
+        check_shapes(weights, head_shapes(), owner=OWNER, give=give)
         if (width := encoder.texts([""]).shape[-1]) != WIDTHS[0]:
             raise ValueError(
                 f"{OWNER}: the head reads embeddings of width {WIDTHS[0]}, those of {self.model!r} have {width}: give "
@@ -91,16 +95,6 @@ def head_shapes() -> dict[str, tuple[int, ...]]:
     for place, fan_in, fan_out in zip(PLACES, WIDTHS[:-1], WIDTHS[1:], strict=True):
         shapes |= {f"layers.{place}.weight": (fan_out, fan_in), f"layers.{place}.bias": (fan_out,)}
     return shapes
-
-
-def check_head(weights: Mapping[str, Tensor]) -> None:
-    """Refuses weights that are not those of the head."""
-    wanted, given = head_shapes(), {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if wrong := sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)):
-        raise ValueError(
-            f"{OWNER}: the head does not fit ({wrong[0]}: wanted {wanted.get(wrong[0])}, got {given.get(wrong[0])}): "
-            f"give head: the weights sac+logos+ava1-l14-linearMSE, or {DEFAULT_HEAD}, which holds them."
-        )
 
 
 def apply_head(weights: Mapping[str, Tensor], embeddings: Float[Tensor, " b d"]) -> Float[Tensor, " b"]:

@@ -75,21 +75,8 @@ class ClipScore:
         return (Model(self.model),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads the model.
-
-        Raises:
-            ValueError: if it is neither on disk nor available from the hub.
-        """
-        owner = "reward 'clip_score'"
-        if self.library == "open_clip":
-            encoder = open_clip_encoder(self.model, device=device, owner=owner)
-        else:
-            encoder = transformers_clip(
-                self.model, device=device, revision=self.revision, preprocess=self.preprocess, owner=owner
-            )
-        return prompt_reward(
-            "clip_score", encoder, SCALES[self.scale], threshold=self.threshold, version=f"{self.model}:{self.scale}"
-        )
+        """Loads the model."""
+        return _built("clip_score", self, device, library=self.library)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,14 +106,20 @@ class PickScore:
         return (Model(self.model),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads the model.
+        """Loads the model."""
+        return _built("pick_score", self, device)
 
-        Raises:
-            ValueError: if it is neither on disk nor available from the hub.
-        """
+
+def _built(
+    name: str, options: ClipScore | PickScore, device: torch.device, *, library: Library = "transformers"
+) -> Reward:
+    owner = f"reward {name!r}"
+    if library == "open_clip":
+        encoder = open_clip_encoder(options.model, device=device, owner=owner)
+    else:
         encoder = transformers_clip(
-            self.model, device=device, revision=self.revision, preprocess=self.preprocess, owner="reward 'pick_score'"
+            options.model, device=device, revision=options.revision, preprocess=options.preprocess, owner=owner
         )
-        return prompt_reward(
-            "pick_score", encoder, SCALES[self.scale], threshold=self.threshold, version=f"{self.model}:{self.scale}"
-        )
+    return prompt_reward(
+        name, encoder, SCALES[options.scale], threshold=options.threshold, version=f"{options.model}:{options.scale}"
+    )

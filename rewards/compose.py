@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -213,17 +213,11 @@ def sum_of(
 ) -> WeightedSum:
     """Sums rewards as their entries say; a name that occurs again gets the key `<name>_2`, `<name>_3`, ….
 
-    Args:
-        members: each reward and its entry in the list of rewards.
-        merge: see `WeightedSum`.
-        partial: see `WeightedSum`.
-
     Raises:
         ValueError: if all weights are 0, a kind is unknown, or a mean that needs positive weights has others.
     """
     weights = [entry.weight for _, entry in members]
     check_weights(weights)
-    assert merge in get_args(Merge)
     factors = [factor for _, entry in members for _, factor in entry.schedule]
     if (merge != "sum" or partial != "drop") and min((*weights, *factors)) < 0:
         raise ValueError(

@@ -30,12 +30,9 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
     the worst frame. A video any of whose frames failed has failed: a value from the others would come from a different
     rule. It is counted under the frames' reason, or "frame_failed" where they give several.
 
-    Args:
-        reward: of kind pointwise or remote, one that reads no videos itself.
-        frames: which of them, and how their values become one.
-
     Raises:
-        ValueError: for another reward; when called, if there are no videos.
+        ValueError: the reward's kind is not pointwise or remote, or it reads videos itself; when called, if there are
+            no videos.
     """
     owner = f"frames of reward {reward.name!r}"
     if reward.kind not in ("pointwise", "remote"):

@@ -74,11 +74,7 @@ class Hps:
         return (Model(self.checkpoint),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads weights and tokenizer.
-
-        Raises:
-            ValueError: if they are not available, or not those of this model, none missing and none left over.
-        """
+        """Loads weights and tokenizer."""
         from transformers import CLIPTokenizer
 
         path = fetch_file(
@@ -118,5 +114,4 @@ def padded_pixels(images: Float[Tensor, " b 3 h w"], *, size: int = 224) -> Floa
     images = vision.resize(images, [height, width], vision.InterpolationMode.BICUBIC, antialias=True)
     top, left = (size - height) // 2, (size - width) // 2
     images = functional.pad(images, (left, size - width - left, top, size - height - top))
-    pixels: Tensor = vision.normalize(images, list(CLIP_MEAN), list(CLIP_STD))
-    return pixels
+    return vision.normalize(images, CLIP_MEAN, CLIP_STD)

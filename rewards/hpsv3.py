@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from flowrl.config.sections import at_least
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
@@ -60,7 +61,7 @@ class Hpsv3:
     others; in bfloat16 larger batches change the last digits."""
 
     def __post_init__(self) -> None:
-        qwen_vl.check_batch_size(self.batch_size)
+        at_least("batch_size", self.batch_size, 1)
         self.text()
         pretrained.check_file(self.model, option="model")
         pretrained.check_model(self.base, what="Qwen2-VL", option="base")
@@ -74,27 +75,24 @@ class Hpsv3:
         return read_template("hpsv3", self.template, once=(qwen_vl.PROMPT, TOKEN))
 
     def build(self, device: torch.device) -> Reward:
-        """Loads model and processor.
-
-        Raises:
-            ValueError: if weights or processor are not available or do not fit together.
-        """
+        """Loads model and processor."""
         config, processor, token_ids = qwen_vl.load_base(self.base, [TOKEN], revision=self.base_revision, owner=OWNER)
 
         def load() -> TokenReward:
             path = pretrained.fetch_file(self.model, FILE, revision=self.revision, owner=OWNER, option="model")
             weights = pretrained.read_weights(path, owner=OWNER)
-            backbone_weights, head_weights = qwen_vl.split_weights(weights, owner=OWNER)
-            backbone = qwen_vl.build_backbone(
-                config, backbone_weights, token_ids, dtype=DTYPES[self.dtype], owner=OWNER
+            return qwen_vl.build_network(
+                config, weights, lambda _: preference_head(config.text_config.hidden_size), token_ids,
+                dtype=self.dtype, device=device, owner=OWNER,
             )  # fmt: skip
-            head = qwen_vl.load_head(preference_head(config.text_config.hidden_size), head_weights, owner=OWNER)
-            return TokenReward(backbone, head).to(device).eval().requires_grad_(False)
 
         key = ("hpsv3", self.model, self.revision, self.base, self.base_revision, str(device), self.dtype)
         network = pretrained.shared_network(key, load)
         text = self.text()
-        scorer = Scorer(network=network, processor=processor, token_ids=token_ids, template=text, device=device)
+        scorer = Scorer(
+            network=network, processor=processor, token_ids=token_ids, template=text,
+            position_mode=self.position_mode, device=device, owner=OWNER,
+        )  # fmt: skip
         return FunctionReward(
             name="hpsv3",
             score=partial(_score, options=self, scorer=scorer),
@@ -111,13 +109,7 @@ def preference_head(width: int) -> nn.Sequential:
     )
 
 
-@torch.no_grad()
 def _score(inputs: RewardInputs, *, options: Hpsv3, scorer: Scorer) -> RewardOutput:
-    texts = scorer.texts(inputs.prompts, owner=OWNER)
     images = [qwen_vl.resized_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in to_uint8(inputs.images)]
-    values: list[float] = []
-    for start in range(0, len(inputs), options.batch_size):
-        part = slice(start, start + options.batch_size)
-        outputs = scorer.outputs(texts[part], images=images[part], position_mode=options.position_mode)
-        values.extend((_FACTORS[options.scale] * outputs[:, 0, 0].double()).tolist())
-    return output_of(values, inputs)
+    outputs = scorer.outputs(inputs.prompts, batch_size=options.batch_size, images=images.__getitem__)
+    return output_of((_FACTORS[options.scale] * outputs[:, 0, 0].double()).tolist(), inputs)

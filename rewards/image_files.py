@@ -10,6 +10,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from flowrl.prompts.source_images import as_rgb
+
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
@@ -18,9 +20,7 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
 
     Paths in the JSON file are relative to itself.
 
-    Args:
-        source: the folder or the JSON file.
-        other: what the option `references` takes besides, for messages.
+    `other` is what the option `references` takes besides, for messages.
 
     Raises:
         ValueError: nothing there, no images, a JSON file of another form, or a listed file that is missing.
@@ -62,9 +62,7 @@ def read_image(path: Path, *, owner: str = "") -> UInt8[np.ndarray, " h w 3"]:
     """
     try:
         with Image.open(path) as opened:
-            image = ImageOps.exif_transpose(opened).convert("RGBA")
+            return np.asarray(as_rgb(ImageOps.exif_transpose(opened)))
     except (UnidentifiedImageError, OSError) as error:
         start = f"{owner}: " if owner else ""
         raise ValueError(f"{start}the image {path} cannot be read as an image: remove or replace it.") from error
-    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-    return np.asarray(Image.alpha_composite(white, image).convert("RGB"))

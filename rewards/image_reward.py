@@ -5,17 +5,6 @@ the prompt, at most 35 tokens, and attends to the image's tokens of a ViT-L/16 a
 activations turn its first hidden state into a number that is standardised by two constants:
 
     value = (MLP(h_text[0]) - 0.16717362830052426) / 1.0333394966054072,     about -2 to 2
-
-Names of the checkpoint, which transformers' `BlipVisionModel` and `BlipTextModel` know otherwise:
-
-    blip.visual_encoder.cls_token, pos_embed        embeddings.class_embedding, embeddings.position_embedding
-    blip.visual_encoder.patch_embed.proj            embeddings.patch_embedding
-    blip.visual_encoder.blocks.i.norm1, norm2       encoder.layers.i.layer_norm1, layer_norm2
-        attn.qkv, attn.proj, mlp.fc1, mlp.fc2           self_attn.qkv, self_attn.projection, mlp.fc1, mlp.fc2
-    blip.visual_encoder.norm                        post_layernorm
-    blip.text_encoder.*                             the same, without position_ids
-    mlp.layers.{0,2,4,6,7}                          the head here
-    blip.vision_proj, blip.text_proj                not used by the score
 """
 
 from __future__ import annotations
@@ -26,17 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as vision
 
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks import pretrained
-from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
+from flowrl.rewards.networks.clip_encoder import clip_pixels
 
 FILE = "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
@@ -44,6 +30,8 @@ MAX_TOKENS = 35
 HEAD_WIDTH = 64  # of an attention head, in both towers
 OWNER = "reward 'image_reward'"
 
+# The checkpoint's names below blip.visual_encoder, and those of transformers' `BlipVisionModel`. Its blip.text_encoder
+# has the names of `BlipTextModel`, and the score does not use blip.vision_proj and blip.text_proj.
 _WHOLE = {
     "cls_token": "embeddings.class_embedding",
     "pos_embed": "embeddings.position_embedding",
@@ -85,11 +73,7 @@ class ImageReward:
         return (Model(self.model),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads weights and tokenizer.
-
-        Raises:
-            ValueError: if they are not available, or the file is of another kind.
-        """
+        """Loads weights and tokenizer."""
         from transformers import BertTokenizer
 
         words = pretrained.load_processor(
@@ -134,8 +118,7 @@ class Blip(nn.Module):
         # Left at its default, the argument is_decoder keeps the mask two-sided, although the configuration says
         # decoder; transformers makes cross attention only under that configuration.
         hidden = self.text(input_ids=input_ids, attention_mask=mask, encoder_hidden_states=image).last_hidden_state
-        output: Tensor = self.head(hidden[:, 0])[:, 0]
-        return output
+        return self.head(hidden[:, 0])[:, 0]
 
 
 def linear_head(width: int) -> nn.Sequential:
@@ -222,18 +205,10 @@ def _layers(weights: Mapping[str, Tensor], prefix: str) -> int:
     return 1 + max(int(name.removeprefix(prefix).partition(".")[0]) for name in weights if name.startswith(prefix))
 
 
-def pixels_of(images: UInt8[np.ndarray, " b h w 3"], size: int) -> Float[Tensor, " b 3 s s"]:
-    """Images with the shorter side at `size` by Pillow's bicubic filter, cut to the centre, normalised as CLIP's."""
-    rows = []
-    for image in images:
-        small = vision.resize(Image.fromarray(image), size, interpolation=InterpolationMode.BICUBIC)
-        rows.append(vision.normalize(vision.to_tensor(vision.center_crop(small, size)), CLIP_MEAN, CLIP_STD))
-    return torch.stack(rows)
-
-
 @torch.no_grad()
 def _score(inputs: RewardInputs, *, network: Blip, tokenizer: Any, device: torch.device) -> RewardOutput:
-    pixels = pixels_of(to_uint8(inputs.images), network.vision.config.image_size).to(device)
+    size = network.vision.config.image_size
+    pixels = torch.stack([clip_pixels(Image.fromarray(image), size) for image in to_uint8(inputs.images)]).to(device)
     tokens = tokenizer(
         inputs.prompts, padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
     ).to(device)

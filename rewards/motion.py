@@ -14,6 +14,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from flowrl.config.sections import at_least
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
 
 
@@ -36,8 +37,7 @@ class TemporalSmoothness:
     models: ClassVar[tuple[Model, ...]] = ()
 
     def __post_init__(self) -> None:
-        if self.cell < 1:
-            raise ValueError(f"cell must be at least 1 pixel, got {self.cell}.")
+        at_least("cell", self.cell, 1)
         check_min_change(self.min_change)
 
     def build(self, device: torch.device) -> Reward:

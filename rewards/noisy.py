@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flowrl.config.sections import at_least, within
 from flowrl.randomness import counter_integers, counter_normal
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.nested import build_nested, nested_options
@@ -40,12 +41,9 @@ class Noisy:
     """Seed of the noise."""
 
     def __post_init__(self) -> None:
-        if not self.std >= 0:
-            raise ValueError(f"std must be 0 or more, got {self.std}.")
-        if not 0 <= self.outliers <= 1:
-            raise ValueError(f"outliers is a share in [0, 1], got {self.outliers}.")
-        if not self.outlier_scale >= 1:
-            raise ValueError(f"outlier_scale must be 1 or more, got {self.outlier_scale}.")
+        at_least("std", self.std, 0)
+        within("outliers", self.outliers, 0, 1)
+        at_least("outlier_scale", self.outlier_scale, 1)
         nested_options(self.reward, self.options)
 
     @property

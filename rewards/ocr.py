@@ -7,6 +7,7 @@ and what was read is compared with the target by edit distance. Install with `pi
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.resources
 import importlib.util
 import math
 import queue
@@ -16,7 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ import torch
 from jaxtyping import UInt8
 
 from flowrl.config.rewards import Frames
+from flowrl.config.sections import at_least, within
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.frames import framewise
 
@@ -73,12 +74,9 @@ class Ocr:
             re.compile(self.target_regex)
         except re.error as error:
             raise ValueError(f"target_regex {self.target_regex!r} is not a regular expression: {error}.") from error
-        if not self.extra_text_penalty >= 0:
-            raise ValueError(f"extra_text_penalty must be 0 or positive, got {self.extra_text_penalty}.")
-        if not 0 <= self.min_confidence < 1:
-            raise ValueError(f"min_confidence must be at least 0 and below 1, got {self.min_confidence}.")
-        if self.workers < 1:
-            raise ValueError(f"workers must be at least 1, got {self.workers}.")
+        at_least("extra_text_penalty", self.extra_text_penalty, 0)
+        within("min_confidence", self.min_confidence, 0, 1, open_end=True)
+        at_least("workers", self.workers, 1)
         if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
             raise ValueError(f"{' and '.join(missing)} must be installed: pip install flowrl-toolkit[ocr].")
 
@@ -191,10 +189,8 @@ def _read_all(
 
 def _model_names() -> list[str]:
     """The packaged models, by file name; their versions are in it."""
-    spec = importlib.util.find_spec("rapidocr")
-    assert spec is not None
-    assert spec.origin is not None
-    return sorted(path.stem for path in (Path(spec.origin).parent / "models").glob("*.onnx"))
+    files = (importlib.resources.files("rapidocr") / "models").iterdir()
+    return sorted(file.name.removesuffix(".onnx") for file in files if file.name.endswith(".onnx"))
 
 
 def _rapidocr(options: Ocr) -> Reader:

@@ -17,13 +17,8 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
 
     A failed item never keeps a number: its value becomes NaN.
 
-    Args:
-        output: what the reward returned.
-        batch: how many items it was given.
-        name: the reward, for the message.
-
     Raises:
-        ValueError: naming the reward and what is wrong.
+        ValueError: naming the reward, `name`, and what is wrong.
     """
     if not isinstance(output, RewardOutput):
         raise ValueError(f"reward {name!r} must return a RewardOutput, got {type(output).__name__}.")
@@ -34,8 +29,8 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
             raise ValueError(f"reward {name!r}: {field} must be a tensor, got {type(tensor).__name__}.")
         if tensor.dtype != dtype or tensor.shape != (batch,):
             raise ValueError(
-                f"reward {name!r}: {field} must be {dtype} of shape [{batch}], one number an image, got {tensor.dtype} "
-                f"{list(tensor.shape)}."
+                f"reward {name!r}: {field} must be {dtype} of shape [{batch}], one number per image, got "
+                f"{tensor.dtype} {list(tensor.shape)}."
             )
     if output.valid.device != output.values.device:
         raise ValueError(

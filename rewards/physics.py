@@ -18,6 +18,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from flowrl.config.sections import at_least, positive
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.motion import check_min_change, frame_change, videos_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
@@ -64,10 +65,8 @@ class Physics:
                 f"context must be at least 1 frame and less than window ({self.window}), the rest of which is to be "
                 f"foreseen, got {self.context}."
             )
-        if self.stride < 1:
-            raise ValueError(f"stride must be at least 1 frame, got {self.stride}.")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}.")
+        at_least("stride", self.stride, 1)
+        positive("temperature", self.temperature)
         check_min_change(self.min_change)
         check_model(self.model, what="V-JEPA 2")
 
@@ -76,20 +75,15 @@ class Physics:
         return (Model(self.model),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads the model.
-
-        Raises:
-            ValueError: if it is not available, or window and context do not fit its tubelets.
-        """
+        """Loads the model."""
         from transformers import AutoVideoProcessor, VJEPA2Model
 
         network = load_network(
-            VJEPA2Model, self.model, device=device, revision=self.revision, owner=_OWNER, option="model",
-            what="V-JEPA 2",
-        )  # fmt: skip
-        processor = load_processor(
-            AutoVideoProcessor, self.model, revision=self.revision, owner=_OWNER, option="model", what="V-JEPA 2"
+            VJEPA2Model, self.model, device=device, revision=self.revision, owner=_OWNER, what="V-JEPA 2"
         )
+        processor = load_processor(
+            AutoVideoProcessor, self.model, revision=self.revision, owner=_OWNER, what="V-JEPA 2"
+        )  # fmt: skip
         tubelet = network.config.tubelet_size
         if self.window % tubelet or self.context % tubelet:
             raise ValueError(

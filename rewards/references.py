@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,21 +22,6 @@ from flowrl.world.scenes import draw_scene, random_scene
 WORLD = "world"
 
 
-class References(Protocol):
-    """Where references come from; `by_prompt` says that they show what a prompt asks for."""
-
-    @property
-    def by_prompt(self) -> bool: ...
-
-    def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Pixels]:
-        """One image for each prompt, to learn from."""
-        ...
-
-    def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
-        """At most one image for each prompt that is never learned from, and what each of them shows."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorldReferences:
     """Scenes of the embedded world, drawn so that each prompt's GenEval record holds; new ones every time."""
@@ -45,11 +30,11 @@ class WorldReferences:
     by_prompt: bool = True
 
     def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Pixels]:
-        """As `References`."""
+        """One image for each prompt, to learn from."""
         return [drawn_scene(row, self.seed, "learned", *key, i) for i, row in enumerate(metadata)]
 
     def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
-        """As `References`."""
+        """One image for each prompt that is never learned from, and what each of them shows."""
         return list(prompts), [drawn_scene(row, self.seed, "held out", i) for i, row in enumerate(metadata)]
 
 
@@ -69,14 +54,11 @@ class FileReferences:
 
     @property
     def by_prompt(self) -> bool:
+        """Whether references show what a prompt asks for."""
         return None not in self.learned
 
     def pick(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]], *key: Part) -> list[Pixels]:
-        """As `References`.
-
-        Raises:
-            ValueError: a prompt has no reference.
-        """
+        """One image for each prompt, to learn from; a prompt without a reference is refused."""
         images = []
         for i, prompt in enumerate(prompts):
             files = self.learned.get(prompt if self.by_prompt else None)
@@ -89,9 +71,12 @@ class FileReferences:
         return images
 
     def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
-        """As `References`; the same files whatever the prompts, as many as there are prompts."""
+        """The same files whatever the prompts, at most as many, and the prompts of theirs."""
         rows = [self.reserved[place] for place in spread(len(self.reserved), len(prompts))]
         return [prompt or "" for prompt, _ in rows], [read_image(path, owner=OWNER) for _, path in rows]
+
+
+References = WorldReferences | FileReferences
 
 
 def drawn_scene(record: Mapping[str, Any], *key: Part) -> Pixels:

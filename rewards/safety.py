@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from PIL import Image
 
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
+from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor, processed
 
-OWNER = "reward 'safety'"
+OWNER, WHAT = "reward 'safety'", "ViT classifier"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,27 +33,20 @@ class Safety:
     def __post_init__(self) -> None:
         if not self.label:
             raise ValueError("label must name the unsafe class of the model, got an empty text.")
-        check_model(self.model, what="ViT classifier")
+        check_model(self.model, what=WHAT)
 
     @property
     def models(self) -> tuple[Model, ...]:
         return (Model(self.model),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads the model.
-
-        Raises:
-            ValueError: if it is not available or has no such class.
-        """
+        """Loads the model."""
         from transformers import ViTForImageClassification, ViTImageProcessor
 
         network = load_network(
-            ViTForImageClassification, self.model, device=device, revision=self.revision, owner=OWNER, option="model",
-            what="ViT classifier",
-        )  # fmt: skip
-        processor = load_processor(
-            ViTImageProcessor, self.model, revision=self.revision, owner=OWNER, option="model", what="ViT classifier"
+            ViTForImageClassification, self.model, device=device, revision=self.revision, owner=OWNER, what=WHAT
         )
+        processor = load_processor(ViTImageProcessor, self.model, revision=self.revision, owner=OWNER, what=WHAT)
         labels: dict[int, str] = network.config.id2label
         places = [place for place, name in labels.items() if name == self.label]
         if len(places) != 1:
@@ -72,8 +64,7 @@ class Safety:
 
 @torch.no_grad()
 def _score(inputs: RewardInputs, *, network: Any, processor: Any, place: int, device: torch.device) -> RewardOutput:
-    images = [Image.fromarray(image) for image in to_uint8(inputs.images)]
-    pixels = processor(images, return_tensors="pt")["pixel_values"].to(device)
+    pixels = processed(processor, to_uint8(inputs.images)).to(device)
     with torch.autocast(device.type, enabled=False):
         logits = network(pixel_values=pixels).logits
     return output_of((-logits.double().softmax(-1)[:, place]).tolist(), inputs)

@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image
 from torch import Tensor
 
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
@@ -30,6 +29,8 @@ from flowrl.rewards.networks.pretrained import (
     fingerprint,
     load_clip,
     load_processor,
+    processed,
+    unit,
 )
 
 Embed = Callable[[Sequence[UInt8[np.ndarray, " h w 3"]]], Float[Tensor, " n d"]]
@@ -76,11 +77,7 @@ class Similarity:
         return (Model(self.weights),)
 
     def build(self, device: torch.device) -> Reward:
-        """Loads the model and encodes the references that are files.
-
-        Raises:
-            ValueError: if a model or a reference is not available.
-        """
+        """Loads the model and encodes the references that are files."""
         embed, version = (_clip if self.features == "clip" else _dinov2)(self, device)
         source, known, needs = "given", None, {"images", "reference_images"}
         memory: dict[str, Tensor] = {}
@@ -122,13 +119,10 @@ def _score(
 
 def _remember_files(files: Mapping[str | None, Sequence[Path]], embed: Embed, memory: dict[str, Tensor]) -> str:
     """Encodes all files into the memory; returns a short hash of their contents."""
-    paths = sorted({path for listed in files.values() for path in listed})
+    paths = {str(path): path for path in sorted({path for listed in files.values() for path in listed})}
     digest = hashlib.sha256()
-    for start in range(0, len(paths), BATCH):
-        part = paths[start : start + BATCH]
-        features = _embedded([read_image(path, owner=OWNER) for path in part], embed)
-        memory.update(zip(map(str, part), features, strict=True))
-    for path in paths:
+    _remember(list(paths), lambda key: read_image(paths[key], owner=OWNER), embed, memory)
+    for path in paths.values():
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return f"{len(paths)}-{digest.hexdigest()[:12]}"
 
@@ -149,17 +143,20 @@ def _remember_given(inputs: RewardInputs, embed: Embed, memory: dict[str, Tensor
         keys.append(mine)
     if len(memory.keys() | by_key.keys()) > REMEMBERED:
         memory.clear()
-    new = [key for key in by_key if key not in memory]
-    for start in range(0, len(new), BATCH):
-        part = new[start : start + BATCH]
-        memory.update(zip(part, _embedded([by_key[key] for key in part], embed), strict=True))
+    _remember([key for key in by_key if key not in memory], by_key.__getitem__, embed, memory)
     return keys
 
 
 @torch.no_grad()
-def _embedded(images: list[UInt8[np.ndarray, " h w 3"]], embed: Embed) -> list[Tensor]:
-    # Cloned, so that one that is remembered does not keep its whole batch.
-    return [feature.clone() for feature in embed(images)]
+def _remember(
+    keys: Sequence[str], image: Callable[[str], UInt8[np.ndarray, " h w 3"]], embed: Embed, memory: dict[str, Tensor]
+) -> None:
+    """Puts the features of the keys' images into the memory."""
+    for start in range(0, len(keys), BATCH):
+        part = keys[start : start + BATCH]
+        # Cloned, so that one that is remembered does not keep its whole batch.
+        features = [feature.clone() for feature in embed([image(key) for key in part])]
+        memory.update(zip(part, features, strict=True))
 
 
 # ---- features --------------------------------------------------------------------------------------------------------
@@ -170,22 +167,17 @@ def _dinov2(options: Similarity, device: torch.device) -> tuple[Embed, str]:
 
     network = load_dinov2(options.weights, device=device, revision=options.revision, owner=OWNER)
     processor = load_processor(
-        AutoImageProcessor, options.weights, revision=options.revision, owner=OWNER, option="model", what="DINOv2"
-    )
+        AutoImageProcessor, options.weights, revision=options.revision, owner=OWNER, what="DINOv2"
+    )  # fmt: skip
 
     def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
-        pixels = processor([Image.fromarray(image) for image in images], return_tensors="pt").to(device)
         with torch.autocast(device.type, enabled=False):
-            tokens = network(pixel_values=pixels["pixel_values"]).last_hidden_state
-        feature = tokens[:, 0] if options.pooling == "cls" else tokens[:, 1:].mean(1)
-        unit: Tensor = feature / feature.norm(dim=-1, keepdim=True)
-        return unit
+            tokens = network(pixel_values=processed(processor, images).to(device)).last_hidden_state
+        return unit(tokens[:, 0] if options.pooling == "cls" else tokens[:, 1:].mean(1))
 
     return embed, fingerprint([network.layernorm.weight, network.embeddings.cls_token])
 
 
 def _clip(options: Similarity, device: torch.device) -> tuple[Embed, str]:
-    network, processor = load_clip(
-        options.weights, device=device, revision=options.revision, owner=OWNER, option="model"
-    )  # fmt: skip
+    network, processor = load_clip(options.weights, device=device, revision=options.revision, owner=OWNER)
     return partial(clip_of_pixels, network, processor), clip_fingerprint(network)

@@ -46,10 +46,12 @@ def parse_reward_specs(specs: Sequence[Spec]) -> list[RewardConfig]:
     """
     if isinstance(specs, (str, Mapping)) or not isinstance(specs, Sequence) or not specs:
         raise ValueError(f"rewards must be a list with at least one entry such as {{name: geneval}}, got {specs!r}.")
-    return [spec if isinstance(spec, RewardConfig) else _parsed(spec) for spec in specs]
+    return [_parsed(spec) for spec in specs]
 
 
-def _parsed(spec: Mapping[str, Any]) -> RewardConfig:
+def _parsed(spec: Spec) -> RewardConfig:
+    if isinstance(spec, RewardConfig):
+        return spec
     if not isinstance(spec, Mapping):
         raise ValueError(f"a reward must be a mapping such as {{name: geneval, weight: 1.0}}, got {spec!r}.")
     return build_options(RewardConfig, spec, owner=f"reward {spec.get('name') or spec.get('function')!r}")

@@ -34,8 +34,6 @@ from flowrl.config.options import build_options, options_class, unknown_name
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.outputs import check_output
 
-_FORMS = "(images, prompts, metadata) or (inputs), and options after a bare *"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserFile:
@@ -61,11 +59,6 @@ class UserFile:
             f"{dict(sorted(options.items()))!r}",
         )
 
-    @property
-    def where(self) -> str:
-        """What messages call it."""
-        return f"reward {self.file}:{self.function}"
-
 
 def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> UserFile:
     """Imports the file and checks that the function is there, how it is called, and the options.
@@ -75,9 +68,17 @@ def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> U
     """
     where = f"reward {file}:{function}"
     scorer = _load(file, function)
-    num_arguments = _num_arguments(scorer, where)
+    # The number of positional parameters, 1 or 3.
+    parameters = inspect.signature(scorer).parameters.values()
+    number = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if number not in (1, 3) or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        given = ", ".join(str(p) for p in parameters)
+        raise ValueError(
+            f"{where}: the parameters must be (images, prompts, metadata) or (inputs), and options after a bare *, got "
+            f"({given})."
+        )
     build_options(options_class(scorer, reserved=("device",)), options, owner=where)
-    return UserFile(file=file, function=function, scorer=scorer, num_arguments=num_arguments, options=dict(options))
+    return UserFile(file=file, function=function, scorer=scorer, num_arguments=number, options=dict(options))
 
 
 def _load(file: str, function: str) -> Callable[..., Any]:
@@ -96,8 +97,7 @@ def _load(file: str, function: str) -> Callable[..., Any]:
     scorer = vars(module)[function]
     if not callable(scorer):
         raise ValueError(f"reward file {file!r}: {function} is a {type(scorer).__name__}, not a function.")
-    loaded: Callable[..., Any] = scorer
-    return loaded
+    return scorer
 
 
 def _import(path: Path, private: str, file: str) -> None:
@@ -114,17 +114,6 @@ def _import(path: Path, private: str, file: str) -> None:
         raise ValueError(f"reward file {file!r} cannot be imported: {_users_line(error, file)}") from error
 
 
-def _num_arguments(scorer: Callable[..., Any], where: str) -> int:
-    """1 or 3, the number of positional parameters."""
-    parameters = inspect.signature(scorer).parameters.values()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    variadic = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if len(positional) not in (1, 3) or variadic:
-        given = ", ".join(str(p) for p in parameters)
-        raise ValueError(f"{where}: the parameters must be {_FORMS}, got ({given}).")
-    return len(positional)
-
-
 def _users_line(error: Exception, file: str) -> str:
     """What was raised and the innermost line of the user's own file that led to it."""
     what = f"{type(error).__name__}: {error}"
@@ -137,7 +126,7 @@ def _users_line(error: Exception, file: str) -> str:
 
 
 def _score(inputs: RewardInputs, *, user: UserFile, scorer: Callable[..., Any]) -> RewardOutput:
-    where = user.where
+    where = f"reward {user.file}:{user.function}"
     arguments = (inputs,) if user.num_arguments == 1 else (inputs.images.detach(), inputs.prompts, inputs.metadata)
     try:
         with torch.no_grad():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import unknown_name
+from flowrl.config.sections import at_least
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
@@ -27,7 +28,6 @@ from flowrl.rewards.networks.video_align_checkpoint import (
     DIMENSIONS,
     OWNER,
     Settings,
-    checkpoint_folder,
     checkpoint_of,
     read_settings,
     read_trained_weights,
@@ -81,7 +81,7 @@ class VideoAlign:
                 raise ValueError(unknown_name("dimension", name, DIMENSIONS))
         if len(set(self.dimensions)) != len(self.dimensions):
             raise ValueError(f"dimensions names one twice: {', '.join(self.dimensions)}.")
-        qwen_vl.check_batch_size(self.batch_size)
+        at_least("batch_size", self.batch_size, 1)
         self.text()
         pretrained.check_file(self.model, option="model")
         pretrained.check_model(self.base, what="Qwen2-VL", option="base")
@@ -95,28 +95,26 @@ class VideoAlign:
         return read_template("video_align", self.template, once=(qwen_vl.PROMPT, *TOKENS))
 
     def build(self, device: torch.device) -> Reward:
-        """Loads model and processor.
-
-        Raises:
-            ValueError: if weights or processor are not available or do not fit together.
-        """
-        folder = checkpoint_folder(self.model, self.revision)
+        """Loads model and processor."""
+        folder = pretrained.fetch_file(self.model, None, revision=self.revision, owner=OWNER, option="model")
         settings = read_settings(folder, normalise=self.normalise)
         chosen = checkpoint_of(folder, self.checkpoint)
         config, processor, token_ids = qwen_vl.load_base(self.base, TOKENS, revision=self.base_revision, owner=OWNER)
 
         def load() -> TokenReward:
-            dtype = DTYPES[self.dtype]
-            weights = read_trained_weights(chosen, settings, self.base, self.base_revision, dtype)
-            backbone_weights, head_weights = qwen_vl.split_weights(weights, owner=OWNER)
-            backbone = qwen_vl.build_backbone(config, backbone_weights, token_ids, dtype=dtype, owner=OWNER)
-            return TokenReward(backbone, _head(head_weights)).to(device).eval().requires_grad_(False)
+            weights = read_trained_weights(chosen, settings, self.base, self.base_revision, DTYPES[self.dtype])
+            return qwen_vl.build_network(
+                config, weights, _head, token_ids, dtype=self.dtype, device=device, owner=OWNER
+            )  # fmt: skip
 
         # Two rewards of one run often differ in their dimensions only: they share the network.
         key = ("video_align", str(chosen), self.base, self.base_revision, str(device), self.dtype)
         network = pretrained.shared_network(key, load)
         text = self.text()
-        scorer = Scorer(network=network, processor=processor, token_ids=token_ids, template=text, device=device)
+        scorer = Scorer(
+            network=network, processor=processor, token_ids=token_ids, template=text,
+            position_mode=self.position_mode, device=device, owner=OWNER,
+        )  # fmt: skip
         return FunctionReward(
             name="video_align",
             score=partial(_score, options=self, settings=settings, scorer=scorer),
@@ -131,28 +129,27 @@ def _head(weights: Mapping[str, Tensor]) -> nn.Module:
     outputs, width = weights["weight"].shape if "weight" in weights else (0, 0)
     if outputs not in (1, len(DIMENSIONS)):
         raise ValueError(f"{OWNER}: the checkpoint's head must have 1 or 3 outputs per token, it has {outputs}.")
-    return qwen_vl.load_head(nn.Linear(width, outputs, bias=False), weights, owner=OWNER)
+    return nn.Linear(width, outputs, bias=False)
 
 
-@torch.no_grad()
 def _score(inputs: RewardInputs, *, options: VideoAlign, settings: Settings, scorer: Scorer) -> RewardOutput:
     if inputs.videos is None or inputs.fps is None:
         raise ValueError(f"{OWNER} judges videos and their frames per second: use it with a pipeline that makes them.")
-    texts = scorer.texts(inputs.prompts, owner=OWNER)
+    videos = inputs.videos
     places = qwen_vl.clip_places(
-        inputs.videos.shape[1], inputs.fps, target_fps=settings.fps, count=settings.num_frames
+        videos.shape[1], inputs.fps, target_fps=settings.fps, count=settings.num_frames
     )  # fmt: skip
-    rows: list[list[float]] = []
-    for start in range(0, len(inputs), options.batch_size):
-        part = slice(start, start + options.batch_size)
-        clips = [
+
+    def clips(part: slice) -> list[Tensor]:
+        return [
             qwen_vl.resized_frames(to_uint8(clip[places]), min_pixels=MIN_PIXELS, max_pixels=settings.max_pixels)
-            for clip in inputs.videos[part]
+            for clip in videos[part]
         ]
-        outputs = scorer.outputs(texts[part], videos=clips, position_mode=options.position_mode)
-        # Three outputs per token: each dimension's own at its own token. One output: the token alone tells them apart.
-        chosen = outputs.diagonal(dim1=1, dim2=2) if outputs.shape[-1] == len(DIMENSIONS) else outputs[..., 0]
-        rows.extend(chosen.double().tolist())
+
+    outputs = scorer.outputs(inputs.prompts, batch_size=options.batch_size, videos=clips)
+    # Three outputs per token: each dimension's own at its own token. One output: the token alone tells them apart.
+    chosen = outputs.diagonal(dim1=1, dim2=2) if outputs.shape[-1] == len(DIMENSIONS) else outputs[..., 0]
+    rows = chosen.double().tolist()
     normal = [[(x - mean) / std for x, (mean, std) in zip(row, settings.constants, strict=True)] for row in rows]
     parts = {name: [row[k] for row in normal] for k, name in enumerate(DIMENSIONS)}
     values = [sum(parts[name][i] for name in options.dimensions) for i in range(len(inputs))]

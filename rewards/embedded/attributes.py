@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -74,17 +74,21 @@ class AttributeNet(nn.Module):
         )  # fmt: skip
 
     def features(self, images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b c 8 8"]:
-        """Reads images in [0, 1]; sizes other than 64 x 64 are resized (bilinear, anti-aliased) first."""
-        if images.shape[-2:] != (SIZE, SIZE):
-            images = F.interpolate(images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
-        cells: Tensor = self.trunk(2.0 * images - 1.0)
-        return cells
+        """Reads images in [0, 1]."""
+        return self.trunk(prepared(images))
 
     def forward(self, images: Float[Tensor, " b 3 h w"]) -> Attributes:
         """Counts and cells of images in [0, 1]."""
         features = self.features(images)
         counts = self.counts(features.sum(dim=(2, 3)) / GRID)
         return Attributes(counts.unflatten(1, (_NUM_COUNTERS, MAX_COUNT + 1)), self.cells(features))
+
+
+def prepared(images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b 3 64 64"]:
+    """Images of [0, 1] in [-1, 1]; sizes other than 64 x 64 are resized (bilinear, antialiased) first."""
+    if images.shape[-2:] != (SIZE, SIZE):
+        images = F.interpolate(images, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
+    return 2.0 * images - 1.0
 
 
 def _block(inputs: int, outputs: int, *, stride: int) -> tuple[nn.Module, ...]:
@@ -128,14 +132,9 @@ def attribute_scores(
 ) -> Float[Tensor, " b"]:
     """Scores images against GenEval records, one per image; see the module's formula.
 
-    Args:
-        attributes: what `AttributeNet` said of the images.
-        records: `tag`, `include` and perhaps `exclude` of each image's prompt.
-        combine: `mean` of the clauses' probabilities, which rewards partial success, or their `product`, an estimate
-            of the probability that the whole prompt holds.
-
-    Returns:
-        Values in [0, 1], differentiable in the attributes.
+    `mean` of the clauses' probabilities rewards partial success; their `product` estimates the probability that the
+    whole prompt holds. Values are in [0, 1], differentiable in the attributes. Records hold `tag`, `include` and
+    perhaps `exclude`.
 
     Raises:
         ValueError: a record is malformed, or asks for what is not part of the world.
@@ -241,13 +240,9 @@ class AttributeScore:
             name="attributes",
             score=partial(_score, net=load_net(path, device), combine=self.combine, device=device),
             needs=frozenset({"images", "prompts", "metadata"}),
-            version=f"attributes:{self.combine}:{_fingerprint(path)}",
+            version=f"attributes:{self.combine}:{hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()}",
             differentiable=True,
         )
-
-
-def _fingerprint(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
 def _score(inputs: RewardInputs, *, net: AttributeNet, combine: Combine, device: torch.device) -> RewardOutput:
@@ -260,8 +255,6 @@ def _score(inputs: RewardInputs, *, net: AttributeNet, combine: Combine, device:
     records = [{"prompt": p, **m} for p, m in zip(inputs.prompts, inputs.metadata, strict=True)]
     with torch.autocast(device.type, enabled=False):
         found = net(inputs.images.to(device))
-        mean = attribute_scores(found, records, combine="mean")
-        product = attribute_scores(found, records, combine="product")
-    chosen = (mean if combine == "mean" else product).to(inputs.images.device)
-    parts = {"mean": mean.to(chosen.device), "product": product.to(chosen.device)}
-    return tensor_output(chosen, parts, valid=torch.ones_like(chosen, dtype=torch.bool))
+        scores = {form: attribute_scores(found, records, combine=form) for form in get_args(Combine)}
+    parts = {form: values.to(inputs.images.device) for form, values in scores.items()}
+    return tensor_output(parts[combine], parts, valid=torch.ones_like(parts[combine], dtype=torch.bool))

@@ -8,7 +8,7 @@ three by weights of its own; the distance here is none that it, or a policy, was
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,15 +16,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from flowrl.rewards import to_uint8
-from flowrl.rewards.embedded.attributes import load_net, shipped_weights
+from flowrl.rewards.embedded.attributes import load_net, prepared, shipped_weights
 from flowrl.rewards.references import drawn_scene
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.kernel_distance import kernel_interval
 from flowrl.world.scene_prompts import train_records
-from flowrl.world.scenes import SIZE
 
 _AT_ONCE = 64
 _FLOOR = 1e-2  # of the mean eigenvalue, added to each: directions in which scenes hardly vary shall not decide alone
@@ -36,78 +34,57 @@ def scene_images(
 ) -> Float[Tensor, " n 3 h w"]:
     """One drawn scene for each GenEval record, from counters of its own: no discriminator learns from these.
 
-    Args:
-        records: [N].
-        seed: another one gives other scenes.
-        stream: names the counters; scenes of two streams are unrelated.
+    Scenes of two seeds or two streams are unrelated.
     """
     scenes = np.stack([drawn_scene(record, seed, stream, i) for i, record in enumerate(records)])
     return torch.from_numpy(scenes).permute(0, 3, 1, 2).float() / 255.0
 
 
-def world_features(
-    images: Float[Tensor, " n 3 h w"], *, device: torch.device | str = "cpu"
-) -> Float[np.ndarray, " n d"]:
+def world_features(images: Float[Tensor, " n 3 h w"]) -> Float[np.ndarray, " n d"]:
     """Whitened features float64 [N, 304] of images in [0, 1], rounded to 8 bits as a file would hold them."""
     mean, basis = _whitening()
-    return np.asarray((_moments(images, device) - mean) @ basis)
+    return np.asarray((_moments(images) - mean) @ basis)
 
 
 def world_realism(
-    images: Float[Tensor, " n 3 h w"],
-    records: Sequence[Mapping[str, Any]],
-    *,
-    labels: Sequence[Hashable] | None = None,
-    num_resamples: int = 1000,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
+    images: Float[Tensor, " n 3 h w"], records: Sequence[Mapping[str, Any]], *, num_resamples: int = 1000
 ) -> Interval:
     """The kernel distance of generated images to drawn scenes of the same records; 0: no difference seen.
 
     To compare two models on the same prompts and start noise, `flowrl.statistics.kernel_distance.kernel_change` of
     their `world_features` and those of `scene_images` is sharper.
 
-    Args:
-        images: generated, in [0, 1].
-        records: [N] GenEval records of their prompts.
-        labels: [N] what belongs together; None takes the records' prompts.
-        num_resamples: of the bootstrap.
-        seed: of the scenes and the bootstrap.
-        device: where the network runs.
+    The bootstrap draws from prompts.
 
     Raises:
         ValueError: the lengths differ, or fewer than two prompts.
     """
     if len(images) != len(records):
         raise ValueError(f"each image needs its record, got {len(images)} images and {len(records)} records.")
-    own = [str(record.get("prompt")) for record in records] if labels is None else labels
-    real = world_features(scene_images(records, seed=seed), device=device)
-    made = world_features(images, device=device)
-    return kernel_interval(made, real, own, num_resamples=num_resamples, seed=seed)
+    prompts = [str(record.get("prompt")) for record in records]
+    real = world_features(scene_images(records))
+    return kernel_interval(world_features(images), real, prompts, num_resamples=num_resamples, seed=0)
 
 
 @torch.no_grad()
-def _moments(images: Tensor, device: torch.device | str) -> Float[np.ndarray, " n d"]:
-    net = load_net(shipped_weights(), device)
+def _moments(images: Tensor) -> Float[np.ndarray, " n d"]:
+    net = load_net(shipped_weights())
     pixels = torch.from_numpy(to_uint8(images)).permute(0, 3, 1, 2)
     found = []
     for piece in pixels.split(_AT_ONCE):
-        hidden = piece.to(device).float() / 255.0
-        if hidden.shape[-2:] != (SIZE, SIZE):
-            hidden = F.interpolate(hidden, size=(SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
-        hidden, depths = 2.0 * hidden - 1.0, []
+        hidden, depths = prepared(piece.float() / 255.0), []
         for layer in net.trunk:
             if isinstance(layer, torch.nn.Conv2d) and layer.stride == (2, 2) and layer.in_channels != 3:
                 depths.append(hidden)  # the end of one depth: the next convolution halves the image
             hidden = layer(hidden)
         moments = [torch.cat([x.mean(dim=(2, 3)), x.std(dim=(2, 3))], dim=1) for x in (*depths, hidden)]
-        found.append(torch.cat(moments, dim=1).double().cpu().numpy())
+        found.append(torch.cat(moments, dim=1).double().numpy())
     return np.concatenate(found)
 
 
 @lru_cache(maxsize=1)
 def _whitening() -> tuple[np.ndarray, np.ndarray]:
     """Mean [D] and basis [D, D] in which drawn scenes have about unit variance."""
-    moments = _moments(scene_images(train_records() * _COPIES, stream="whitening"), "cpu")
+    moments = _moments(scene_images(train_records() * _COPIES, stream="whitening"))
     values, vectors = np.linalg.eigh(np.cov(moments.T))
     return moments.mean(axis=0), vectors / np.sqrt(np.maximum(values, 0.0) + _FLOOR * values.mean())

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
-from jaxtyping import UInt8
-from torch import Tensor
 
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.world import clips, edits, scene_grids
 
-Parts = dict[str, float] | None
-"""An item's sub-scores by name, the value among them; None where it lacks a field."""
+Row = tuple[float, ...] | None
+"""An item's sub-scores, the value among them; None where it lacks a field."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +32,8 @@ class MotionVerdict:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward."""
-        return FunctionReward(
-            name="motion_verdict", score=partial(_motion, credit=self.credit), needs=frozenset({"videos", "metadata"}),
-            version=f"motion_verdict:{self.credit}:shapes-1",
-        )  # fmt: skip
+        parts = ("graded", "strict", "shape", "color", "direction", "smooth")
+        return _reward("motion_verdict", self.credit, parts, _motion, needs={"videos", "metadata"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,10 +51,8 @@ class EditVerdict:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward."""
-        return FunctionReward(
-            name="edit_verdict", score=partial(_edit, credit=self.credit),
-            needs=frozenset({"images", "metadata", "source_images"}), version=f"edit_verdict:{self.credit}:shapes-1",
-        )  # fmt: skip
+        parts = ("graded", "strict", "done", "kept")
+        return _reward("edit_verdict", self.credit, parts, _edit, needs={"images", "metadata", "source_images"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,57 +70,49 @@ class GridVerdict:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward."""
-        return FunctionReward(
-            name="grid_verdict", score=partial(_grid, credit=self.credit), needs=frozenset({"images", "metadata"}),
-            version=f"grid_verdict:{self.credit}:shapes-1",
-        )  # fmt: skip
+        parts = ("share", "strict", "consistency")
+        return _reward("grid_verdict", self.credit, parts, _grid, needs={"images", "metadata"})
 
 
-def _motion(inputs: RewardInputs, *, credit: str) -> RewardOutput:
-    rows: list[Parts] = []
+def _motion(inputs: RewardInputs) -> Iterator[Row]:
     for item, record in enumerate(inputs.metadata):
         if inputs.videos is None or not {"shape", "color", "direction"} <= record.keys():
-            rows.append(None)
+            yield None
             continue
         found = clips.motion_verdict(to_uint8(inputs.videos[item]), record)
-        rows.append({
-            "graded": found.graded, "strict": float(found.correct), "shape": float(found.shape),
-            "color": float(found.color), "direction": float(found.direction), "smooth": float(found.smooth),
-        })  # fmt: skip
-    return _output(inputs, rows, ("graded", "strict", "shape", "color", "direction", "smooth"), credit)
+        yield found.graded, found.correct, found.shape, found.color, found.direction, found.smooth
 
 
-def _edit(inputs: RewardInputs, *, credit: str) -> RewardOutput:
-    rows: list[Parts] = []
-    sources = inputs.source_images or [[] for _ in range(len(inputs))]
+def _edit(inputs: RewardInputs) -> Iterator[Row]:
+    sources = inputs.source_images or [[]] * len(inputs)
     for image, source, record in zip(to_uint8(inputs.images), sources, inputs.metadata, strict=True):
         if len(source) != 1 or not {"scene", "target", "tag"} <= record.keys():
-            rows.append(None)
+            yield None
             continue
-        found = edits.edit_verdict(image, _pixels(source[0]), record)
-        rows.append({"graded": found.graded, "strict": float(found.correct), "done": found.done, "kept": found.kept})
-    return _output(inputs, rows, ("graded", "strict", "done", "kept"), credit)
+        found = edits.edit_verdict(image, to_uint8(source[0][None])[0], record)
+        yield found.graded, found.correct, found.done, found.kept
 
 
-def _grid(inputs: RewardInputs, *, credit: str) -> RewardOutput:
-    rows: list[Parts] = []
+def _grid(inputs: RewardInputs) -> Iterator[Row]:
     for image, record in zip(to_uint8(inputs.images), inputs.metadata, strict=True):
         if not _is_grid(record):
-            rows.append(None)
+            yield None
             continue
         found = scene_grids.grid_verdict(image, record)
-        rows.append({"share": found.share, "strict": float(found.correct), "consistency": found.consistency})
-    return _output(inputs, rows, ("share", "strict", "consistency"), credit)
+        yield found.share, found.correct, found.consistency
 
 
-def _output(inputs: RewardInputs, rows: list[Parts], names: tuple[str, ...], credit: str) -> RewardOutput:
-    """Sub-scores of all items, of which `credit` is the value."""
-    parts = {name: [math.nan if row is None else row[name] for row in rows] for name in names}
-    return output_of(parts[credit], inputs, parts, ["missing_field" if row is None else None for row in rows])
+def _reward(
+    name: str, credit: str, parts: tuple[str, ...], judge: Callable[[RewardInputs], Iterator[Row]], *, needs: set[str]
+) -> Reward:
+    """The reward whose value is the sub-score `credit` of those that `judge` gives, `parts` by name."""
 
+    def score(inputs: RewardInputs) -> RewardOutput:
+        rows = list(judge(inputs))
+        columns = {name: [math.nan if row is None else float(row[k]) for row in rows] for k, name in enumerate(parts)}
+        return output_of(columns[credit], inputs, columns, ["missing_field" if row is None else None for row in rows])
 
-def _pixels(image: Tensor) -> UInt8[np.ndarray, " h w 3"]:
-    return to_uint8(image[None])[0]
+    return FunctionReward(name=name, score=score, needs=frozenset(needs), version=f"{name}:{credit}:shapes-1")
 
 
 def _is_grid(record: dict[str, Any]) -> bool:

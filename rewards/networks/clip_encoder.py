@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,10 +27,12 @@ from flowrl.rewards.networks.pretrained import (
     fingerprint,
     first_line,
     load_clip,
+    processed,
     shared_network,
+    unit,
 )
 
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 Library = Literal["transformers", "open_clip"]
 Preprocess = Literal["processor", "bilinear", "bicubic"]
@@ -75,13 +76,15 @@ def transformers_clip(
     Raises:
         ValueError: if it cannot be had; `model` is named as the option to change.
     """
-    network, processor = load_clip(model, revision=revision, device=device, owner=owner, option="model")
-    if preprocess == "processor":
-        pixels: Callable[[Tensor], Tensor] = partial(_processed, processor=processor.image_processor)
-        how = type(processor.image_processor).__name__
-    else:
-        pixels = partial(float_pixels, size=network.config.vision_config.image_size, interpolation=preprocess)
-        how = f"float-{preprocess}"
+    network, processor = load_clip(model, revision=revision, device=device, owner=owner)
+    size = network.config.vision_config.image_size
+
+    def pixels(images: Tensor) -> Tensor:
+        if preprocess == "processor":
+            return processed(processor.image_processor, to_uint8(images))
+        return float_pixels(images, size=size, interpolation=preprocess)
+
+    how = type(processor.image_processor).__name__ if preprocess == "processor" else f"float-{preprocess}"
     return encoder_of(
         network, processor.tokenizer, pixels, device=device, differentiable=preprocess != "processor", how=how
     )
@@ -102,20 +105,19 @@ def encoder_of(
     )
 
 
-def _processed(images: Float[Tensor, " b 3 h w"], *, processor: Any) -> Float[Tensor, " b 3 s s"]:
-    pil_images = [Image.fromarray(image) for image in to_uint8(images)]
-    pixels: Tensor = processor(pil_images, return_tensors="pt")["pixel_values"]
-    return pixels
-
-
 def float_pixels(
     images: Float[Tensor, " b 3 h w"], *, size: int, interpolation: Literal["bilinear", "bicubic"]
 ) -> Float[Tensor, " b 3 size size"]:
     """CLIP's input without rounding to 8 bits: short side to `size`, the middle square, normalised."""
     mode = vision.InterpolationMode(interpolation)
     square = vision.center_crop(vision.resize(images, [size], mode, antialias=True), [size, size])
-    pixels: Tensor = vision.normalize(square, list(CLIP_MEAN), list(CLIP_STD))
-    return pixels
+    return vision.normalize(square, CLIP_MEAN, CLIP_STD)
+
+
+def clip_pixels(image: Image.Image, size: int) -> Float[Tensor, " 3 size size"]:
+    """CLIP's input from an 8-bit image: short side to `size` (Pillow's bicubic), the middle square, normalised."""
+    square = vision.center_crop(vision.resize(image, [size], vision.InterpolationMode.BICUBIC), [size, size])
+    return vision.normalize(vision.pil_to_tensor(square).float() / 255.0, CLIP_MEAN, CLIP_STD)
 
 
 # ---- open_clip -------------------------------------------------------------------------------------------------------
@@ -140,10 +142,7 @@ def check_open_clip(model: str) -> None:
 def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEncoder:
     """A model of open_clip with its own preprocessing and tokenizer, shared as networks of transformers are.
 
-    Args:
-        model: `architecture/weights` by open_clip's names, `hf-hub:owner/name`, or `local-dir:folder`.
-        device: where it runs.
-        owner: who wants it, for messages.
+    `model` is `architecture/weights` by open_clip's names, `hf-hub:owner/name`, or `local-dir:folder`.
 
     Raises:
         ValueError: if open_clip does not know it or cannot have it.
@@ -154,13 +153,10 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
     name, _, weights = (model, "", "") if model.startswith((_HUB, _FOLDER)) else model.partition("/")
 
     def load() -> Any:
-        return (
-            open_clip.create_model(
-                name, pretrained=weights or None, precision="fp32", device=device, require_pretrained=True
-            )
-            .eval()
-            .requires_grad_(False)
+        made = open_clip.create_model(
+            name, pretrained=weights or None, precision="fp32", device=device, require_pretrained=True
         )
+        return made.eval().requires_grad_(False)
 
     try:
         network = shared_network(("open_clip", model, str(device)), load)
@@ -173,29 +169,21 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
         ) from error
     config = PreprocessCfg(**network.visual.preprocess_cfg)
     transform = image_transform_v2(config, is_train=False)
+
+    def pixels(images: Tensor) -> Tensor:
+        return torch.stack([transform(Image.fromarray(image)) for image in to_uint8(images)]).to(device)
+
+    # Of the last matrix of each tower: open_clip has towers of many kinds and names for their projections.
+    last = {name.startswith("visual."): weight for name, weight in network.named_parameters() if weight.ndim == 2}
+    weights = fingerprint(last[tower] for tower in sorted(last))
     return ClipEncoder(
-        images=lambda images: _unit(network.encode_image(_transformed(images, transform=transform).to(device))),
-        texts=lambda texts: _unit(network.encode_text(tokenizer(texts).to(device))),
+        images=lambda images: unit(network.encode_image(pixels(images))),
+        texts=lambda texts: unit(network.encode_text(tokenizer(texts).to(device))),
         logit_scale=float(network.logit_scale.exp()),
         device=device,
         differentiable=False,
-        version=f"{_open_clip_fingerprint(network)}:open_clip-{config.resize_mode}-{config.interpolation}:float32",
+        version=f"{weights}:open_clip-{config.resize_mode}-{config.interpolation}:float32",
     )
-
-
-def _transformed(images: Float[Tensor, " b 3 h w"], *, transform: Callable[..., Tensor]) -> Float[Tensor, " b 3 s s"]:
-    return torch.stack([transform(Image.fromarray(image)) for image in to_uint8(images)])
-
-
-def _unit(features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
-    unit: Tensor = features / features.norm(dim=-1, keepdim=True)
-    return unit
-
-
-def _open_clip_fingerprint(network: Any) -> str:
-    """Of the last matrix of each tower: open_clip has towers of many kinds and names for their projections."""
-    matrices = {name.startswith("visual."): weight for name, weight in network.named_parameters() if weight.ndim == 2}
-    return fingerprint(matrices[tower] for tower in sorted(matrices))
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------

@@ -1,20 +1,4 @@
-"""CLIP checkpoints of open_clip, in transformers' CLIPModel: the same network under other names.
-
-    open_clip                                   transformers
-    visual.conv1.weight                         vision_model.embeddings.patch_embedding.weight
-    visual.class_embedding                      vision_model.embeddings.class_embedding
-    visual.positional_embedding                 vision_model.embeddings.position_embedding.weight
-    visual.ln_pre, visual.ln_post               vision_model.pre_layrnorm, vision_model.post_layernorm
-    visual.proj, text_projection, transposed    visual_projection.weight, text_projection.weight
-    token_embedding, positional_embedding       text_model.embeddings.{token,position}_embedding
-    ln_final                                    text_model.final_layer_norm
-    [visual.]transformer.resblocks.i            {vision,text}_model.encoder.layers.i
-        attn.in_proj_{weight,bias}, in three        self_attn.{q,k,v}_proj
-        attn.out_proj, ln_1, ln_2                   self_attn.out_proj, layer_norm1, layer_norm2
-        mlp.c_fc, mlp.c_proj                        mlp.fc1, mlp.fc2
-
-`pre_layrnorm` is spelt so in transformers.
-"""
+"""CLIP checkpoints of open_clip, in transformers' CLIPModel: the same network under other names."""
 
 from __future__ import annotations
 
@@ -25,20 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.rewards.networks.pretrained import check_shapes
+
 _WHOLE = {
     "logit_scale": "logit_scale",
     "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
     "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
-    "visual.ln_pre.weight": "vision_model.pre_layrnorm.weight",
-    "visual.ln_pre.bias": "vision_model.pre_layrnorm.bias",
-    "visual.ln_post.weight": "vision_model.post_layernorm.weight",
-    "visual.ln_post.bias": "vision_model.post_layernorm.bias",
     "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
     "positional_embedding": "text_model.embeddings.position_embedding.weight",
-    "ln_final.weight": "text_model.final_layer_norm.weight",
-    "ln_final.bias": "text_model.final_layer_norm.bias",
 }
+_NORMS = {
+    "visual.ln_pre": "vision_model.pre_layrnorm",  # spelt so in transformers
+    "visual.ln_post": "vision_model.post_layernorm",
+    "ln_final": "text_model.final_layer_norm",
+}
+_WHOLE |= {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in _NORMS.items() for kind in ("weight", "bias")}
 _TRANSPOSED = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
 _BLOCK = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.(.+)\.(weight|bias)")
 _IN_BLOCK = {
@@ -89,8 +75,8 @@ def clip_from_open_clip(state: Mapping[str, Tensor], config: Any, *, owner: str)
 
     Args:
         state: weights under open_clip's names.
-        config: a `CLIPConfig` of the architecture: the number of heads cannot be read off the weights.
-        owner: who wants it, for the message.
+        config: a `CLIPConfig`: the number of heads cannot be read off the weights.
+        owner: who wants it, for messages.
 
     Raises:
         ValueError: for weights that are missing, left over or of another shape.
@@ -103,12 +89,6 @@ def clip_from_open_clip(state: Mapping[str, Tensor], config: Any, *, owner: str)
         renamed = to_transformers(state)
     except ValueError as error:
         raise ValueError(f"{owner}: {error}") from error
-    given = {name: tuple(tensor.shape) for name, tensor in renamed.items()}
-    if wrong := sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)):
-        first = wrong[0]
-        raise ValueError(
-            f"{owner}: {len(wrong)} weights do not fit the architecture (first: {first}, wanted {wanted.get(first)}, "
-            f"the checkpoint has {given.get(first)}): give the checkpoint that this reward names."
-        )
+    check_shapes(renamed, wanted, owner=owner, give="the checkpoint that this reward names")
     network = CLIPModel.from_pretrained(None, config=config, state_dict=renamed, dtype=torch.float32)
     return network.eval().requires_grad_(False)

@@ -56,8 +56,7 @@ def detector_options(name: str, options: Mapping[str, Any] | None = None) -> Det
     """
     if name not in DETECTORS:
         raise ValueError(unknown_name("judge", name, DETECTORS))
-    made: DetectorOptions = build_options(load_target(DETECTORS[name]), options or {}, owner=f"judge {name!r}")
-    return made
+    return build_options(load_target(DETECTORS[name]), options or {}, owner=f"judge {name!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 from flowrl.rewards.networks.pretrained import load_network
 
 DINOV2_MODEL = "facebook/dinov2-base"
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 def load_dinov2(
@@ -18,10 +18,7 @@ def load_dinov2(
     """A frozen `Dinov2Model` of transformers, shared with every reward that asks for the same.
 
     Args:
-        model: a local folder, or an id on the hub.
-        device: where it runs.
-        revision: branch, tag or commit on the hub.
-        owner: who wants it, for messages.
+        model, device, revision, owner: see `flowrl.rewards.networks.pretrained`.
         image_size: side of the images that it will read, if a square; position embeddings are interpolated to it.
 
     Raises:
@@ -29,9 +26,7 @@ def load_dinov2(
     """
     from transformers import Dinov2Model
 
-    network = load_network(
-        Dinov2Model, model, device=device, revision=revision, owner=owner, option="model", what="DINOv2"
-    )
+    network = load_network(Dinov2Model, model, device=device, revision=revision, owner=owner, what="DINOv2")
     patch: int = network.config.patch_size
     if image_size is not None and image_size % patch:
         raise ValueError(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
+from torchvision.transforms.functional import normalize
 
 from flowrl.randomness import counter_normal
 from flowrl.rewards.embedded.attributes import GRID, load_net, shipped_weights
@@ -50,32 +51,10 @@ HIDDEN = 512
 
 
 class Logits(NamedTuple):
-    """What a discriminator says, positive for "a reference": of whole images [B], and of patches [B, n], n may be 0.
-
-    Attributes:
-        whole: of the class token.
-        patches: of the patches that were asked for.
-    """
+    """Positive for "a reference": what is said of the class token, and of the patches that were asked for, if any."""
 
     whole: Float[Tensor, " b"]
     patches: Float[Tensor, " b n"]
-
-
-class Discriminator(Protocol):
-    """`trained` are the parameters that learn, by name; `num_patches` is 0 where only whole images are judged."""
-
-    @property
-    def trained(self) -> dict[str, nn.Parameter]: ...
-    @property
-    def num_patches(self) -> int: ...
-    @property
-    def version(self) -> str: ...
-
-    def judge(
-        self, images: Sequence[Pixels], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
-    ) -> Logits:
-        """Logits of images; of all patches, or of `places` [B, n]. `as_reward`: to be given as a reward."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,12 +79,13 @@ class HeadDiscriminator:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that learn, by name."""
         return dict(self.head.named_parameters())
 
     def judge(
         self, images: Sequence[Pixels], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
     ) -> Logits:
-        """As `Discriminator`; prompts are not read."""
+        """Logits of all patches, or of `places` [B, n]; prompts are not read. `as_reward`: to be given as a reward."""
         quirks = self.published and as_reward
         with torch.no_grad():
             tokens = self.tokens(self.pixels(images, not quirks))
@@ -129,12 +109,13 @@ class ClipDiscriminator:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that learn, by name."""
         return {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
 
     def judge(
         self, images: Sequence[Pixels], prompts: Sequence[str], places: Tensor | None, *, as_reward: bool
     ) -> Logits:
-        """As `Discriminator`; there are no patches."""
+        """Logits of whole images; there are no patches."""
         device = self.network.logit_scale.device
         # Of the implementations of attention this one's gradient is the same each time.
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
@@ -143,6 +124,9 @@ class ClipDiscriminator:
                 text = clip_text(self.network, self.processor.tokenizer, list(prompts), device)
         logits = self.network.logit_scale.exp() * (image * text).sum(dim=-1)
         return Logits(logits, logits.new_zeros(len(logits), 0))
+
+
+Discriminator = HeadDiscriminator | ClipDiscriminator
 
 
 def discriminator_loss(loss: Loss, real: Float[Tensor, " *shape"], fake: Float[Tensor, " *shape"]) -> Float[Tensor, ""]:
@@ -202,12 +186,13 @@ def dinov2_discriminator(
         ValueError: no such model, or an image size that is not a multiple of its patches.
     """
     network = load_dinov2(model, device=device, revision=revision, owner=OWNER, image_size=image_size)
-    mean = torch.tensor(IMAGENET_MEAN, device=device)[:, None, None]
-    std = torch.tensor(IMAGENET_STD, device=device)[:, None, None]
-    width: int = network.config.hidden_size
+
+    def pixels(images: Sequence[Pixels], antialias: bool) -> Tensor:
+        return normalize(_squares(images, image_size, device, antialias=antialias), IMAGENET_MEAN, IMAGENET_STD)
+
     return HeadDiscriminator(
-        head=make_head(width, seed=seed, device=device),
-        pixels=lambda images, antialias: (_squares(images, image_size, device, antialias=antialias) - mean) / std,
+        head=make_head(network.config.hidden_size, seed=seed, device=device),
+        pixels=pixels,
         tokens=lambda pixels: network(pixel_values=pixels).last_hidden_state,
         num_patches=(image_size // network.config.patch_size) ** 2,
         version=f"dinov2:{model}@{fingerprint([network.embeddings.patch_embeddings.projection.weight])}:{image_size}px",
@@ -244,8 +229,8 @@ def clip_discriminator(*, model: str, processor: str, revision: str | None, devi
 
     # A copy of its own: other rewards may hold the same checkpoint, and theirs must stay as it is.
     network = load_network(
-        CLIPModel, model, device=device, revision=revision, owner=OWNER, option="model", what="CLIP", shared=False
-    )
+        CLIPModel, model, device=device, revision=revision, owner=OWNER, what="CLIP", shared=False
+    )  # fmt: skip
     network.vision_model.encoder.layers[-1].requires_grad_(True)
     prepared = load_processor(CLIPProcessor, processor, owner=OWNER, option="processor", what="CLIP")
     return ClipDiscriminator(

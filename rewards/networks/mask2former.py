@@ -22,7 +22,6 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
-from torchvision.transforms import functional as vision
 
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import COLORS
@@ -30,7 +29,7 @@ from flowrl.benchmarks.geneval.published import CLASSES
 from flowrl.rewards import Model
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks import pretrained
-from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
+from flowrl.rewards.networks.clip_encoder import clip_pixels
 from flowrl.rewards.networks.detectors import Detector
 
 DEFAULT_DETECTOR = "facebook/mask2former-swin-small-coco-instance"
@@ -119,6 +118,7 @@ class Mask2FormerDetector:
     @torch.no_grad()
     def color_of(self, image: UInt8[np.ndarray, " h w 3"], detection: Detection) -> str:
         """The colour whose texts are nearest to the object: `argmax_c 100 cos(crop, text_c)`, nothing else allowed."""
+        # An elongated object loses its ends here, as in GenEval.
         pixels = clip_pixels(object_crop(image, detection), self.clip.config.vision_config.image_size)
         with torch.autocast(self.device.type, enabled=False):
             if detection.label not in self.colors:
@@ -128,17 +128,11 @@ class Mask2FormerDetector:
         return COLORS[int(logits.argmax())]
 
     def _color_texts(self, label: str) -> Float[Tensor, " colors d"]:
-        """For each colour the mean of its three texts' unit embeddings, at length 1."""
-        texts = [text for color in COLORS for text in color_prompts(color, label)]
+        """For each colour the mean of the unit embeddings of GenEval's three wordings, at length 1."""
+        wordings = (f"{{color}} {label}", f"{{color}}-colored {label}", "{color} object")
+        texts = ["a photo of a " + wording.format(color=color) for color in COLORS for wording in wordings]
         vectors = pretrained.clip_text(self.clip, self.tokenizer, texts, self.device)
-        vectors = vectors.unflatten(0, (len(COLORS), -1)).mean(1)
-        unit: Tensor = vectors / vectors.norm(dim=-1, keepdim=True)
-        return unit
-
-
-def color_prompts(color: str, label: str) -> tuple[str, str, str]:
-    """GenEval's three wordings of a colour and a class."""
-    return f"a photo of a {color} {label}", f"a photo of a {color}-colored {label}", f"a photo of a {color} object"
+        return pretrained.unit(vectors.unflatten(0, (len(COLORS), -1)).mean(1))
 
 
 def detector_size(height: int, width: int) -> tuple[int, int]:
@@ -234,13 +228,3 @@ def object_crop(image: UInt8[np.ndarray, " h w 3"], detection: Detection) -> Ima
         image = np.where(detection.mask[..., None], image, np.uint8(BACKGROUND))
     x1, y1, x2, y2 = (round(side) for side in detection.box)
     return Image.fromarray(image).crop((x1, y1, x2, y2))
-
-
-def clip_pixels(image: Image.Image, size: int) -> Float[Tensor, " 3 size size"]:
-    """CLIP's preprocessing: short side to `size` (bicubic), the middle square, OpenAI's mean and deviation.
-
-    An elongated object loses its ends here, as in GenEval.
-    """
-    square = vision.center_crop(vision.resize(image, [size], vision.InterpolationMode.BICUBIC), [size, size])
-    pixels: Tensor = vision.normalize(vision.pil_to_tensor(square).float() / 255.0, list(CLIP_MEAN), list(CLIP_STD))
-    return pixels

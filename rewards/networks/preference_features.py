@@ -76,15 +76,9 @@ def build_features(
 
     Args:
         backbone: see the module.
-        model: a local folder or an id on the hub; None takes that of `MODELS`.
-        revision: branch, tag or commit on the hub.
+        model, revision, device, owner: see `flowrl.rewards.networks.pretrained`; model None takes that of `MODELS`.
         preprocess: of clip, see `flowrl.rewards.networks.clip_encoder`.
         image_size: of dinov2: images' short side, a multiple of the model's patches.
-        device: where it runs.
-        owner: who wants it, for messages.
-
-    Raises:
-        ValueError: no such model, or an image size that does not fit it.
     """
     if backbone == "clip":
         return _clip(model or MODELS["clip"], revision, preprocess, device, owner)
@@ -117,7 +111,7 @@ def _dinov2(model: str, revision: str | None, image_size: int, device: torch.dev
         mode = vision.InterpolationMode.BICUBIC
         square = vision.center_crop(vision.resize(images.to(device), [image_size], mode, antialias=True), [image_size])
         tokens: Tensor = network(
-            pixel_values=vision.normalize(square.clamp(0.0, 1.0), list(IMAGENET_MEAN), list(IMAGENET_STD))
+            pixel_values=vision.normalize(square.clamp(0.0, 1.0), IMAGENET_MEAN, IMAGENET_STD)
         ).last_hidden_state
         return torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
 

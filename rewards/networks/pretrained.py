@@ -2,6 +2,15 @@
 
 Rewards that ask for the same frozen weights get the same network, so CLIPScore and the aesthetic score, for example,
 hold one CLIP between them. A reward that trains its network asks for a copy of its own.
+
+Arguments of most functions here:
+
+    model       a local folder, or an id on the hub
+    revision    branch, tag or commit on the hub
+    device      where it runs
+    owner       who wants it, for messages: "reward 'clip_score'"
+    option      the option that names the model or file, for messages
+    what        the kind of model, for messages: "CLIP"
 """
 
 from __future__ import annotations
@@ -27,14 +36,7 @@ _SHARED: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
 
 def check_model(model: str, *, what: str, owner: str = "", option: str = "model") -> None:
-    """Refuses a model that cannot be there, without loading it: a folder that does not exist, no transformers.
-
-    Args:
-        model: a local folder, or an id on the hub, which is not looked up here.
-        what: the kind of model: "CLIP".
-        owner: who wants it, where the message must say so: "reward 'clip_score'".
-        option: the option that names the model.
-    """
+    """Refuses a model that cannot be there, without loading it: a folder that does not exist, no transformers."""
     start = f"{owner}: " if owner else ""
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise ValueError(
@@ -68,7 +70,7 @@ def load_network(
     device: torch.device,
     revision: str | None = None,
     owner: str,
-    option: str,
+    option: str = "model",
     what: str,
     shared: bool = True,
     dtype: torch.dtype = torch.float32,
@@ -77,12 +79,7 @@ def load_network(
 
     Args:
         kind: the class of transformers.
-        model: a local folder, or an id on the hub.
-        device: where it runs.
-        revision: branch, tag or commit on the hub.
-        owner: who wants it, for messages.
-        option: the option that names the model, for messages.
-        what: the kind of model, for messages.
+        model, device, revision, owner, option, what: see the module.
         shared: one copy for all who ask for the same class, model, revision, device and dtype; False gives a fresh
             copy, which the caller may change and train.
         dtype: of the weights; scorers take float32.
@@ -124,23 +121,19 @@ def cannot_load(model: str, error: OSError, *, owner: str, option: str, what: st
 
 
 def load_clip(
-    model: str, *, device: torch.device, revision: str | None = None, owner: str, option: str, shared: bool = True
+    model: str, *, device: torch.device, revision: str | None = None, owner: str, option: str = "model"
 ) -> tuple[Any, Any]:
-    """A CLIP model as `load_network` gives it, and its processor.
-
-    Raises:
-        ValueError: as `load_network`.
-    """
+    """A CLIP model and its processor, as `load_network` and `load_processor` give them."""
     from transformers import CLIPModel, CLIPProcessor
 
-    network = load_network(
-        CLIPModel, model, device=device, revision=revision, owner=owner, option=option, what="CLIP", shared=shared
-    )
+    network = load_network(CLIPModel, model, device=device, revision=revision, owner=owner, option=option, what="CLIP")
     return network, load_processor(CLIPProcessor, model, revision=revision, owner=owner, option=option, what="CLIP")
 
 
-def load_processor(kind: Any, model: str, *, revision: str | None = None, owner: str, option: str, what: str) -> Any:
-    """What goes with a network: a tokenizer, an image processor, or both; arguments as of `load_network`.
+def load_processor(
+    kind: Any, model: str, *, revision: str | None = None, owner: str, option: str = "model", what: str
+) -> Any:
+    """What goes with a network, an object of the class `kind`: a tokenizer, an image processor, or both.
 
     Raises:
         ValueError: if it cannot be had.
@@ -159,36 +152,37 @@ def check_file(source: str, *, option: str, owner: str = "") -> None:
         raise ValueError(f"{start}option {option}: there is no file or folder {source!r}: give one, or a hub id.")
 
 
-def fetch_file(source: str, name: str, *, revision: str | None = None, owner: str, option: str) -> Path:
-    """The path of one file.
+def fetch_file(source: str, name: str | None, *, revision: str | None = None, owner: str, option: str) -> Path:
+    """The path of one file, or of a whole folder.
 
     Args:
         source: the file itself, a folder that holds it, or the id of a hub repository that does.
-        name: the file's name in a folder or a repository; a file given as such may have any.
-        revision: branch, tag or commit on the hub.
-        owner: who wants it, for messages.
-        option: the option that names the source, for messages.
+        name: the file's name in a folder or a repository; a file given as such may have any. None: all of the folder.
+        revision, owner, option: see the module.
 
     Raises:
         ValueError: if it cannot be had.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     check_file(source, owner=owner, option=option)
     path = Path(source).expanduser()
-    if path.is_file():
+    if path.is_dir() if name is None else path.is_file():
         return path
-    if path.is_dir():
+    if name is not None and path.is_dir():
         if not (path / name).is_file():
             raise ValueError(f"{owner}, option {option}: the folder {source!r} holds no file {name}.")
         return path / name
     try:
+        if name is None:
+            return Path(snapshot_download(source, revision=revision))
         return Path(hf_hub_download(source, name, revision=revision))
     except (OSError, HFValidationError) as error:
         raise ValueError(
-            f"{owner} could not fetch {name} from {source!r}: {first_line(error)} Give {option}: a file or folder on "
-            f"this machine, or a hub id while the hub can be reached; fetch it with `hf download {source} {name}`."
+            f"{owner} could not fetch {name or 'the files'} from {source!r}: {first_line(error)} Give {option}: a file "
+            f"or folder on this machine, or a hub id while the hub can be reached; fetch it with "
+            f"`hf download {source}{f' {name}' if name else ''}`."
         ) from error
 
 
@@ -221,6 +215,19 @@ def read_weights(path: Path, *, owner: str) -> dict[str, Tensor]:
     return dict(content)
 
 
+def check_shapes(
+    weights: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], *, owner: str, give: str
+) -> None:
+    """Refuses weights of other names or shapes than those of a network; `give` says what to give instead."""
+    given = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if wrong := sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)):
+        first = wrong[0]
+        raise ValueError(
+            f"{owner}: {len(wrong)} of the checkpoint's weights do not fit ({first}: wanted {wanted.get(first)}, got "
+            f"{given.get(first)}): give {give}."
+        )
+
+
 def fingerprint(weights: Iterable[Tensor]) -> str:
     """A short hash of some weights: tells checkpoints apart where a folder or a branch name does not."""
     digest = hashlib.sha256()
@@ -243,12 +250,12 @@ def clip_text(network: Any, tokenizer: Any, texts: list[str], device: torch.devi
         max_length=network.config.text_config.max_position_embeddings,
         return_tensors="pt",
     ).to(device)
-    return _unit(network.get_text_features(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]))
+    return _embedding(network.get_text_features(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]))
 
 
 def clip_image(network: Any, pixels: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b d"]:
     """Unit embeddings of images that went through CLIP's preprocessing."""
-    return _unit(network.get_image_features(pixel_values=pixels))
+    return _embedding(network.get_image_features(pixel_values=pixels))
 
 
 def clip_of_pixels(
@@ -256,14 +263,20 @@ def clip_of_pixels(
 ) -> Float[Tensor, " b d"]:
     """Unit embeddings in float32 of 8-bit images, which may differ in size, by the checkpoint's own processor."""
     device = network.logit_scale.device
-    pil_images = [Image.fromarray(image) for image in images]
-    pixels = processor.image_processor(pil_images, return_tensors="pt")["pixel_values"].to(device)
     with torch.autocast(device.type, enabled=False):
-        return clip_image(network, pixels)
+        return clip_image(network, processed(processor.image_processor, images).to(device))
 
 
-def _unit(output: Any) -> Float[Tensor, " b d"]:
+def processed(processor: Any, images: Iterable[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " b 3 h w"]:
+    """8-bit images, which may differ in size, as an image processor of transformers prepares them."""
+    return processor([Image.fromarray(image) for image in images], return_tensors="pt")["pixel_values"]
+
+
+def unit(features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
+    """Vectors at length 1."""
+    return features / features.norm(dim=-1, keepdim=True)
+
+
+def _embedding(output: Any) -> Float[Tensor, " b d"]:
     """The projected embedding at length 1; transformers 4 returns the tensor, 5 an output object that holds it."""
-    features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
-    unit: Tensor = features / features.norm(dim=-1, keepdim=True)
-    return unit
+    return unit(output if isinstance(output, Tensor) else output.pooler_output)

@@ -14,7 +14,7 @@ Letters: b samples, l tokens, k special tokens, d hidden width, o outputs of the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -38,8 +38,8 @@ FACTOR = 28  # pixels of a merged token's side: patches of 14, merged two by two
 MAX_ASPECT = 200
 
 
-def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = FACTOR) -> tuple[int, int]:
-    """The size that Qwen2-VL resizes an image to: multiples of `factor`, nearly the same shape, an area in bounds.
+def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """The size that Qwen2-VL resizes an image to: multiples of 28, nearly the same shape, an area in bounds.
 
     Both sides are rounded to multiples. If the area is then above `max_pixels`, both sides are divided by
     sqrt(height width / max_pixels) and rounded down; if below `min_pixels`, multiplied likewise and rounded up.
@@ -49,13 +49,13 @@ def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int, f
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ValueError(f"an image's longer side may be {MAX_ASPECT} times its shorter one, got {height} x {width}.")
-    rows, columns = (max(factor, round(side / factor) * factor) for side in (height, width))
+    rows, columns = (max(FACTOR, round(side / FACTOR) * FACTOR) for side in (height, width))
     if rows * columns > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
-        rows, columns = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
+        rows, columns = (max(FACTOR, math.floor(side / shrink / FACTOR) * FACTOR) for side in (height, width))
     elif rows * columns < min_pixels:
         grow = math.sqrt(min_pixels / (height * width))
-        rows, columns = (math.ceil(side * grow / factor) * factor for side in (height, width))
+        rows, columns = (math.ceil(side * grow / FACTOR) * FACTOR for side in (height, width))
     return rows, columns
 
 
@@ -64,11 +64,7 @@ def clip_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count: 
 
     The number is num_frames / fps * target_fps, at least 4 and at most 768 or the clip, rounded to a multiple of 2.
 
-    Args:
-        num_frames: of the clip, at least 2.
-        fps: frames per second of the clip.
-        target_fps: frames per second that are wanted.
-        count: a fixed number of frames instead, rounded to a multiple of 2.
+    `count` is a fixed number of frames instead, rounded likewise.
 
     Raises:
         ValueError: if the clip is too short.
@@ -100,33 +96,32 @@ def resized_frames(
     return vision.resize(pixels, list(size), interpolation=InterpolationMode.BICUBIC, antialias=True)
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Refuses a number of samples at a time that is none."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+def newer_name(name: str) -> str:
+    """The name of a weight of `Qwen2VLModel`, from the older `visual.*`, `model.*` or the newer `model.visual.*`,
+    `model.language_model.*`.
+    """
+    if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
+        return "language_model." + name.removeprefix("model.")
+    return name.removeprefix("model.")
 
 
 def split_weights(weights: Mapping[str, Tensor], *, owner: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """A checkpoint's weights under the names of transformers' `Qwen2VLModel`, and those of its head `rm_head`.
 
-    Both layouts of names are read: the older `visual.*`, `model.*` and the newer `model.visual.*`,
-    `model.language_model.*`. The language model's output layer is left out, nothing reads it.
+    The language model's output layer is left out, nothing reads it.
 
     Raises:
         ValueError: for a name that such a checkpoint does not have, or no head.
     """
     backbone, head, unknown = {}, {}, []
-    for name, weight in weights.items():
+    for given, weight in weights.items():
+        name = newer_name(given)
         if name.startswith("rm_head."):
             head[name.removeprefix("rm_head.")] = weight
         elif name.startswith(("visual.", "language_model.")):
             backbone[name] = weight
-        elif name.startswith(("model.visual.", "model.language_model.")):
-            backbone[name.removeprefix("model.")] = weight
-        elif name.startswith("model."):
-            backbone["language_model." + name.removeprefix("model.")] = weight
         elif not name.startswith("lm_head."):
-            unknown.append(name)
+            unknown.append(given)
     if unknown or not head:
         what = f"holds {unknown[0]!r}" if unknown else "has no weights rm_head.*"
         raise ValueError(
@@ -170,10 +165,13 @@ class TokenReward(nn.Module):
     ) -> Float[Tensor, " b k o"]:
         """The head's outputs for a batch of the processor, at each of the tokens, in their order."""
         places = token_places(batch["input_ids"], token_ids)
-        hidden = last_hidden(self.backbone, batch, position_mode=position_mode)
+        positions = None
+        if position_mode == "sequential":
+            b, length = batch["input_ids"].shape
+            positions = torch.arange(length, device=batch["input_ids"].device).expand(3, b, length)
+        hidden = self.backbone(**batch, position_ids=positions, use_cache=False).last_hidden_state
         rows = torch.arange(len(hidden), device=hidden.device)[:, None]
-        outputs: Tensor = self.head(hidden[rows, places].float())
-        return outputs
+        return self.head(hidden[rows, places].float())
 
 
 def build_backbone(
@@ -186,7 +184,9 @@ def build_backbone(
     """
     from transformers import Qwen2VLModel
 
-    rows, width = _shape(weights, "language_model.embed_tokens.weight", owner)
+    if (name := "language_model.embed_tokens.weight") not in weights:
+        raise ValueError(f"{owner}: the checkpoint lacks {name}: give a complete one.")
+    rows, width = weights[name].shape
     if width != config.text_config.hidden_size or rows <= max(token_ids):
         raise ValueError(
             f"{owner}: the checkpoint has {rows} tokens of width {width}; the base model's width is "
@@ -206,23 +206,29 @@ def build_backbone(
     return network
 
 
-def _shape(weights: Mapping[str, Tensor], name: str, owner: str) -> tuple[int, ...]:
-    if name not in weights:
-        raise ValueError(f"{owner}: the checkpoint lacks {name}: give a complete one.")
-    return tuple(weights[name].shape)
-
-
-def load_head(head: nn.Module, weights: Mapping[str, Tensor], *, owner: str) -> nn.Module:
-    """The head with its weights, in float32.
+def build_network(
+    config: Any,
+    weights: Mapping[str, Tensor],
+    make_head: Callable[[Mapping[str, Tensor]], nn.Module],
+    token_ids: Sequence[int],
+    *,
+    dtype: Dtype,
+    device: torch.device,
+    owner: str,
+) -> TokenReward:
+    """The frozen network of a checkpoint: `build_backbone`, and `make_head`'s head for its weights in float32.
 
     Raises:
-        ValueError: if they do not fit it.
+        ValueError: as `split_weights` and `build_backbone`, or if the head does not fit.
     """
+    backbone_weights, head_weights = split_weights(weights, owner=owner)
+    backbone = build_backbone(config, backbone_weights, token_ids, dtype=DTYPES[dtype], owner=owner)
+    head = make_head(head_weights)
     try:
-        head.load_state_dict({name: weight.float() for name, weight in weights.items()})
+        head.load_state_dict({name: weight.float() for name, weight in head_weights.items()})
     except RuntimeError as error:
         raise ValueError(f"{owner}: the checkpoint's head does not fit: {' '.join(str(error).split())}") from error
-    return head
+    return TokenReward(backbone, head).to(device).eval().requires_grad_(False)
 
 
 def token_places(input_ids: Int64[Tensor, " b l"], token_ids: Sequence[int]) -> Int64[Tensor, " b k"]:
@@ -241,16 +247,6 @@ def token_places(input_ids: Int64[Tensor, " b l"], token_ids: Sequence[int]) -> 
             f"it must be there exactly once: correct the template."
         )
     return found.long().argmax(-1)
-
-
-def last_hidden(backbone: Any, batch: Mapping[str, Tensor], *, position_mode: PositionMode) -> Float[Tensor, " b l d"]:
-    """The backbone's normalised last hidden states; see the module on `position_mode`."""
-    positions = None
-    if position_mode == "sequential":
-        b, length = batch["input_ids"].shape
-        positions = torch.arange(length, device=batch["input_ids"].device).expand(3, b, length)
-    hidden: Tensor = backbone(**batch, position_ids=positions, use_cache=False).last_hidden_state
-    return hidden
 
 
 def check_prompts(prompts: Sequence[str], tokenizer: Any, *, owner: str) -> None:
@@ -289,32 +285,38 @@ def encode(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scorer:
-    """A loaded `TokenReward`, its processor and template: texts and images or clips to the head's outputs."""
+    """A loaded `TokenReward`, its processor and template: prompts and images or clips to the head's outputs."""
 
     network: TokenReward
     processor: Any
     token_ids: tuple[int, ...]
     template: str
+    position_mode: PositionMode
     device: torch.device
+    owner: str
 
-    def texts(self, prompts: Sequence[str], *, owner: str) -> list[str]:
-        """The template with each of the prompts in it."""
-        check_prompts(prompts, self.processor.tokenizer, owner=owner)
-        return [self.template.replace(PROMPT, prompt) for prompt in prompts]
-
+    @torch.no_grad()
     def outputs(
         self,
-        texts: Sequence[str],
+        prompts: Sequence[str],
         *,
-        images: Sequence[Image.Image] | None = None,
-        videos: Sequence[Tensor] | None = None,
-        position_mode: PositionMode,
+        batch_size: int,
+        images: Callable[[slice], Sequence[Image.Image]] | None = None,
+        videos: Callable[[slice], Sequence[Tensor]] | None = None,
     ) -> Float[Tensor, " b k o"]:
-        """The head's outputs at each of the reward tokens."""
-        batch = encode(self.processor, texts, images=images, videos=videos)
-        with torch.autocast(self.device.type, enabled=False):
-            outputs: Tensor = self.network(
-                {name: value.to(self.device) for name, value in batch.items()}, self.token_ids,
-                position_mode=position_mode,
+        """The head's outputs at each of the reward tokens, `batch_size` samples at a time.
+
+        `images` or `videos` give the resized images, or clips, of some of the samples.
+        """
+        check_prompts(prompts, self.processor.tokenizer, owner=self.owner)
+        texts = [self.template.replace(PROMPT, prompt) for prompt in prompts]
+        pieces = []
+        for start in range(0, len(texts), batch_size):
+            part = slice(start, start + batch_size)
+            batch = encode(
+                self.processor, texts[part], images=images and images(part), videos=videos and videos(part)
             )  # fmt: skip
-        return outputs
+            batch = {name: value.to(self.device) for name, value in batch.items()}
+            with torch.autocast(self.device.type, enabled=False):
+                pieces.append(self.network(batch, self.token_ids, position_mode=self.position_mode))
+        return torch.cat(pieces)

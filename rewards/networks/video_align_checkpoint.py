@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from flowrl.rewards.networks import pretrained
+from flowrl.rewards.networks.qwen_vl import newer_name
 
 DIMENSIONS = ("VQ", "MQ", "TA")
 OWNER = "reward 'video_align'"
@@ -69,28 +70,6 @@ def read_settings(folder: Path, *, normalise: bool) -> Settings:
     )  # fmt: skip
 
 
-def checkpoint_folder(model: str, revision: str | None) -> Path:
-    """The checkpoint's folder on this machine; fetched, where `model` is a hub id.
-
-    Raises:
-        ValueError: if it cannot be had.
-    """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    try:
-        return Path(snapshot_download(model, revision=revision))
-    except (OSError, HFValidationError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"{OWNER} could not fetch {model!r}: {reason} Give model: a VideoReward folder, or a hub id while the hub "
-            f"can be reached; fetch it beforehand with `hf download {model}`."
-        ) from error
-
-
 def checkpoint_of(folder: Path, number: int | None) -> Path:
     """The folder checkpoint-<n> with the given or the largest n.
 
@@ -118,16 +97,14 @@ def merge_lora(weights: Mapping[str, Tensor], *, alpha: float, rslora: bool) -> 
     """
     plain: dict[str, Tensor] = {}
     pairs: dict[str, dict[str, Tensor]] = {}
-    for name, weight in weights.items():
-        name = name.removeprefix("base_model.model.")
+    for given, weight in weights.items():
+        name = _plain_name(given)
         if found := _LORA.fullmatch(name):
             pairs.setdefault(found[1], {})[found[2]] = weight
         elif ".original_module." not in name:
-            name = name.replace(".base_layer.", ".")
-            plain[re.sub(r"\.modules_to_save\.(?:default\.)?", ".", name)] = weight
-    plain = {_nested(name): weight for name, weight in plain.items()}
+            plain[re.sub(r"\.modules_to_save\.(?:default\.)?", ".", name.replace(".base_layer.", "."))] = weight
     for module, pair in pairs.items():
-        name = f"{_nested(module + '.')}weight"
+        name = f"{module}.weight"
         if set(pair) != {"A", "B"} or name not in plain:
             raise ValueError(
                 f"{OWNER}: the checkpoint's LoRA of {module} lacks a matrix or the weight that it changes."
@@ -138,11 +115,8 @@ def merge_lora(weights: Mapping[str, Tensor], *, alpha: float, rslora: bool) -> 
     return plain
 
 
-def _nested(name: str) -> str:
-    """The older names of Qwen2-VL's parts as the newer ones, so that weights of two sources meet."""
-    if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
-        return "language_model." + name.removeprefix("model.")
-    return name.removeprefix("model.")
+def _plain_name(name: str) -> str:
+    return newer_name(name.removeprefix("base_model.model."))
 
 
 def read_trained_weights(
@@ -168,8 +142,4 @@ def read_trained_weights(
         what="Qwen2-VL", shared=False, dtype=dtype,
     )  # fmt: skip
     # Pairs are merged only once trained weights have taken the base's place.
-    return merge(network.state_dict() | _plain(trained))
-
-
-def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {_nested(name.removeprefix("base_model.model.")): weight for name, weight in weights.items()}
+    return merge(network.state_dict() | {_plain_name(name): weight for name, weight in trained.items()})

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from tiny_clip import write_tiny_clip
+from tiny_clip import write_tiny_clip, write_tiny_dinov2
 from toy_pipeline import PROMPTS, PUBLISHED, Toy, write_toy
 
 import flowrl.commands.sweep.run as sweep_run
@@ -151,15 +151,9 @@ def test_guidance_of_the_base_alone_costs_three_evaluations(swept: Callable[...,
 
 
 def test_features_for_diversity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
-
     write_tiny_clip(tmp_path / "clip")
     monkeypatch.setattr("flowrl.rewards.clip.DEFAULT_MODEL", str(tmp_path / "clip"))
-    torch.manual_seed(0)
-    config = transformers.Dinov2Config(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
-    )
-    transformers.Dinov2Model(config).save_pretrained(tmp_path / "dino")
+    write_tiny_dinov2(tmp_path / "dino")
     monkeypatch.setattr("flowrl.rewards.networks.dinov2.DINOV2_MODEL", str(tmp_path / "dino"))
     images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
     images[2] = images[0]

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from tiny_clip import assert_pointwise, clip_inputs, inputs_of, random_images, write_tiny_clip
+from tiny_clip import assert_pointwise, clip_inputs, inputs_of, random_images, write_tiny_clip, write_tiny_dinov2
 
 from flowrl.cli import main
 from flowrl.config.train import ConfigError
@@ -253,13 +253,7 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dinov2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dinov2")
-    torch.manual_seed(0)
-    config = transformers.Dinov2Config(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
-    )
-    transformers.Dinov2Model(config).save_pretrained(folder)
-    return folder
+    return write_tiny_dinov2(tmp_path_factory.mktemp("dinov2"), width=16)
 
 
 def test_clip_features_hold_the_score_of_clip(clip_folder: Path) -> None:

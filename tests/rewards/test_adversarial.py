@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from tiny_clip import assert_pointwise, clip_inputs, inputs_of, random_images, write_tiny_clip
+from tiny_clip import assert_pointwise, clip_inputs, inputs_of, random_images, write_tiny_clip, write_tiny_dinov2
 from torch import Tensor
 
 from flowrl.rewards import RewardInputs, build_reward, reward_options, to_uint8
@@ -20,6 +20,7 @@ from flowrl.rewards.adversarial import AdversarialReward
 from flowrl.rewards.embedded.attributes import load_net, shipped_weights
 from flowrl.rewards.networks.discriminators import (
     ClipDiscriminator,
+    HeadDiscriminator,
     _squares,
     discriminator_loss,
     make_head,
@@ -36,14 +37,7 @@ SMALL: dict[str, Any] = {"pretrain_steps": 2, "steps_per_iteration": 2, "batch_s
 
 @pytest.fixture(scope="module")
 def tiny_dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """DINOv2 of random weights: images of 28 pixels, four patches."""
-    folder = tmp_path_factory.mktemp("dinov2")
-    torch.manual_seed(0)
-    config = transformers.Dinov2Config(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
-    )
-    transformers.Dinov2Model(config).save_pretrained(folder)
-    return folder
+    return write_tiny_dinov2(tmp_path_factory.mktemp("dinov2"))
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +224,8 @@ def test_fifty_steps_tell_black_from_white(tiny_dino: Path, white: Path) -> None
     assert metrics["steps"] == 54
     assert metrics["reward_references"] > 0 > metrics["reward_frozen"]
     assert metrics["reward_frozen"] == pytest.approx(float(reward(inputs).values.mean()), rel=0.2)  # other patches
-    backbone = [cell.cell_contents for cell in reward.discriminator.tokens.__closure__]  # type: ignore[attr-defined]
+    assert isinstance(reward.discriminator, HeadDiscriminator)
+    backbone = [cell.cell_contents for cell in reward.discriminator.tokens.__closure__ or ()]
     frozen = [weight for network in backbone for weight in network.parameters()]
     assert len(frozen) > 20
     assert all(weight.grad is None and not weight.requires_grad for weight in frozen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -55,13 +55,7 @@ def test_inputs_check_their_fields() -> None:
         inputs_of(random_images().permute(0, 2, 3, 1))
     good = inputs_of(random_images())
     with pytest.raises(ValueError, match="sample_ids must be int64"):
-        RewardInputs(
-            prompts=good.prompts,
-            images=good.images,
-            metadata=good.metadata,
-            group_ids=good.group_ids,
-            sample_ids=good.sample_ids.float(),
-        )
+        replace(good, sample_ids=good.sample_ids.float())
 
 
 def test_jpeg_values_are_exact_multiples_of_the_file_length() -> None:

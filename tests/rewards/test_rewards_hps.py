@@ -117,7 +117,7 @@ def test_checkpoints_that_do_not_fit_are_refused() -> None:
     cases: list[tuple[dict[str, Tensor], str]] = [
         ({**state, "visual.attn_pool.query": torch.zeros(3)}, r"1 of \d+ weights have no place .*visual\.attn_pool"),
         ({name: tensor for name, tensor in state.items() if name != "ln_final.bias"}, r"final_layer_norm\.bias.*None"),
-        ({**state, "visual.proj": torch.zeros(32, 8)}, r"visual_projection\.weight, wanted \(16, 32\)"),
+        ({**state, "visual.proj": torch.zeros(32, 8)}, r"visual_projection\.weight: wanted \(16, 32\)"),
         ({}, "weights do not fit"),
     ]
     for given, message in cases:

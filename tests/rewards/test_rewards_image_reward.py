@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flowrl.rewards import RewardInputs, build_reward, image_reward, reward_options, to_uint8
+from flowrl.rewards.networks.clip_encoder import clip_pixels
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "dog", "cat", "and", "two"]
@@ -247,9 +248,9 @@ def test_images_are_resized_by_the_shorter_side_and_cut_to_the_centre() -> None:
     image[:, 32:96] = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     small = np.asarray(Image.fromarray(image).resize((64, 32), Image.Resampling.BICUBIC))[:, 16:48] / 255.0
     mean, std = np.array([0.48145466, 0.4578275, 0.40821073]), np.array([0.26862954, 0.26130258, 0.27577711])
-    pixels = image_reward.pixels_of(image[None], 32)
-    assert pixels.shape == (1, 3, 32, 32)
-    np.testing.assert_allclose(pixels[0].permute(1, 2, 0).numpy(), (small - mean) / std, atol=1e-5)
+    pixels = clip_pixels(Image.fromarray(image), 32)
+    assert pixels.shape == (3, 32, 32)
+    np.testing.assert_allclose(pixels.permute(1, 2, 0).numpy(), (small - mean) / std, atol=1e-5)
 
 
 def test_a_value_that_is_not_finite_is_a_failed_item(folder: Path, tmp_path: Path) -> None:

@@ -236,9 +236,9 @@ def test_readers_are_not_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> N
 def test_options_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"target_regex": "("}, r"target_regex '\(' is not a regular expression"),
-        ({"extra_text_penalty": -1}, "extra_text_penalty must be 0 or positive, got -1"),
+        ({"extra_text_penalty": -1}, "extra_text_penalty must be at least 0, got -1"),
         ({"extra_text_penalty": math.nan}, "extra_text_penalty must be a finite number"),
-        ({"min_confidence": 1}, "min_confidence must be at least 0 and below 1, got 1"),
+        ({"min_confidence": 1}, r"min_confidence must lie in \[0, 1\), got 1"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"normalise": "lower"}, "must be one of nospace_lower, nfkc, none, got 'lower'"),
         ({"on_empty_target": "one"}, "must be one of skip, blank, prompt, got 'one'"),

@@ -187,8 +187,10 @@ def test_reference_files_lie_as_they_are_looked_at(tmp_path: Path) -> None:
     assert read_image(tmp_path / "turned.jpg").shape == (3, 2, 3)
     (tmp_path / "deeper").mkdir()
     Image.new("RGB", (3, 2)).save(tmp_path / "deeper" / "black.png")
+    Image.fromarray(np.full((1, 1), 128 * 257, np.uint16)).save(tmp_path / "wide.png")
+    assert read_image(tmp_path / "wide.png").tolist() == [[[128] * 3]], "16 bits become 8"
     listed = [path.name for path in image_files(str(tmp_path))[None]]
-    assert listed == ["clear.png", "black.png", "turned.jpg"]
+    assert listed == ["clear.png", "black.png", "turned.jpg", "wide.png"]
 
 
 def test_similarity_errors(dino: Path, tmp_path: Path) -> None:

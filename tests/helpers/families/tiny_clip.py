@@ -49,6 +49,16 @@ def write_tiny_clip(folder: Path, *, seed: int = 0, patch: int = 16, positions: 
     return folder
 
 
+def write_tiny_dinov2(folder: Path, *, width: int = 32) -> Path:
+    """Writes a DINOv2 of random weights, for images of 28 pixels, four patches; returns the folder."""
+    torch.manual_seed(0)
+    config = transformers.Dinov2Config(
+        hidden_size=width, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    transformers.Dinov2Model(config).save_pretrained(folder)
+    return folder
+
+
 def inputs_of(images: Tensor, prompts: list[str] | None = None, **fields: Any) -> RewardInputs:
     """Inputs of these images; groups of two."""
     batch = len(images)

@@ -416,7 +416,7 @@ def test_comparator_of_a_users_file(tmp_path: Path) -> None:
         ("win_rate", {"comparator": BY_SCORE, "orders": "each"}, "orders must be one of single, random, both"),
         ("tournament", {"comparator": BY_SCORE, "scheme": "swiss", "byes": "published"}, "which has no bracket"),
         ("rank", {"reward": "tournament"}, "'tournament' does not judge an item by itself"),
-        ("noisy", {"reward": "brightness", "std": -1.0}, "std must be 0 or more"),
+        ("noisy", {"reward": "brightness", "std": -1.0}, "std must be at least 0"),
         ("noisy", {"reward": "brightness", "bias": NAN}, "bias must be"),
         ("noisy", {"reward": "brightness", "options": {"fails": 1}}, "'fails'"),
     ],
