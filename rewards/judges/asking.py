@@ -137,29 +137,40 @@ def draw_seed(name: str, inputs: RewardInputs, item: int, temperature: float, dr
     return counter_seed(name, inputs.iteration, int(inputs.sample_ids[item]), draw) % 2**31  # 31 bits fit every server
 
 
-def number_list(text: str, count: int, low: float, high: float) -> list[float] | None:
+def number_list(
+    text: str, count: int, low: float = -math.inf, high: float = math.inf, *, brackets: bool = True
+) -> list[float] | None:
     """The ratings of an answer such as `{"reasoning": "...", "score": [20, 18]}`, cut to low .. high.
 
-    JSON first, whose key is score or scores; else the last list of numbers in brackets, as some judges write no JSON.
+    They stand under score or scores in the last JSON object that has one; else, with `brackets`, in the last list of
+    numbers in brackets, as some judges write no JSON.
 
     Returns:
         `count` numbers, or None where there is no such list.
     """
-    found: Any = None
-    start, end = text.find("{"), text.rfind("}")
-    if 0 <= start < end:
-        try:
-            record = json.loads(text[start : end + 1])
-            found = record.get("score", record.get("scores")) if isinstance(record, dict) else None
-        except ValueError:
-            found = None
-    if not isinstance(found, list):
+    found = _json_scores(text)
+    if found is None and not brackets:
+        return None
+    if found is None:
         lists = re.findall(r"\[\s*(-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?)*)\s*\]", text)
         found = [float(number) for number in lists[-1].split(",")] if lists else []
     numbers = [float(n) for n in found if isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n)]
     if len(numbers) != count or len(found) != count:
         return None
     return [min(max(number, low), high) for number in numbers]
+
+
+def _json_scores(text: str) -> list[Any] | None:
+    whole = text[text.find("{") : text.rfind("}") + 1]
+    for piece in (whole, *reversed(re.findall(r"\{[^{}]*\}", text))):
+        try:
+            record = json.loads(piece)
+        except ValueError:
+            continue
+        found = record.get("score", record.get("scores")) if isinstance(record, dict) else None
+        if isinstance(found, list):
+            return found
+    return None
 
 
 def mean(values: Sequence[float]) -> float:

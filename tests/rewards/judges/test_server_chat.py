@@ -129,7 +129,7 @@ def chat_of(server: Scripted, **options: Any) -> tuple[ServerJudge, Waits]:
     judge = {"server": f"{server.address}/v1/", "model": "judge", **options}
     chat = build_chat(judge, device=CPU, owner="reward 'x'")
     assert isinstance(chat, ServerJudge)
-    waits: Any = retries.time
+    waits: Waits = vars(retries)["time"]
     waits.now, waits.slept = 0.0, []
     return chat, waits
 
@@ -401,13 +401,13 @@ def test_retried_statuses_and_retry_after() -> None:
     assert date == pytest.approx(60, abs=5)
 
 
-def test_slow_reply_cannot_stretch_the_timeout(server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reply_cannot_stretch_the_timeout(server: Scripted, waits: Waits, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock is a second later, so the first piece of the reply is late already."""
     ticks = map(float, range(100))
     server.play(GOOD)
     session = open_session(server.address)
     with monkeypatch.context() as patched:
-        patched.setattr(retries.time, "monotonic", ticks.__next__)
+        patched.setattr(waits, "monotonic", ticks.__next__)
         late = post_json(session, f"{server.address}/x", {}, timeout=0.5)
     assert late == Failed(error="timeout")
     assert isinstance(post_json(session, f"{server.address}/x", {}, timeout=5.0), dict)
