@@ -7,15 +7,17 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flowrl.randomness import counter_seed
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.frames import frame_places
 from flowrl.rewards.judges.answers import yes_no
-from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, is_server
+from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, build_chat, is_server
 
 MISSING = "missing_field"
 UNPARSED = "unparsed"
@@ -32,15 +34,25 @@ class Scored:
 
 
 def judged_reward(
-    name: str, score: Callable[[RewardInputs], RewardOutput], *, judge: Mapping[str, Any], needs: set[str], version: str
+    name: str,
+    score: Callable[..., RewardOutput],
+    *,
+    judge: Mapping[str, Any],
+    device: torch.device,
+    needs: set[str],
+    version: str,
 ) -> FunctionReward:
-    """A reward made of a judge's answers; one that asks a server runs beside the next rollout."""
-    remote = is_server(judge)
+    """A reward made of the answers of a judge, which `score` is given as `chat` and which is loaded if it runs here.
+
+    One that asks a server runs beside the next rollout. `needs` is besides images and prompts, `version` besides the
+    reward's name and the judge's version.
+    """
+    chat, remote = build_chat(judge, device=device), is_server(judge)
     return FunctionReward(
         name=name,
-        score=score,
+        score=partial(score, chat=chat),
         needs=frozenset({"images", "prompts"} | needs),
-        version=version,
+        version=f"{name}:{version}:{chat.version}",
         kind="remote" if remote else "pointwise",
         waits=remote,
     )

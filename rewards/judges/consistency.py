@@ -37,7 +37,7 @@ from flowrl.rewards.judges.asking import (
     probability_of_yes,
     source_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, build_chat, check_chat
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat
 from flowrl.rewards.judges.subfigures import DEFAULT_MODEL, mean_over_cells, mean_over_pairs
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 from flowrl.rewards.networks.clip_encoder import prompt_reward, transformers_clip
@@ -98,17 +98,16 @@ class GridConsistency:
         """Makes the reward; loads the judge, if it runs here."""
         if self.judge is None:
             return replace(self._by_clip(device), name="grid_consistency")
-        templates, chat = self.templates(), build_chat(self.judge, device=device)
-        respects = tuple(self.criteria or CRITERIA)
+        templates, respects = self.templates(), tuple(self.criteria or CRITERIA)
         shape = None if self.grid is None else grid_shape(self.grid)
         score = _score_edit if self.mode == "edit" else partial(_score_grid, shape=shape)
         return judged_reward(
             "grid_consistency",
-            partial(score, chat=chat, templates=templates, criteria=respects),
+            partial(score, templates=templates, criteria=respects),
             judge=self.judge,
+            device=device,
             needs={"metadata"} | ({"source_images"} if self.mode == "edit" else set()),
-            version=f"grid_consistency:{self.mode}:grid-{self.grid}:{'|'.join(respects)}:"
-            f"template-{digest_of(templates)}:{chat.version}",
+            version=f"{self.mode}:grid-{self.grid}:{'|'.join(respects)}:template-{digest_of(templates)}",
         )
 
     def _by_clip(self, device: torch.device) -> FunctionReward:

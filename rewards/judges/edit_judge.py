@@ -34,7 +34,7 @@ from flowrl.rewards.judges.asking import (
     pixels_of,
     source_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, build_chat, check_chat
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, check_chat
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 DIGITS = {str(digit): float(digit) for digit in range(6)}
@@ -97,17 +97,18 @@ class EditScore:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""
-        templates, chat = self.templates(), build_chat(self.judge, device=device)
+        templates = self.templates()
         settings = f"requirement-{self.requirement}"
         if self.method == "ratings":
             settings = f"draws-{self.draws}:max_tokens-{self.tokens}:temperature-{self.heat:g}"
         score = _score_digits if self.method == "digits" else _score_ratings
         return judged_reward(
             "edit_score",
-            partial(score, chat=chat, templates=templates, options=self),
+            partial(score, templates=templates, options=self),
             judge=self.judge,
+            device=device,
             needs={"source_images"} | ({"metadata"} if self.method == "digits" and self.requirement else set()),
-            version=f"edit_score:{self.method}:{settings}:template-{digest_of(templates)}:{chat.version}",
+            version=f"{self.method}:{settings}:template-{digest_of(templates)}",
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from flowrl.rewards import Reward, RewardInputs, RewardOutput
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
     MISSING,
@@ -29,7 +29,6 @@ from flowrl.rewards.judges.asking import (
     draw_seed,
     full_weights,
     judge_items,
-    judged_reward,
     mean,
     pixels_of,
     probability_of_yes,
@@ -212,12 +211,14 @@ class EditPrinciples:
         planner = Planner(plans, templates["principle_list"], limit=self.max_principles, max_tokens=self.max_tokens)
         words = templates[f"principle_{self.verify}"]
         listed = ",".join(f"{kind}-{weights[kind]:g}" for kind in KINDS)
-        return judged_reward(
-            "edit_principles",
-            partial(_score, chat=chat, planner=planner, words=words, weights=weights, options=self),
-            # A planner in this process must not run in threads beside the rollout, wherever the judge is.
-            judge=self.judge if self.planner is None or is_server(self.planner) else self.planner,
-            needs={"source_images", "metadata"},
+        # A planner in this process must not run in threads beside the rollout, wherever the judge is.
+        remote = is_server(self.judge) and is_server(self.planner or self.judge)
+        return FunctionReward(
+            name="edit_principles",
+            score=partial(_score, chat=chat, planner=planner, words=words, weights=weights, options=self),
+            kind="remote" if remote else "pointwise",
+            waits=remote,
+            needs=frozenset({"images", "prompts", "source_images", "metadata"}),
             version=f"edit_principles:{self.verify}:{self.aggregate}:{listed}:at_most-{self.max_principles}:"
             f"max_tokens-{self.max_tokens}:temperature-{self.temperature:g}:template-{digest_of(templates)}:"
             f"{chat.version}:planner-{plans.version}",

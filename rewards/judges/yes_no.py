@@ -30,7 +30,7 @@ from flowrl.rewards.judges.asking import (
     pixels_of,
     shown_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, build_chat, check_chat
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat
 from flowrl.rewards.judges.templates import Template, load_template
 
 WORD_TOKENS = 512
@@ -115,7 +115,7 @@ class YesNo:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""
-        chat, words = build_chat(self.judge, device=device), self.words()
+        words = self.words()
         needs = {
             "metadata": self.questions_field is not None,
             "source_images": self.with_sources,
@@ -125,12 +125,13 @@ class YesNo:
         seen = "+".join(name for name, needed in needs.items() if needed) or "images"
         return judged_reward(
             "yes_no",
-            partial(_score, chat=chat, words=words, options=self),
+            partial(_score, words=words, options=self),
             judge=self.judge,
+            device=device,
             needs={name for name, needed in needs.items() if needed},
-            version=f"yes_no:{self.reads}:{'no' if self.inverted else 'yes'}:{self.aggregation}:{seen}:"
+            version=f"{self.reads}:{'no' if self.inverted else 'yes'}:{self.aggregation}:{seen}:"
             f"{self.num_frames or 1}-frames:{self.average}-draws:temperature-{self.temperature:g}:{self.tokens}-tokens:"
-            f"{words.digest}:{chat.version}",
+            f"{words.digest}",
         )
 
 
