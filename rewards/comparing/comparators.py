@@ -100,9 +100,6 @@ def comparator_options(comparator: Mapping[str, Any]) -> ComparatorOptions:
     return made
 
 
-# ---- a scorer ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScorerComparator:
     """The sample with the greater value wins."""
@@ -159,9 +156,6 @@ def _by_score(
     # Which item failed for which reason is not known to a reward's caller, unless all failed for the same.
     word = next(iter(output.errors)) if len(output.errors) == 1 else "scorer_failed"
     return Verdicts(first_wins=np.where(failed, np.nan, wins), errors=tuple(word if f else None for f in failed))
-
-
-# ---- a user's function -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -149,7 +149,7 @@ def _images(inputs: RewardInputs, place: int, options: JudgeComparator) -> list[
 def _verdict(answer: Answer, style: str) -> float | None:
     """The probability that the first is better, None where the answer does not say."""
     if style == "logprobs":
-        return yes_no(answer.logprobs[0], yes=("1",), no=("2",))
+        return yes_no(answer.logprobs[0], yes="1", no="2")
     if style == "scores_json":
         scores = number_list(answer.text, 2, brackets=False)
         return None if scores is None else 0.5 * (1 + (scores[0] > scores[1]) - (scores[0] < scores[1]))

@@ -190,6 +190,11 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def geometric_mean(values: Sequence[float]) -> float:
+    """`(prod_i x_i)^(1/n)` of one value or more; any 0 gives 0."""
+    return math.exp(mean([math.log(value) for value in values])) if min(values) > 0 else 0.0
+
+
 def weighted_mean(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:
     """`sum w_k x_k / sum w_k` over the names in `scores`."""
     total = sum(weights[name] for name in scores)

@@ -112,28 +112,21 @@ class Planner:
 
     def plan(self, instructions: Sequence[str], sources: Sequence[Pixels]) -> list[Plan | str]:
         """The principles of each edit, or the short word that says why there are none."""
-        with self._lock:
-            return self._plan(instructions, sources)
-
-    def _plan(self, instructions: Sequence[str], sources: Sequence[Pixels]) -> list[Plan | str]:
         keys = [_key(*edit) for edit in zip(instructions, sources, strict=True)]
-        new = {
-            key: (instruction, source)
-            for key, instruction, source in zip(keys, instructions, sources, strict=True)
-            if key not in self.plans
-        }
-        questions = [
-            self.words.question([source], {"prompt": instruction}, max_tokens=self.max_tokens)
-            for instruction, source in new.values()
-        ]
-        fresh: dict[str, Plan | str] = {
-            key: answer.error or parse_principles(answer.text, self.limit) or UNPARSED
-            for key, answer in zip(new, ask_all(self.chat, questions), strict=True)
-        }
-        plans = [fresh[key] if key in fresh else self.plans[key] for key in keys]
-        self.plans |= {key: plan for key, plan in fresh.items() if not isinstance(plan, str)}
-        for key in list(self.plans)[: max(0, len(self.plans) - MAX_PLANS)]:
-            del self.plans[key]
+        with self._lock:
+            new = {
+                key: self.words.question([source], {"prompt": instruction}, max_tokens=self.max_tokens)
+                for key, instruction, source in zip(keys, instructions, sources, strict=True)
+                if key not in self.plans
+            }
+            fresh: dict[str, Plan | str] = {
+                key: answer.error or parse_principles(answer.text, self.limit) or UNPARSED
+                for key, answer in zip(new, ask_all(self.chat, list(new.values())), strict=True)
+            }
+            plans = [fresh[key] if key in fresh else self.plans[key] for key in keys]
+            self.plans |= {key: plan for key, plan in fresh.items() if not isinstance(plan, str)}
+            for key in list(self.plans)[: max(0, len(self.plans) - MAX_PLANS)]:
+                del self.plans[key]
         return plans
 
 

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 
 from flowrl.randomness import counter_seed
-from flowrl.rewards.judges.answers import logsumexp
+from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.chat import Answer, Chat, Question
 from flowrl.rewards.serving.retries import (
     Failed,
@@ -180,7 +180,7 @@ def read_reply(reply: Any, question: Question) -> Answer | Failed:
     """The answer in a chat completion.
 
     "garbage" is a reply of another form, which is worth another try. "no_logprobs" is a server that does not give them.
-    "truncated" is an answer, text included, that is to be read as text and reached `max_tokens` before its end.
+    "truncated" is an answer, text included, that reached `max_tokens` before its end; see `Question.is_text`.
     """
     try:
         (choice,) = reply["choices"]
@@ -196,17 +196,15 @@ def read_reply(reply: Any, question: Question) -> Answer | Failed:
         return Failed(error="garbage", message=f"no text in {str(reply)[:200]}")
     if question.top_logprobs and not logprobs:
         return Answer(text=text or "", error="no_logprobs", tokens=tokens)
-    truncated = cut and question.max_tokens > 1 and not question.top_logprobs
-    return Answer(text=text or "", logprobs=logprobs, error="truncated" if truncated else None, tokens=tokens)
+    word = "truncated" if question.is_text and cut else None
+    return Answer(text=text or "", logprobs=logprobs, error=word, tokens=tokens)
 
 
 def _candidates(position: Mapping[str, Any]) -> dict[str, float]:
     """Log-probabilities by text of one answered token: its candidates, and itself where it is not among them."""
-    found: dict[str, list[float]] = {}
-    for candidate in position.get("top_logprobs") or []:
-        found.setdefault(str(candidate["token"]), []).append(_logprob(candidate["logprob"]))
-    found.setdefault(str(position["token"]), [_logprob(position["logprob"])])
-    return {text: logsumexp(values) for text, values in found.items()}  # two tokens may be written alike
+    top = position.get("top_logprobs") or []
+    found = by_text((str(candidate["token"]), _logprob(candidate["logprob"])) for candidate in top)
+    return {str(position["token"]): _logprob(position["logprob"])} | found
 
 
 def _logprob(value: Any) -> float:

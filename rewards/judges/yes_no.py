@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
-from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word, soft_tifa
+from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
 from flowrl.rewards.judges.asking import (
     MISSING,
@@ -25,8 +25,10 @@ from flowrl.rewards.judges.asking import (
     all_of,
     check_answer_options,
     draw_seed,
+    geometric_mean,
     judge_items,
     judged_reward,
+    mean,
     pixels_of,
     shown_of,
 )
@@ -160,7 +162,7 @@ def _score(inputs: RewardInputs, *, chat: Chat, words: Template, options: YesNo)
         scores = _read(good[item], answers, options)
         if isinstance(scores, str):
             return Scored(error=scores)
-        means = {"am": soft_tifa(scores, aggregation="am"), "gm": soft_tifa(scores, aggregation="gm")}
+        means = {"am": mean(scores), "gm": geometric_mean(scores)}
         return Scored(value=means[options.aggregation], parts=means)
 
     return judge_items(inputs, chat, ask, read, parts=() if options.questions_field is None else ("am", "gm"))
@@ -218,4 +220,4 @@ def _one(good: Forms, answer: Answer, options: YesNo) -> float | None:
     first = answer.logprobs[0] if answer.logprobs else {}
     if options.reads == "mass":
         return answer_mass(first, good) if first else None
-    return yes_no_score(first, inverted=options.inverted)
+    return yes_no_score(first, yes="no", no="yes") if options.inverted else yes_no_score(first)

@@ -136,7 +136,7 @@ class RewardQueue:
                     entry = self._entries.popleft()
                     if entry[0].future.cancelled():
                         self._pixels -= entry[0].items[entry[1]].num_pixels
-                    elif not batch or self._fits(entry, batch[0]):
+                    elif not batch or (entry[0] is batch[0][0] if self._whole else _sizes(entry) == _sizes(batch[0])):
                         batch.append(entry)
                     else:
                         kept.append(entry)
@@ -146,11 +146,6 @@ class RewardQueue:
                 self._pixels -= sum(job.items[place].num_pixels for job, place in batch)
                 if batch or (self._closing and not self._entries):
                     return batch
-
-    def _fits(self, entry: _Entry, other: _Entry) -> bool:
-        if self._whole:
-            return entry[0] is other[0]
-        return _sizes(entry) == _sizes(other)
 
     def _scored(self, batch: Sequence[_Entry], *, first: bool = False) -> list[Score]:
         """Scores of a batch. One that fails is scored again by halves, so that a bad item harms itself alone."""
@@ -219,13 +214,11 @@ def scores_of(output: RewardOutput, items: Sequence[Item]) -> list[Score]:
     words = sorted(output.errors) or ["not_finite"]
     word, detail = (words[0], None) if len(words) == 1 else ("mixed", ", ".join(words))
     parts = {name: numbers.double().tolist() for name, numbers in output.parts.items()}
-    scores = []
-    for i, (item, value, valid) in enumerate(
-        zip(items, output.values.double().tolist(), output.valid.tolist(), strict=True)
-    ):
-        named = {name: numbers[i] for name, numbers in parts.items()}
-        if valid:
-            scores.append(Score(id=item.id, value=value, parts=named))
-        else:
-            scores.append(Score(id=item.id, value=None, parts=named, error=word, detail=detail))
-    return scores
+    rows = zip(items, output.values.double().tolist(), output.valid.tolist(), strict=True)
+    return [
+        Score(
+            id=item.id, value=value if valid else None, parts={name: numbers[i] for name, numbers in parts.items()},
+            error=None if valid else word, detail=None if valid else detail,
+        )
+        for i, (item, value, valid) in enumerate(rows)
+    ]  # fmt: skip

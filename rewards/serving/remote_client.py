@@ -18,12 +18,11 @@ from flowrl.rewards.serving.wire_images import short
 
 # What repeating cannot help and no item is to blame for: the run should stop and say so.
 _ADVICE = {
-    "status_401": "give token_env, the environment variable that holds the server's token",
-    "status_403": "give token_env, the environment variable that holds the server's token",
-    "status_404": "check url and protocol",
-    "status_405": "check url and protocol",
+    **dict.fromkeys(
+        ("status_401", "status_403"), "give token_env, the environment variable that holds the server's token"
+    ),
+    **dict.fromkeys(("status_404", "status_405", "status_415"), "check url and protocol"),
     "status_413": "lower batch_size, or raise the server's limits",
-    "status_415": "check url and protocol",
 }
 _HEALTH_TIMEOUT = 10.0
 

@@ -247,19 +247,13 @@ def _file(value: Any, files: Mapping[str, bytes] | None, where: str) -> bytes:
 
 def encode_reply(version: str, scores: Sequence[Score]) -> bytes:
     """The reply as JSON text; numbers that are not finite become null."""
-    return json.dumps(
-        {"schema": SCHEMA, "version": version, "items": [_encoded_score(score) for score in scores]}, allow_nan=False
-    ).encode()
-
-
-def _encoded_score(score: Score) -> dict[str, Any]:
-    encoded: dict[str, Any] = {
-        "id": score.id,
-        "value": score.value,
-        "parts": {key: value if math.isfinite(value) else None for key, value in score.parts.items()},
-        "error": score.error,
-    }
-    return encoded if score.detail is None else encoded | {"detail": score.detail}
+    items = [
+        {"id": score.id, "value": score.value, "error": score.error}
+        | {"parts": {key: value if math.isfinite(value) else None for key, value in score.parts.items()}}
+        | ({} if score.detail is None else {"detail": score.detail})
+        for score in scores
+    ]
+    return json.dumps({"schema": SCHEMA, "version": version, "items": items}, allow_nan=False).encode()
 
 
 def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:
