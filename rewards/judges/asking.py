@@ -24,6 +24,10 @@ UNPARSED = "unparsed"
 """Why an item failed: it lacks a field; the judge answered, but not what was asked for."""
 
 
+class NoScore(Exception):
+    """An item has no score; the text is the short word for why. `judge_items` catches it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
     """What became of an item: its value, or the short word for why it has none, and its sub-scores."""
@@ -61,26 +65,34 @@ def judged_reward(
 def judge_items(
     inputs: RewardInputs,
     chat: Chat,
-    ask: Callable[[int], list[Question] | str],
+    ask: Callable[[int], list[Question]],
     read: Callable[[int, list[Answer]], Scored],
     *,
     parts: Sequence[str] = (),
 ) -> RewardOutput:
-    """Asks all questions about all items at once, and scores every item by its answers.
+    """Asks all questions about all items at once, and scores every item by its answers. Both may raise `NoScore`.
 
     Args:
         inputs: the items.
         chat: the judge.
-        ask: the questions about the item at a place, or the short word for why it cannot be judged.
+        ask: the questions about the item at a place.
         read: what the answers to them, in their order, are worth.
         parts: names of the sub-scores; NaN where an item has none.
     """
-    asked = [ask(item) for item in range(len(inputs))]
-    answers = iter(ask_all(chat, [question for each in asked if not isinstance(each, str) for question in each]))
-    rows = [
-        Scored(error=each) if isinstance(each, str) else read(item, [next(answers) for _ in each])
-        for item, each in enumerate(asked)
-    ]
+    asked: dict[int, list[Question]] = {}
+    rows: list[Scored] = []
+    for item in range(len(inputs)):
+        try:
+            asked[item] = ask(item)
+            rows.append(Scored())
+        except NoScore as error:
+            rows.append(Scored(error=str(error)))
+    answers = iter(ask_all(chat, [question for questions in asked.values() for question in questions]))
+    for item, questions in asked.items():
+        try:
+            rows[item] = read(item, [next(answers) for _ in questions])
+        except NoScore as error:
+            rows[item] = Scored(error=str(error))
     return output_of(
         [row.value for row in rows],
         inputs,
@@ -108,10 +120,12 @@ def first_error(answers: Sequence[Answer]) -> str | None:
     return next((answer.error for answer in answers if answer.error is not None), None)
 
 
-def all_of(answers: Sequence[Answer], scores: Sequence[float | None]) -> list[float] | str:
-    """The scores that some answers were read as, or the short word for why one has none."""
+def all_of(answers: Sequence[Answer], scores: Sequence[float | None]) -> list[float]:
+    """The scores that some answers were read as; raises `NoScore` where one has none."""
     found = [score for score in scores if score is not None]
-    return first_error(answers) or (found if len(found) == len(scores) else UNPARSED)
+    if (error := first_error(answers)) or len(found) < len(scores):
+        raise NoScore(error or UNPARSED)
+    return found
 
 
 def probability_of_yes(answer: Answer) -> float | None:
@@ -136,10 +150,11 @@ def shown_of(inputs: RewardInputs, item: int, num_frames: int | None = None) -> 
     return list(to_uint8(inputs.videos[item, frame_places(inputs.videos.shape[1], policy="uniform", count=num_frames)]))
 
 
-def source_of(inputs: RewardInputs, item: int) -> Pixels | None:
-    """The image that an editing instruction is about, None where the item has none; of several the first."""
-    sources = inputs.source_images[item] if inputs.source_images is not None else []
-    return pixels_of(sources[0]) if sources else None
+def source_of(inputs: RewardInputs, item: int) -> Pixels:
+    """The image that an editing instruction is about, of several the first; raises `NoScore` where there is none."""
+    if not inputs.source_images or not inputs.source_images[item]:
+        raise NoScore(MISSING)
+    return pixels_of(inputs.source_images[item][0])
 
 
 def draw_seed(name: str, inputs: RewardInputs, item: int, temperature: float, draw: int = 0) -> int | None:

@@ -29,6 +29,7 @@ from flowrl.prompts.grids import cell_pairs, check_grid, grid_shape, split_grid,
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     MISSING,
+    NoScore,
     Scored,
     all_of,
     judge_items,
@@ -162,19 +163,17 @@ def _score_grid(
     if "{criterion}" not in words.user + (words.system or ""):
         respects = [[("", 1.0)]] * len(inputs)
 
-    def ask(item: int) -> list[Question] | str:
+    def ask(item: int) -> list[Question]:
         prompt = inputs.prompts[item]
         found = shape or grid_shape(prompt)
         if found is None:
-            return MISSING
+            raise NoScore(MISSING)
         cells = [pixels_of(cell) for cell in split_grid(inputs.images[item][None], *found)[0]]
         pairs = [(cells[i], cells[j]) for i, j in cell_pairs(len(cells))]
         return [_ask(words, pair, prompt, criterion) for criterion, _ in respects[item] for pair in pairs]
 
     def read(item: int, answers: list[Answer]) -> Scored:
         scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
-        if isinstance(scores, str):
-            return Scored(error=scores)
         # Questions of one criterion stand side by side, one per pair.
         means = np.mean(np.reshape(scores, (len(respects[item]), -1)), axis=1)
         return Scored(value=float(np.dot(means, [share for _, share in respects[item]])))
@@ -187,11 +186,8 @@ def _score_edit(
 ) -> RewardOutput:
     respects = [_respects(record, criteria) for record in inputs.metadata]
 
-    def ask(item: int) -> list[Question] | str:
-        source, prompt = source_of(inputs, item), inputs.prompts[item]
-        if source is None:
-            return MISSING
-        pair = [source, pixels_of(inputs.images[item])]
+    def ask(item: int) -> list[Question]:
+        pair, prompt = [source_of(inputs, item), pixels_of(inputs.images[item])], inputs.prompts[item]
         return [
             _ask(templates["edit_following"], pair, prompt),
             *(_ask(templates["consistency_edit"], pair, prompt, criterion) for criterion, _ in respects[item]),
@@ -199,8 +195,6 @@ def _score_edit(
 
     def read(item: int, answers: list[Answer]) -> Scored:
         scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
-        if isinstance(scores, str):
-            return Scored(error=scores)
         following, consistency = scores[0], float(np.dot(scores[1:], [share for _, share in respects[item]]))
         return Scored(
             value=math.sqrt(consistency * following), parts={"consistency": consistency, "following": following}

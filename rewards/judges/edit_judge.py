@@ -22,6 +22,7 @@ from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.asking import (
     MISSING,
     UNPARSED,
+    NoScore,
     Scored,
     all_of,
     check_answer_options,
@@ -117,16 +118,16 @@ def _score_digits(
 ) -> RewardOutput:
     (words,), field = templates.values(), options.requirement
 
-    def ask(item: int) -> list[Question] | str:
+    def ask(item: int) -> list[Question]:
         source, wanted = source_of(inputs, item), inputs.metadata[item].get(field) if field else ""
-        if source is None or not isinstance(wanted, str):
-            return MISSING
+        if not isinstance(wanted, str):
+            raise NoScore(MISSING)
         fields = {"prompt": inputs.prompts[item], "requirement": wanted}
         return [words.question([source, pixels_of(inputs.images[item])], fields, top_logprobs=TOP_LOGPROBS)]
 
     def read(item: int, answers: list[Answer]) -> Scored:
-        level = all_of(answers, [expected_level(a.logprobs[0], DIGITS) if a.logprobs else None for a in answers])
-        return Scored(error=level) if isinstance(level, str) else Scored(value=level[0] / 5)
+        (level,) = all_of(answers, [expected_level(a.logprobs[0], DIGITS) if a.logprobs else None for a in answers])
+        return Scored(value=level / 5)
 
     return judge_items(inputs, chat, ask, read)
 
@@ -134,10 +135,8 @@ def _score_digits(
 def _score_ratings(
     inputs: RewardInputs, *, chat: Chat, templates: Mapping[str, Template], options: EditScore
 ) -> RewardOutput:
-    def ask(item: int) -> list[Question] | str:
+    def ask(item: int) -> list[Question]:
         source, edited = source_of(inputs, item), pixels_of(inputs.images[item])
-        if source is None:
-            return MISSING
         shown = {"edit_instruction": [source, edited], "edit_quality": [edited]}
         return [
             templates[name].question(
@@ -158,7 +157,7 @@ def _score_ratings(
             if (pair := [mean(ratings) / 25 for ratings in lists if ratings is not None]) and len(pair) == 2:
                 rated.append(pair)
         if not rated:
-            return Scored(error=first_error(answers) or UNPARSED)
+            raise NoScore(first_error(answers) or UNPARSED)
         consistency, quality = (mean(column) for column in zip(*rated, strict=True))
         value = mean([math.sqrt(sc * pq) for sc, pq in rated])
         return Scored(value=value, parts={"consistency": consistency, "quality": quality})

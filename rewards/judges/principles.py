@@ -22,6 +22,7 @@ from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
     MISSING,
     UNPARSED,
+    NoScore,
     Scored,
     all_of,
     ask_all,
@@ -227,7 +228,7 @@ def _score(
     weights: Mapping[str, float],
     options: EditPrinciples,
 ) -> RewardOutput:
-    sources = [source_of(inputs, item) for item in range(len(inputs))]
+    sources = [pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
     given = [given_principles(record, planner.limit) for record in inputs.metadata]
     edits = [
         (prompt, source)
@@ -243,12 +244,12 @@ def _score(
     checked: dict[int, Plan] = {}
     reasoned = options.verify == "reasoned"
 
-    def ask(item: int) -> list[Question] | str:
+    def ask(item: int) -> list[Question]:
         plan = plans[item]
         if isinstance(plan, str):
-            return plan
+            raise NoScore(plan)
         checked[item] = plan
-        images = [source for source in (sources[item], pixels_of(inputs.images[item])) if source is not None]
+        images = [source_of(inputs, item), pixels_of(inputs.images[item])]
         return [
             words.question(
                 images,
@@ -263,8 +264,6 @@ def _score(
 
     def read(item: int, answers: list[Answer]) -> Scored:
         scores = all_of(answers, [_satisfied(answer) if reasoned else probability_of_yes(answer) for answer in answers])
-        if isinstance(scores, str):
-            return Scored(error=scores)
         value, means = aggregate_principles(checked[item], scores, weights, options.aggregate)
         return Scored(value=value, parts=means)
 

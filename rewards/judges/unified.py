@@ -27,8 +27,8 @@ import torch
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
-    MISSING,
     UNPARSED,
+    NoScore,
     Scored,
     check_answer_options,
     draw_seed,
@@ -221,12 +221,9 @@ def _score(
 ) -> RewardOutput:
     style, weights = options.ask, options.full_weights()
 
-    def ask(item: int) -> list[Question] | str:
-        source = source_of(inputs, item) if style.edits else None
-        if style.edits and source is None:
-            return MISSING
+    def ask(item: int) -> list[Question]:
         shown = shown_of(inputs, item, options.num_frames if options.num_frames > 1 else None)
-        both = shown if source is None else [source, *shown]
+        both = [source_of(inputs, item), *shown] if style.edits else shown
         return [
             words.question(
                 shown if name == "edit_quality" else both,
@@ -240,11 +237,11 @@ def _score(
 
     def read(item: int, answers: list[Answer]) -> Scored:
         if (error := first_error(answers)) is not None:
-            return Scored(error=error)
+            raise NoScore(error)
         texts = {name: answer.text for name, answer in zip(templates, answers, strict=True)}
         ratings = read_ratings(options.style, texts, weights)
         if ratings is None:
-            return Scored(error=UNPARSED)
+            raise NoScore(UNPARSED)
         whole = weighted_mean(ratings, weights) if style.dimensions else sum(ratings.values())
         scale = options.scale or style.scale
         return Scored(value=scaled(whole, low=style.low, high=style.high, scale=scale), parts=ratings)
