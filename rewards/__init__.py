@@ -31,7 +31,7 @@ REWARDS: dict[str, str] = {
     "aesthetic": "flowrl.rewards.aesthetic:Aesthetic",
     "attributes": "flowrl.rewards.embedded.attributes:AttributeScore",
     "clip_score": "flowrl.rewards.clip:ClipScore",
-    "edit_principles": "flowrl.rewards.judges.edit_judge:EditPrinciples",
+    "edit_principles": "flowrl.rewards.judges.principles:EditPrinciples",
     "edit_score": "flowrl.rewards.judges.edit_judge:EditScore",
     "edit_verdict": "flowrl.rewards.embedded.world_verdicts:EditVerdict",
     "geneval": "flowrl.rewards.geneval:Geneval",

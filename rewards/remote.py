@@ -15,15 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
-from urllib.parse import urlsplit
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.serving.remote_client import (
-    Client,
+    Server,
     Told,
     ask_health,
     ask_scores,
@@ -31,7 +30,7 @@ from flowrl.rewards.serving.remote_client import (
     refuse_misconfigured,
     wrong,
 )
-from flowrl.rewards.serving.retries import Failed, open_session
+from flowrl.rewards.serving.retries import Failed, check_calls, check_server, open_session
 from flowrl.rewards.serving.wire import Item, Score
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
 from flowrl.rewards.serving.wire_images import Pixels
@@ -71,13 +70,7 @@ class Remote:
 
     def __post_init__(self) -> None:
         adapter = ADAPTERS[self.protocol]
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"url must be the address of a server such as http://127.0.0.1:8190, got {self.url!r}.")
-        if parts.username or parts.password:
-            raise ValueError(
-                "url must not hold a password: put the token into an environment variable and give token_env."
-            )
+        check_server("url", self.url, secret="token_env", example="http://127.0.0.1:8190")
         if self.protocol == "unirl" and not self.reward:
             raise ValueError("protocol unirl needs reward: the name of one that the server has.")
         if self.protocol == "flow_factory" and self.reward:
@@ -91,14 +84,9 @@ class Remote:
         if unknown := sorted(set(self.needs or ()) - adapter.fields):
             fields = ", ".join(sorted(adapter.fields))
             raise ValueError(f"protocol {self.protocol} cannot send {unknown[0]}; fields are {fields}.")
-        for name, number in (("batch_size", self.batch_size), ("concurrency", self.concurrency)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}.")
-        if self.retries < 0:
-            raise ValueError(f"retries must be 0 or more, got {self.retries}.")
-        for name, seconds in (("timeout", self.timeout), ("deadline", self.deadline)):
-            if not seconds > 0:
-                raise ValueError(f"{name} must be a positive number of seconds, got {seconds}.")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
+        check_calls(self.concurrency, self.retries, timeout=self.timeout, deadline=self.deadline)
 
     def build(self, device: torch.device) -> Reward:
         """Asks the server whether it is ready; values come back to the device of the images.
@@ -109,37 +97,32 @@ class Remote:
         url, adapter = self.url.rstrip("/"), ADAPTERS[self.protocol]
         token = None if self.token_env is None else os.environ[self.token_env].strip()
         session = open_session(url, api_key=token, connections=self.concurrency)
-        told = Told()
-        if self.wait:
-            told = ask_health(session, url, self.reward, adapter, self.batch_size, self.retries, self.deadline)
+        server = Server(session=session, url=url, adapter=adapter, timeout=self.timeout, retries=self.retries)
+        told = ask_health(server, self.reward, self.batch_size, self.deadline) if self.wait else Told()
         sends = frozenset(self.needs or told.needs or (set(_NEEDS) & adapter.fields))
         if unknown := sorted(sends - adapter.fields):
             raise wrong(
                 f"the server's reward needs {', '.join(unknown)}, which cannot be sent: is its version another?"
             )
-        client = Client(
-            session=session, url=url, adapter=adapter, reward=self.reward or told.name, version=told.version,
-            needs=sends, kind=self.kind or told.kind, batch_size=self.batch_size, concurrency=self.concurrency,
-            timeout=self.timeout, deadline=self.deadline, retries=self.retries,
-        )  # fmt: skip
+        about = Told(name=self.reward or told.name, version=told.version, kind=self.kind or told.kind, needs=sends)
         return FunctionReward(
             name="remote",
-            score=partial(_score, client=client),
-            needs=client.needs,
-            kind=client.kind,
+            score=partial(_score, server=server, about=about, options=self),
+            needs=about.needs,
+            kind=about.kind,
             waits=True,
-            version=f"remote:{self.protocol}:{url}:{client.reward or 'default'}:{client.version or 'unknown'}:png-8bit",
+            version=f"remote:{self.protocol}:{url}:{about.name or 'default'}:{about.version or 'unknown'}:png-8bit",
         )
 
 
-def _score(inputs: RewardInputs, *, client: Client) -> RewardOutput:
-    items = items_of(inputs, client.needs)
-    chunks = chunks_of(items, client)
-    end = time.monotonic() + client.deadline
-    pool = ThreadPoolExecutor(client.concurrency, thread_name_prefix="remote")
+def _score(inputs: RewardInputs, *, server: Server, about: Told, options: Remote) -> RewardOutput:
+    items = items_of(inputs, about.needs)
+    chunks = chunks_of(items, options.batch_size, server.adapter.groups if about.kind != "remote" else None)
+    end = time.monotonic() + options.deadline
+    pool = ThreadPoolExecutor(options.concurrency, thread_name_prefix="remote")
     try:
-        jobs = [pool.submit(ask_scores, client, chunk, inputs.iteration, end) for chunk in chunks]
-        wait_for(jobs, timeout=client.deadline)
+        jobs = [pool.submit(ask_scores, server, about, chunk, inputs.iteration, end) for chunk in chunks]
+        wait_for(jobs, timeout=options.deadline)
         # Looked at once: what arrives later than this must not make half of a request count.
         done = [job.done() for job in jobs]
     finally:
@@ -148,7 +131,7 @@ def _score(inputs: RewardInputs, *, client: Client) -> RewardOutput:
     for job, chunk, finished in zip(jobs, chunks, done, strict=True):
         result = job.result() if finished else Failed(error="timeout")
         if isinstance(result, Failed):
-            refuse_misconfigured(result, client.url)
+            refuse_misconfigured(result, server.url)
             scores |= {item.id: Score(id=item.id, value=None, error=result.error) for item in chunk}
         else:
             scores |= {score.id: score for score in result.scores}
@@ -168,10 +151,8 @@ def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[Item]:
     Raises:
         ValueError: a field that is needed was not given, or images are not finite.
     """
-    optional: dict[str, Any] = {"videos": inputs.videos, "source_images": inputs.source_images}
-    optional |= {"reference_images": inputs.reference_images}
-    for name, value in optional.items():
-        if name in needs and value is None:
+    for name in ("videos", "source_images", "reference_images"):
+        if name in needs and getattr(inputs, name) is None:
             raise ValueError(
                 f"reward 'remote' needs {name}, and there are none: the reward on the server is for another task; "
                 f"serve one that fits, or set needs."

@@ -50,39 +50,19 @@ class Verdicts:
     errors: tuple[str | None, ...]
 
 
-class Comparator(Protocol):
-    """What compares: `needs` names the fields of `RewardInputs` that it reads, `version` what exactly it computes.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparator:
+    """What compares pairs of places in the batch, the first of each shown first.
 
-    `waits` is that of `Reward`. `free` says that a pair costs nothing once the samples are scored, so that all pairs
-    may be asked at once.
+    `needs`, `version` and `waits` are those of `Reward`. `free` says that a pair costs nothing once the samples are
+    scored, so that all pairs may be asked at once.
     """
 
-    @property
-    def needs(self) -> frozenset[str]: ...
-    @property
-    def waits(self) -> bool: ...
-    @property
-    def free(self) -> bool: ...
-    @property
-    def version(self) -> str: ...
-
-    def compare(self, inputs: RewardInputs, pairs: Pairs) -> Verdicts:
-        """Compares pairs of places in the batch, the first of each shown first."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FunctionComparator:
-    """A `Comparator` made of a function and its description."""
-
-    verdicts: Callable[[RewardInputs, Pairs], Verdicts]
+    compare: Callable[[RewardInputs, Pairs], Verdicts]
     needs: frozenset[str]
     version: str
     waits: bool = False
     free: bool = False
-
-    def compare(self, inputs: RewardInputs, pairs: Pairs) -> Verdicts:
-        return self.verdicts(inputs, pairs)
 
 
 COMPARATORS = {
@@ -120,9 +100,6 @@ def comparator_options(comparator: Mapping[str, Any]) -> ComparatorOptions:
     return made
 
 
-# ---- a scorer ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScorerComparator:
     """The sample with the greater value wins."""
@@ -152,8 +129,8 @@ class ScorerComparator:
     def build(self, device: torch.device) -> Comparator:
         """Makes the comparator."""
         inner = build_nested(self.reward, self.options, device=device, owner="comparator")
-        return FunctionComparator(
-            verdicts=partial(_by_score, reward=inner, tie_band=self.tie_band, temperature=self.temperature),
+        return Comparator(
+            compare=partial(_by_score, reward=inner, tie_band=self.tie_band, temperature=self.temperature),
             needs=inner.needs,
             version=f"scorer:tie_band-{self.tie_band:g}:temperature-{self.temperature}:{inner.version}",
             waits=inner.waits,
@@ -179,9 +156,6 @@ def _by_score(
     # Which item failed for which reason is not known to a reward's caller, unless all failed for the same.
     word = next(iter(output.errors)) if len(output.errors) == 1 else "scorer_failed"
     return Verdicts(first_wins=np.where(failed, np.nan, wins), errors=tuple(word if f else None for f in failed))
-
-
-# ---- a user's function -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,8 +193,8 @@ class FileComparator:
         if "device" in inspect.signature(judge).parameters:
             chosen["device"] = device
         where = f"{self.file}:{self.function}"
-        return FunctionComparator(
-            verdicts=partial(_by_function, function=partial(judge, **chosen), file=self.file, where=where),
+        return Comparator(
+            compare=partial(_by_function, function=partial(judge, **chosen), file=self.file, where=where),
             needs=frozenset({"images", "prompts", "metadata"}),
             version=f"user_file:{shown}",
         )

@@ -1,16 +1,13 @@
 """A judge that is shown two samples side by side and says which is better.
 
 What it is asked is a text file with `{prompt}` and, where the wanted form of the answer goes, `{answer}`. A checkpoint
-that was trained on one wording should be asked in that: give your copy of it as `template`. All images come first, in
-the order source, first sample, second sample, and then the text.
+that was trained on one wording should be asked in that: give your copy of it as `template`. Images come in the order
+source, first sample, second sample; see `flowrl.rewards.judges.templates`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,20 +17,19 @@ import numpy as np
 import torch
 
 from flowrl.rewards import RewardInputs
-from flowrl.rewards.comparing.comparators import Comparator, FunctionComparator, Gives, Pairs, Verdicts
+from flowrl.rewards.comparing.comparators import Comparator, Gives, Pairs, Verdicts
 from flowrl.rewards.judges.answers import parse_winner, yes_no
-from flowrl.rewards.judges.asking import ask_all, pixels_of, shown_of
+from flowrl.rewards.judges.asking import ask_all, number_list, pixels_of, shown_of
 from flowrl.rewards.judges.chat import (
     TOP_LOGPROBS,
     Answer,
     Chat,
     Pixels,
-    Question,
     build_chat,
     check_chat,
     is_server,
 )
-from flowrl.rewards.judges.templates import fill, read_template
+from flowrl.rewards.judges.templates import Template, parse_template, read_template
 
 _TEMPLATES = {"image": "pairwise", "video": "pairwise_video", "edit": "pairwise_edit"}
 _NEEDS = {"image": ("images",), "video": ("videos",), "edit": ("images", "source_images")}
@@ -100,8 +96,8 @@ class JudgeComparator:
         tokens, count = self.max_tokens or _MAX_TOKENS[self.style], self.frames or _FRAMES
         shown = f":frames-{count}" if self.media == "video" else ""
         digest = hashlib.sha256((text + _ANSWERS[self.style]).encode()).hexdigest()[:12]
-        return FunctionComparator(
-            verdicts=partial(_compare, chat=chat, text=text, options=self),
+        return Comparator(
+            compare=partial(_compare, chat=chat, words=parse_template(text), options=self, max_tokens=tokens),
             needs=frozenset({"prompts", *_NEEDS[self.media]}),
             version=f"judge:{chat.version}:{self.style}:{self.media}{shown}:template-{digest}:max_tokens-{tokens}:"
             f"unparsed-{self.unparsed}",
@@ -109,22 +105,9 @@ class JudgeComparator:
         )
 
 
-def parse_scores(text: str) -> tuple[float, float] | None:
-    """The two numbers of the last JSON object that has a list `scores` of two, None where there is none."""
-    for found in reversed(re.findall(r"\{[^{}]*\}", text)):
-        try:
-            scores = json.loads(found).get("scores")
-        except json.JSONDecodeError:
-            continue
-        numbers = scores if isinstance(scores, list) else []
-        if len(numbers) == 2 and all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
-            first, second = float(numbers[0]), float(numbers[1])
-            if math.isfinite(first) and math.isfinite(second):
-                return first, second
-    return None
-
-
-def _compare(inputs: RewardInputs, pairs: Pairs, *, chat: Chat, text: str, options: JudgeComparator) -> Verdicts:
+def _compare(
+    inputs: RewardInputs, pairs: Pairs, *, chat: Chat, words: Template, options: JudgeComparator, max_tokens: int
+) -> Verdicts:
     wanted = _ANSWERS[options.style].replace("{name}", "Video" if options.media == "video" else "Image")
     shown = {place: _images(inputs, place, options) for place in np.unique(pairs).tolist()}
     errors: list[str | None] = [None] * len(pairs)
@@ -135,14 +118,9 @@ def _compare(inputs: RewardInputs, pairs: Pairs, *, chat: Chat, text: str, optio
             errors[number] = "missing_field"
             continue
         images = [*(pixels_of(source) for source in sources), *shown[first], *shown[second]]
-        words = fill(text, {"prompt": inputs.prompts[first], "answer": wanted}).strip()
-        questions.append(
-            Question(
-                parts=(*images, words),
-                max_tokens=options.max_tokens or _MAX_TOKENS[options.style],
-                top_logprobs=TOP_LOGPROBS if options.style == "logprobs" else 0,
-            )
-        )
+        fields = {"prompt": inputs.prompts[first], "answer": wanted}
+        top = TOP_LOGPROBS if options.style == "logprobs" else 0
+        questions.append(words.question(images, fields, max_tokens=max_tokens, top_logprobs=top))
         asked.append(number)
     wins = np.full(len(pairs), np.nan)
     for number, answer in zip(asked, ask_all(chat, questions), strict=True):
@@ -171,9 +149,9 @@ def _images(inputs: RewardInputs, place: int, options: JudgeComparator) -> list[
 def _verdict(answer: Answer, style: str) -> float | None:
     """The probability that the first is better, None where the answer does not say."""
     if style == "logprobs":
-        return yes_no(answer.logprobs[0], yes=("1",), no=("2",))
+        return yes_no(answer.logprobs[0], yes="1", no="2")
     if style == "scores_json":
-        scores = parse_scores(answer.text)
+        scores = number_list(answer.text, 2, brackets=False)
         return None if scores is None else 0.5 * (1 + (scores[0] > scores[1]) - (scores[0] < scores[1]))
     winner = parse_winner(answer.text)
     return None if winner is None else {"A": 1.0, "B": 0.0, "tie": 0.5}[winner]

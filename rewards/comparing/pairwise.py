@@ -23,7 +23,7 @@ import torch
 
 from flowrl.randomness import counter_choice
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
-from flowrl.rewards.comparing.comparators import Comparator, comparator_options
+from flowrl.rewards.comparing.comparators import comparator_options
 from flowrl.rewards.comparing.tournaments import (
     Byes,
     Matches,
@@ -80,19 +80,12 @@ class WinRate:
                 f"min_comparisons must be at least 1 and at most opponents ({self.opponents}), got "
                 f"{self.min_comparisons}."
             )
-        _check(self.comparator, soft=self.soft, cache=self.cache)
+        _check(self)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
-        compares = comparator_options(self.comparator).build(device)
-        met = "all" if self.opponents is None else str(self.opponents)
-        bouts = _bouts(compares, self.orders, self.soft, self.cache)
-        return _reward(
-            "win_rate",
-            partial(_win_rate, bouts=bouts, options=self),
-            compares,
-            f"{self.score}:{self.orders}:opponents-{met}:min-{self.min_comparisons}:soft-{self.soft}",
-        )
+        settings = f"{self.score}:{self.orders}:opponents-{self.opponents or 'all'}:min-{self.min_comparisons}"
+        return _reward("win_rate", self, partial(_win_rate, options=self), settings, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,22 +116,17 @@ class Tournament:
     def __post_init__(self) -> None:
         if self.byes != "top_seeds" and self.scheme != "single_elimination":
             raise ValueError(f"byes: {self.byes} means nothing with scheme: {self.scheme}, which has no bracket.")
-        _check(self.comparator, soft=self.soft, cache=self.cache)
+        _check(self)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
-        compares = comparator_options(self.comparator).build(device)
         schemes: dict[str, Callable[[int], Play]] = {
             "anchor": anchor, "round_robin": round_robin, "swiss": swiss,
             "single_elimination": partial(single_elimination, byes=self.byes),
         }  # fmt: skip
-        bouts = _bouts(compares, self.orders, self.soft, self.cache)
-        return _reward(
-            "tournament",
-            partial(_tournament, bouts=bouts, scheme=schemes[self.scheme], ties=self.ties),
-            compares,
-            f"{self.scheme}:{self.orders}:byes-{self.byes}:ties-{self.ties}:soft-{self.soft}",
-        )
+        score = partial(_tournament, scheme=schemes[self.scheme], ties=self.ties)
+        settings = f"{self.scheme}:{self.orders}:byes-{self.byes}:ties-{self.ties}"
+        return _reward("tournament", self, score, settings, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,36 +162,35 @@ class Rank:
         )
 
 
-def _check(comparator: Mapping[str, Any], *, soft: bool, cache: int) -> None:
+def _check(options: WinRate | Tournament) -> None:
     """Refuses what both rewards refuse, `soft` that means nothing among it."""
-    if cache < 0:
-        raise ValueError(f"cache is a number of verdicts, 0 or more, got {cache}.")
-    gives = comparator_options(comparator).gives
-    if soft and gives == "wins":
+    if options.cache < 0:
+        raise ValueError(f"cache is a number of verdicts, 0 or more, got {options.cache}.")
+    gives = comparator_options(options.comparator).gives
+    if options.soft and gives == "wins":
         raise ValueError(
             "soft takes probabilities as they are, and this comparator gives 0, 1/2 and 1 only: set temperature beside "
             "reward, or style: logprobs beside judge, or leave out soft."
         )
-    if gives == "probabilities" and not soft:
+    if gives == "probabilities" and not options.soft:
         raise ValueError("the comparator's temperature means nothing without soft: true.")
 
 
 def _reward(
-    name: str, score: Callable[[RewardInputs], RewardOutput], comparator: Comparator, version: str
+    name: str, options: WinRate | Tournament, score: Callable[..., RewardOutput], settings: str, device: torch.device
 ) -> FunctionReward:
+    """A reward whose `score` is given the comparisons of a batch, `bouts`."""
+    comparator = comparator_options(options.comparator).build(device)
+    kept = VerdictCache(options.cache) if options.cache and not comparator.free else None
+    bouts = partial(Bouts, comparator=comparator, orders=options.orders, soft=options.soft, cache=kept)
     return FunctionReward(
         name=name,
-        score=score,
+        score=partial(score, bouts=bouts),
         needs=comparator.needs | {"prompts", "group_ids", "sample_ids"},
-        version=f"{name}:{version}:{comparator.version}",
+        version=f"{name}:{settings}:soft-{options.soft}:{comparator.version}",
         kind="pairwise",
         waits=comparator.waits,
     )
-
-
-def _bouts(comparator: Comparator, orders: Orders, soft: bool, cache: int) -> Callable[[RewardInputs], Bouts]:
-    kept = VerdictCache(cache) if cache and not comparator.free else None
-    return partial(Bouts, comparator=comparator, orders=orders, soft=soft, cache=kept)
 
 
 def _win_rate(inputs: RewardInputs, *, bouts: Callable[[RewardInputs], Bouts], options: WinRate) -> RewardOutput:

@@ -153,17 +153,13 @@ def bracket(num_members: int) -> list[int]:
 
 def round_robin(num_members: int) -> Play:
     """Everyone meets everyone, in one round; the key is the share of matches won, a tie being half."""
-    matches = all_pairs(num_members)
-    table = _Table(num_members)
-    table.add(matches, (yield matches))
+    table = yield from _played(all_pairs(num_members), num_members)
     return table.rate(table.points)
 
 
 def anchor(num_members: int) -> Play:
     """Everyone meets member 0, in one round; the key is one's own score there, of member 0 the mean of its scores."""
-    matches = _against_anchor(num_members)
-    table = _Table(num_members)
-    table.add(matches, (yield matches))
+    table = yield from _played(_against_anchor(num_members), num_members)
     return table.rate(table.score)
 
 
@@ -180,9 +176,7 @@ def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Play:
             seeds are taken out before neighbours are paired, and the last slot of an odd round waits; the best seeds
             then have no byes, and may meet early.
     """
-    table = _Table(num_members)
-    seeding = _against_anchor(num_members)
-    table.add(seeding, (yield seeding))
+    table = yield from _played(_against_anchor(num_members), num_members)
     strength_N = np.nan_to_num(table.rate(table.score), nan=-np.inf)
     seeded = sorted(range(num_members), key=lambda i: -strength_N[i])
     slots = [seeded[seed] if seed < num_members else _NOBODY for seed in bracket(num_members)]
@@ -284,6 +278,13 @@ class _Table:
     def rate(self, total_N: Keys) -> Keys:
         """A total per match; NaN for members without one."""
         return np.where(self.games > 0, total_N / np.maximum(self.games, 1), np.nan)
+
+
+def _played(matches: Matches, num_members: int) -> Generator[Matches, Scores, _Table]:
+    """The table after a first round."""
+    table = _Table(num_members)
+    table.add(matches, (yield matches))
+    return table
 
 
 def _pairing(order: list[int], met: set[frozenset[int]]) -> list[tuple[int, int]] | None:

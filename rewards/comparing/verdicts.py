@@ -179,8 +179,8 @@ def _content(inputs: RewardInputs, comparator: Comparator) -> list[tuple[bytes, 
         if "source_images" in comparator.needs and inputs.source_images is not None:
             asked += [_digest(image[None]).hex() for image in inputs.source_images[place]]
         text = "".join(f"{len(part)}:{part}" for part in asked)
-        video = inputs.videos is not None and "videos" in comparator.needs
-        images = inputs.videos[place] if video and inputs.videos is not None else inputs.images[place : place + 1]
+        film = inputs.videos if "videos" in comparator.needs else None
+        images = inputs.images[place : place + 1] if film is None else film[place]
         keys.append((hashlib.sha256(text.encode()).digest(), _digest(images)))
     return keys
 

@@ -20,9 +20,14 @@ _SPACES = " \t\r\n\u0120\u2581"  # the last two stand for a space in vocabularie
 
 def merged(lp: Mapping[str, float]) -> dict[str, float]:
     """Candidates without case and surrounding space, `log sum exp` over those that become the same."""
+    return by_text((_plain(text), value) for text, value in lp.items())
+
+
+def by_text(candidates: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Log-probabilities of texts, `log sum exp` over the tokens that are written alike."""
     groups: dict[str, list[float]] = {}
-    for text, value in lp.items():
-        groups.setdefault(_plain(text), []).append(value)
+    for text, value in candidates:
+        groups.setdefault(text, []).append(value)
     return {text: logsumexp(values) for text, values in groups.items()}
 
 
@@ -33,9 +38,7 @@ def logsumexp(values: Iterable[float]) -> float:
     return top if math.isinf(top) else top + math.log(math.fsum(math.exp(v - top) for v in values))
 
 
-def yes_no(
-    lp: Mapping[str, float], *, yes: Sequence[str] = ("yes",), no: Sequence[str] = ("no",), inverted: bool = False
-) -> float | None:
+def yes_no(lp: Mapping[str, float], *, yes: str = "yes", no: str = "no") -> float | None:
     """`sigmoid(lp_yes - lp_no)`, the probability of yes among the two, in [0, 1].
 
     A side that is not among the candidates is taken to be improbable: the score is 1 or 0. With both missing there is
@@ -43,15 +46,14 @@ def yes_no(
 
     Args:
         lp: the candidates of one token.
-        yes: forms of the one answer.
-        no: forms of the other.
-        inverted: whether "no" is the good answer: 1 minus the score.
+        yes: the good answer.
+        no: the other.
     """
     candidates = merged(lp)
-    lp_yes, lp_no = (logsumexp(candidates.get(_plain(form), -math.inf) for form in set(forms)) for forms in (yes, no))
+    lp_yes, lp_no = (candidates.get(form, -math.inf) for form in (yes, no))
     if math.isinf(lp_yes) and math.isinf(lp_no):
         return None
-    margin = lp_no - lp_yes if inverted else lp_yes - lp_no
+    margin = lp_yes - lp_no
     return 1 / (1 + math.exp(-margin)) if margin >= 0 else math.exp(margin) / (1 + math.exp(margin))
 
 
@@ -99,21 +101,6 @@ def answer_forms(expected: str | int) -> tuple[str, ...]:
     if text.isdecimal() and int(text) < len(_NUMBER_WORDS):
         return text, _NUMBER_WORDS[int(text)]
     return (text,)
-
-
-def soft_tifa(scores: Sequence[float], *, aggregation: Literal["am", "gm"] = "am") -> float:
-    """One score of a prompt's questions (GenEval 2, Soft-TIFA): arithmetic or geometric mean; in gm any 0 gives 0.
-
-    Raises:
-        ValueError: there is no score.
-    """
-    if not scores:
-        raise ValueError("soft_tifa needs one score at least, got none: leave prompts without questions out.")
-    if aggregation == "am":
-        return math.fsum(scores) / len(scores)
-    if min(scores) <= 0.0:
-        return 0.0
-    return math.exp(math.fsum(math.log(score) for score in scores) / len(scores))
 
 
 def parse_score(text: str, *, pattern: str, low: float, high: float) -> float | None:

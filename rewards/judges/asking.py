@@ -7,19 +7,25 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flowrl.randomness import counter_seed
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.frames import frame_places
 from flowrl.rewards.judges.answers import yes_no
-from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, is_server
+from flowrl.rewards.judges.chat import Answer, Chat, Pixels, Question, build_chat, is_server
 
 MISSING = "missing_field"
 UNPARSED = "unparsed"
 """Why an item failed: it lacks a field; the judge answered, but not what was asked for."""
+
+
+class NoScore(Exception):
+    """An item has no score; the text is the short word for why. `judge_items` catches it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,15 +38,25 @@ class Scored:
 
 
 def judged_reward(
-    name: str, score: Callable[[RewardInputs], RewardOutput], *, judge: Mapping[str, Any], needs: set[str], version: str
+    name: str,
+    score: Callable[..., RewardOutput],
+    *,
+    judge: Mapping[str, Any],
+    device: torch.device,
+    needs: set[str],
+    version: str,
 ) -> FunctionReward:
-    """A reward made of a judge's answers; one that asks a server runs beside the next rollout."""
-    remote = is_server(judge)
+    """A reward made of the answers of a judge, which `score` is given as `chat` and which is loaded if it runs here.
+
+    One that asks a server runs beside the next rollout. `needs` is besides images and prompts, `version` besides the
+    reward's name and the judge's version.
+    """
+    chat, remote = build_chat(judge, device=device), is_server(judge)
     return FunctionReward(
         name=name,
-        score=score,
+        score=partial(score, chat=chat),
         needs=frozenset({"images", "prompts"} | needs),
-        version=version,
+        version=f"{name}:{version}:{chat.version}",
         kind="remote" if remote else "pointwise",
         waits=remote,
     )
@@ -49,26 +65,34 @@ def judged_reward(
 def judge_items(
     inputs: RewardInputs,
     chat: Chat,
-    ask: Callable[[int], list[Question] | str],
+    ask: Callable[[int], list[Question]],
     read: Callable[[int, list[Answer]], Scored],
     *,
     parts: Sequence[str] = (),
 ) -> RewardOutput:
-    """Asks all questions about all items at once, and scores every item by its answers.
+    """Asks all questions about all items at once, and scores every item by its answers. Both may raise `NoScore`.
 
     Args:
         inputs: the items.
         chat: the judge.
-        ask: the questions about the item at a place, or the short word for why it cannot be judged.
+        ask: the questions about the item at a place.
         read: what the answers to them, in their order, are worth.
         parts: names of the sub-scores; NaN where an item has none.
     """
-    asked = [ask(item) for item in range(len(inputs))]
-    answers = iter(ask_all(chat, [question for each in asked if not isinstance(each, str) for question in each]))
-    rows = [
-        Scored(error=each) if isinstance(each, str) else read(item, [next(answers) for _ in each])
-        for item, each in enumerate(asked)
-    ]
+    asked: dict[int, list[Question]] = {}
+    rows: list[Scored] = []
+    for item in range(len(inputs)):
+        try:
+            asked[item] = ask(item)
+            rows.append(Scored())
+        except NoScore as error:
+            rows.append(Scored(error=str(error)))
+    answers = iter(ask_all(chat, [question for questions in asked.values() for question in questions]))
+    for item, questions in asked.items():
+        try:
+            rows[item] = read(item, [next(answers) for _ in questions])
+        except NoScore as error:
+            rows[item] = Scored(error=str(error))
     return output_of(
         [row.value for row in rows],
         inputs,
@@ -96,10 +120,12 @@ def first_error(answers: Sequence[Answer]) -> str | None:
     return next((answer.error for answer in answers if answer.error is not None), None)
 
 
-def all_of(answers: Sequence[Answer], scores: Sequence[float | None]) -> list[float] | str:
-    """The scores that some answers were read as, or the short word for why one has none."""
+def all_of(answers: Sequence[Answer], scores: Sequence[float | None]) -> list[float]:
+    """The scores that some answers were read as; raises `NoScore` where one has none."""
     found = [score for score in scores if score is not None]
-    return first_error(answers) or (found if len(found) == len(scores) else UNPARSED)
+    if (error := first_error(answers)) or len(found) < len(scores):
+        raise NoScore(error or UNPARSED)
+    return found
 
 
 def probability_of_yes(answer: Answer) -> float | None:
@@ -124,10 +150,11 @@ def shown_of(inputs: RewardInputs, item: int, num_frames: int | None = None) -> 
     return list(to_uint8(inputs.videos[item, frame_places(inputs.videos.shape[1], policy="uniform", count=num_frames)]))
 
 
-def source_of(inputs: RewardInputs, item: int) -> Pixels | None:
-    """The image that an editing instruction is about, None where the item has none; of several the first."""
-    sources = inputs.source_images[item] if inputs.source_images is not None else []
-    return pixels_of(sources[0]) if sources else None
+def source_of(inputs: RewardInputs, item: int) -> Pixels:
+    """The image that an editing instruction is about, of several the first; raises `NoScore` where there is none."""
+    if not inputs.source_images or not inputs.source_images[item]:
+        raise NoScore(MISSING)
+    return pixels_of(inputs.source_images[item][0])
 
 
 def draw_seed(name: str, inputs: RewardInputs, item: int, temperature: float, draw: int = 0) -> int | None:
@@ -137,23 +164,21 @@ def draw_seed(name: str, inputs: RewardInputs, item: int, temperature: float, dr
     return counter_seed(name, inputs.iteration, int(inputs.sample_ids[item]), draw) % 2**31  # 31 bits fit every server
 
 
-def number_list(text: str, count: int, low: float, high: float) -> list[float] | None:
+def number_list(
+    text: str, count: int, low: float = -math.inf, high: float = math.inf, *, brackets: bool = True
+) -> list[float] | None:
     """The ratings of an answer such as `{"reasoning": "...", "score": [20, 18]}`, cut to low .. high.
 
-    JSON first, whose key is score or scores; else the last list of numbers in brackets, as some judges write no JSON.
+    They stand under score or scores in the last JSON object that has one; else, with `brackets`, in the last list of
+    numbers in brackets, as some judges write no JSON.
 
     Returns:
         `count` numbers, or None where there is no such list.
     """
-    found: Any = None
-    start, end = text.find("{"), text.rfind("}")
-    if 0 <= start < end:
-        try:
-            record = json.loads(text[start : end + 1])
-            found = record.get("score", record.get("scores")) if isinstance(record, dict) else None
-        except ValueError:
-            found = None
-    if not isinstance(found, list):
+    found = _json_scores(text)
+    if found is None and not brackets:
+        return None
+    if found is None:
         lists = re.findall(r"\[\s*(-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?)*)\s*\]", text)
         found = [float(number) for number in lists[-1].split(",")] if lists else []
     numbers = [float(n) for n in found if isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n)]
@@ -162,9 +187,27 @@ def number_list(text: str, count: int, low: float, high: float) -> list[float] |
     return [min(max(number, low), high) for number in numbers]
 
 
+def _json_scores(text: str) -> list[Any] | None:
+    whole = text[text.find("{") : text.rfind("}") + 1]
+    for piece in (whole, *reversed(re.findall(r"\{[^{}]*\}", text))):
+        try:
+            record = json.loads(piece)
+        except ValueError:
+            continue
+        found = record.get("score", record.get("scores")) if isinstance(record, dict) else None
+        if isinstance(found, list):
+            return found
+    return None
+
+
 def mean(values: Sequence[float]) -> float:
     """The arithmetic mean of one value or more."""
     return math.fsum(values) / len(values)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """`(prod_i x_i)^(1/n)` of one value or more; any 0 gives 0."""
+    return math.exp(mean([math.log(value) for value in values])) if min(values) > 0 else 0.0
 
 
 def weighted_mean(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:

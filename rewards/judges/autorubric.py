@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from flowrl.prompts.pairs import Pair
+from flowrl.prompts.pairs import Pair, read_pairs
 from flowrl.randomness import counter_choice
 from flowrl.rewards.judges.asking import check_answer_options
-from flowrl.rewards.judges.chat import Chat, build_chat, check_chat
+from flowrl.rewards.judges.chat import build_chat, check_chat
 from flowrl.rewards.judges.rubric import Rule, save_rubric
-from flowrl.rewards.judges.rubric_answers import AnswerCache, load_pairs, propose_rules, score_rules
+from flowrl.rewards.judges.rubric_answers import AnswerCache, propose_rules, score_rules
 from flowrl.rewards.judges.rubric_fit import (
     Negative,
     accuracy,
@@ -129,12 +129,7 @@ class RubricTraining:
 
 
 def train_rubric(
-    pairs: str | Path,
-    out: str | Path,
-    options: RubricTraining,
-    *,
-    device: torch.device | str = "cpu",
-    show: bool = True,
+    pairs: str | Path, out: str | Path, options: RubricTraining, *, device: torch.device | str = "cpu"
 ) -> TrainedRubric:
     """Learns a rubric and writes it to `out`, for the reward `rubric`.
 
@@ -143,14 +138,13 @@ def train_rubric(
         out: the JSON file to write.
         options: who is asked, and how weights are fitted.
         device: where judges in this process run.
-        show: whether progress is shown.
 
     Raises:
         ValueError: for bad pairs, before the judge is asked; if the judge proposes or answers nothing that can be used;
             if the penalty leaves no rule.
     """
     require_scikit_learn()
-    fitted, unseen = _split(load_pairs(pairs), options.num_pairs, options.held_out, options.seed)
+    fitted, unseen = _split(read_pairs(Path(pairs).expanduser()), options.num_pairs, options.held_out, options.seed)
     out = Path(out).expanduser()
     out.parent.mkdir(parents=True, exist_ok=True)
 
@@ -168,14 +162,14 @@ def train_rubric(
     for _ in range(options.rounds):
         proposed, failed = propose_rules(
             author, explained, templates["rubric_propose"], count=options.rules_per_pair,
-            temperature=options.temperature, show=show,
+            temperature=options.temperature,
         )  # fmt: skip
         errors += failed
         fresh = distinct_rules(proposed, candidates, similarity=options.similarity, limit=options.rules_per_round)
         if not fresh:
             break
         candidates += fresh
-        scores, failed = score_rules(chat, fitted, candidates, words, cache, show=show)
+        scores, failed = score_rules(chat, fitted, candidates, words, cache)
         errors += failed
         delta, places, weights = _fit(scores, options, errors)
         explained = [fitted[places[i]] for i in hard_pairs(delta, weights, options.num_hard)]
@@ -184,7 +178,11 @@ def train_rubric(
 
     order = [int(j) for j in np.argsort(-np.abs(weights), kind="stable") if weights[j] != 0]
     kept = [candidates[j] for j in order]
-    held_out_accuracy, failed = _measure(chat, unseen, kept, weights[order], words, cache, show)
+    measured, failed = score_rules(chat, unseen, kept, words, cache)
+    errors += failed
+    unseen_delta = measured[:, 0] - measured[:, 1]
+    unseen_delta = unseen_delta[np.isfinite(unseen_delta).all(axis=1)]  # the pairs with all answers
+    held_out_accuracy = accuracy(unseen_delta, weights[order]) if len(unseen_delta) else math.nan
     result = TrainedRubric(
         path=out,
         rules=tuple(
@@ -195,7 +193,7 @@ def train_rubric(
         held_out_accuracy=held_out_accuracy,
         num_pairs=len(delta),
         num_candidates=len(candidates),
-        errors=dict(errors + failed),
+        errors=dict(errors),
     )
     info = {
         "judge": chat.version, "proposer": author.version, "template": words.digest, "penalty": options.penalty,
@@ -226,7 +224,10 @@ def _split(pairs: Sequence[Pair], num_pairs: int, held_out: float, seed: int) ->
             unseen += more
     rest = [pair for pair in pairs if pair.prompt not in held]
     if len(rest) < 2:
-        raise ValueError(f"{OWNER}: held_out {held_out} leaves {len(rest)} of {len(pairs)} pairs to fit to: lower it.")
+        raise ValueError(
+            f"{OWNER}: held_out {held_out} leaves {len(rest)} of {len(pairs)} pairs to fit to, and it takes two at "
+            f"least, a few hundred to be good: lower it, or give more pairs."
+        )
     chosen = seed_pairs([pair.prompt for pair in rest], [pair.margin for pair in rest], num_pairs)
     return [rest[i] for i in chosen], unseen
 
@@ -254,19 +255,6 @@ def _fit(
             f"pairs apart."
         )
     return delta, places, weights
-
-
-def _measure(
-    chat: Chat, unseen: Sequence[Pair], rules: Sequence[str], weights: Float64[np.ndarray, " k"],
-    words: Template, cache: AnswerCache, show: bool,
-) -> tuple[float, Counter[str]]:  # fmt: skip
-    """The fraction of pairs that were held out on which the rubric is right, over those with all answers."""
-    if not unseen:
-        return math.nan, Counter()
-    scores, errors = score_rules(chat, unseen, rules, words, cache, show=show)
-    delta = scores[:, 0] - scores[:, 1]
-    delta = delta[np.isfinite(delta).all(axis=1)]
-    return (accuracy(delta, weights) if len(delta) else math.nan), errors
 
 
 def _reasons(errors: Mapping[str, int]) -> str:

@@ -51,6 +51,11 @@ class Question:
     top_logprobs: int = 0
     seed: int | None = None
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the answer is read as text, so that one which is cut off at `max_tokens` has failed."""
+        return self.max_tokens > 1 and not self.top_logprobs
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:

@@ -29,6 +29,7 @@ from flowrl.prompts.grids import cell_pairs, check_grid, grid_shape, split_grid,
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     MISSING,
+    NoScore,
     Scored,
     all_of,
     judge_items,
@@ -37,7 +38,7 @@ from flowrl.rewards.judges.asking import (
     probability_of_yes,
     source_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, build_chat, check_chat
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat
 from flowrl.rewards.judges.subfigures import DEFAULT_MODEL, mean_over_cells, mean_over_pairs
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 from flowrl.rewards.networks.clip_encoder import prompt_reward, transformers_clip
@@ -98,17 +99,16 @@ class GridConsistency:
         """Makes the reward; loads the judge, if it runs here."""
         if self.judge is None:
             return replace(self._by_clip(device), name="grid_consistency")
-        templates, chat = self.templates(), build_chat(self.judge, device=device)
-        respects = tuple(self.criteria or CRITERIA)
+        templates, respects = self.templates(), tuple(self.criteria or CRITERIA)
         shape = None if self.grid is None else grid_shape(self.grid)
         score = _score_edit if self.mode == "edit" else partial(_score_grid, shape=shape)
         return judged_reward(
             "grid_consistency",
-            partial(score, chat=chat, templates=templates, criteria=respects),
+            partial(score, templates=templates, criteria=respects),
             judge=self.judge,
+            device=device,
             needs={"metadata"} | ({"source_images"} if self.mode == "edit" else set()),
-            version=f"grid_consistency:{self.mode}:grid-{self.grid}:{'|'.join(respects)}:"
-            f"template-{digest_of(templates)}:{chat.version}",
+            version=f"{self.mode}:grid-{self.grid}:{'|'.join(respects)}:template-{digest_of(templates)}",
         )
 
     def _by_clip(self, device: torch.device) -> FunctionReward:
@@ -163,19 +163,17 @@ def _score_grid(
     if "{criterion}" not in words.user + (words.system or ""):
         respects = [[("", 1.0)]] * len(inputs)
 
-    def ask(item: int) -> list[Question] | str:
+    def ask(item: int) -> list[Question]:
         prompt = inputs.prompts[item]
         found = shape or grid_shape(prompt)
         if found is None:
-            return MISSING
+            raise NoScore(MISSING)
         cells = [pixels_of(cell) for cell in split_grid(inputs.images[item][None], *found)[0]]
         pairs = [(cells[i], cells[j]) for i, j in cell_pairs(len(cells))]
         return [_ask(words, pair, prompt, criterion) for criterion, _ in respects[item] for pair in pairs]
 
     def read(item: int, answers: list[Answer]) -> Scored:
         scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
-        if isinstance(scores, str):
-            return Scored(error=scores)
         # Questions of one criterion stand side by side, one per pair.
         means = np.mean(np.reshape(scores, (len(respects[item]), -1)), axis=1)
         return Scored(value=float(np.dot(means, [share for _, share in respects[item]])))
@@ -188,11 +186,8 @@ def _score_edit(
 ) -> RewardOutput:
     respects = [_respects(record, criteria) for record in inputs.metadata]
 
-    def ask(item: int) -> list[Question] | str:
-        source, prompt = source_of(inputs, item), inputs.prompts[item]
-        if source is None:
-            return MISSING
-        pair = [source, pixels_of(inputs.images[item])]
+    def ask(item: int) -> list[Question]:
+        pair, prompt = [source_of(inputs, item), pixels_of(inputs.images[item])], inputs.prompts[item]
         return [
             _ask(templates["edit_following"], pair, prompt),
             *(_ask(templates["consistency_edit"], pair, prompt, criterion) for criterion, _ in respects[item]),
@@ -200,8 +195,6 @@ def _score_edit(
 
     def read(item: int, answers: list[Answer]) -> Scored:
         scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
-        if isinstance(scores, str):
-            return Scored(error=scores)
         following, consistency = scores[0], float(np.dot(scores[1:], [share for _, share in respects[item]]))
         return Scored(
             value=math.sqrt(consistency * following), parts={"consistency": consistency, "following": following}

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.randomness import counter_seed
-from flowrl.rewards.judges.answers import logsumexp
+from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.chat import Answer, Chat, Question
 from flowrl.rewards.networks.pretrained import (
     cannot_load,
@@ -176,16 +176,14 @@ class LocalJudge:
             if bool(logits[:length].isnan().any()):
                 return Answer(error="not_finite")
             logprobs = tuple(self._candidates(position, question.top_logprobs) for position in logits[:length])
-        cut = not ended and question.max_tokens > 1 and not question.top_logprobs
-        return Answer(text=text, logprobs=logprobs, error="truncated" if cut else None, tokens=prompt_length + length)
+        error = "truncated" if question.is_text and not ended else None
+        return Answer(text=text, logprobs=logprobs, error=error, tokens=prompt_length + length)
 
     def _candidates(self, logits: Float[Tensor, " v"], number: int) -> dict[str, float]:
-        """The likeliest tokens' log-probabilities by text; two tokens may be written alike."""
+        """The likeliest tokens' log-probabilities by text."""
         values, ids = torch.log_softmax(logits.float(), dim=-1).topk(min(number, len(logits)))
-        found: dict[str, list[float]] = {}
-        for token, value in zip(ids.tolist(), values.tolist(), strict=True):
-            found.setdefault(self.processor.tokenizer.decode([token]), []).append(value)
-        return {text: logsumexp(group) for text, group in found.items()}
+        texts = (self.processor.tokenizer.decode([token]) for token in ids.tolist())
+        return by_text(zip(texts, values.tolist(), strict=True))
 
 
 class GumbelNoise:

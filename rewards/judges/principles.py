@@ -1,7 +1,6 @@
-"""Principles of an edit: what an instruction asks to keep, to change and to get right, and how they are checked.
+"""The reward `edit_principles`: what an instruction asks to keep, to change and to get right, checked one by one.
 
-The first half of Edit-R1 with a reasoning verifier (arXiv 2604.27505): an instruction is decomposed into principles of
-three kinds, each is checked on its own, and the checks become one score. The paper's texts, its range of scores and its
+The first half of Edit-R1 with a reasoning verifier (arXiv 2604.27505). The paper's texts, its range of scores and its
 aggregation are not published; those here are our own.
 """
 
@@ -13,17 +12,23 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-from flowrl.rewards import RewardInputs, RewardOutput
+import torch
+
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
     MISSING,
     UNPARSED,
+    NoScore,
     Scored,
     all_of,
     ask_all,
+    check_answer_options,
     draw_seed,
+    full_weights,
     judge_items,
     mean,
     pixels_of,
@@ -31,8 +36,8 @@ from flowrl.rewards.judges.asking import (
     source_of,
     weighted_mean,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question
-from flowrl.rewards.judges.templates import Template
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, build_chat, check_chat, is_server
+from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 Verify = Literal["reasoned", "yes_no"]
 Aggregate = Literal["mean", "geometric", "min"]
@@ -108,28 +113,21 @@ class Planner:
 
     def plan(self, instructions: Sequence[str], sources: Sequence[Pixels]) -> list[Plan | str]:
         """The principles of each edit, or the short word that says why there are none."""
-        with self._lock:
-            return self._plan(instructions, sources)
-
-    def _plan(self, instructions: Sequence[str], sources: Sequence[Pixels]) -> list[Plan | str]:
         keys = [_key(*edit) for edit in zip(instructions, sources, strict=True)]
-        new = {
-            key: (instruction, source)
-            for key, instruction, source in zip(keys, instructions, sources, strict=True)
-            if key not in self.plans
-        }
-        questions = [
-            self.words.question([source], {"prompt": instruction}, max_tokens=self.max_tokens)
-            for instruction, source in new.values()
-        ]
-        fresh: dict[str, Plan | str] = {
-            key: answer.error or parse_principles(answer.text, self.limit) or UNPARSED
-            for key, answer in zip(new, ask_all(self.chat, questions), strict=True)
-        }
-        plans = [fresh[key] if key in fresh else self.plans[key] for key in keys]
-        self.plans |= {key: plan for key, plan in fresh.items() if not isinstance(plan, str)}
-        for key in list(self.plans)[: max(0, len(self.plans) - MAX_PLANS)]:
-            del self.plans[key]
+        with self._lock:
+            new = {
+                key: self.words.question([source], {"prompt": instruction}, max_tokens=self.max_tokens)
+                for key, instruction, source in zip(keys, instructions, sources, strict=True)
+                if key not in self.plans
+            }
+            fresh: dict[str, Plan | str] = {
+                key: answer.error or parse_principles(answer.text, self.limit) or UNPARSED
+                for key, answer in zip(new, ask_all(self.chat, list(new.values())), strict=True)
+            }
+            plans = [fresh[key] if key in fresh else self.plans[key] for key in keys]
+            self.plans |= {key: plan for key, plan in fresh.items() if not isinstance(plan, str)}
+            for key in list(self.plans)[: max(0, len(self.plans) - MAX_PLANS)]:
+                del self.plans[key]
         return plans
 
 
@@ -152,20 +150,85 @@ def given_principles(record: Mapping[str, Any], limit: int) -> Plan | None:
     return plan
 
 
-def score_principles(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EditPrinciples:
+    """An edit held to the principles of its instruction, in [0, 1].
+
+    A planner reads the instruction and the source image and writes principles of three kinds: what must be kept,
+    what must follow the instruction, what must look right. A prompt's metadata may bring them instead, as
+    `principles: ["KEEP: the sky is unchanged", ...]`. The judge checks each on the source and the edited image; the
+    checks are put together as `aggregate` says, and the sub-scores are the means of the kinds. An item any of whose
+    checks failed has failed.
+    """
+
+    judge: Mapping[str, Any]
+    """Which model checks, see `flowrl.rewards.judges.chat`."""
+    planner: Mapping[str, Any] | None = None
+    """Which one writes principles; null for the judge."""
+    verify: Verify = "reasoned"
+    """`reasoned`, a short reasoning that ends in a score of 0 to 10, over 10; `yes_no`, the probability of yes at the
+    first token, which is cheaper and needs a judge with log-probabilities."""
+    weights: Mapping[str, float] | None = None
+    """Weights of keep, follow and quality; null weighs all alike."""
+    aggregate: Aggregate = "mean"
+    """`mean` of the kinds' means; their weighted `geometric` mean; `min`, the worst principle."""
+    max_principles: int = 10
+    """Principles of an instruction at most."""
+    template: str | None = None
+    """A folder that holds principle_list.txt, principle_reasoned.txt or principle_yes_no.txt."""
+    max_tokens: int = 512
+    """Length of a reasoned check, and of the list."""
+    temperature: float = 0.0
+    """Temperature of a reasoned check; the list is greedy, so that all samples of a prompt get the same."""
+
+    def __post_init__(self) -> None:
+        if self.max_principles < 1:
+            raise ValueError(f"max_principles must be at least 1, got {self.max_principles}.")
+        full_weights(self.weights, KINDS)
+        if self.verify == "yes_no" and self.temperature != 0:
+            raise ValueError("temperature means nothing with verify yes_no: leave it out.")
+        check_answer_options(self.max_tokens, self.temperature)
+        self.templates()
+        check_chat(self.judge)
+        if self.planner is not None:
+            check_chat(self.planner, owner="planner")
+
+    def templates(self) -> dict[str, Template]:
+        """The templates of the list and of the checks, by name."""
+        return load_templates({"principle_list": 1, f"principle_{self.verify}": 2}, self.template)
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; loads the judge, if it runs here."""
+        templates, weights = self.templates(), full_weights(self.weights, KINDS)
+        chat = build_chat(self.judge, device=device)
+        plans = chat if self.planner is None else build_chat(self.planner, device=device, owner="planner")
+        planner = Planner(plans, templates["principle_list"], limit=self.max_principles, max_tokens=self.max_tokens)
+        words = templates[f"principle_{self.verify}"]
+        listed = ",".join(f"{kind}-{weights[kind]:g}" for kind in KINDS)
+        # A planner in this process must not run in threads beside the rollout, wherever the judge is.
+        remote = is_server(self.judge) and is_server(self.planner or self.judge)
+        return FunctionReward(
+            name="edit_principles",
+            score=partial(_score, chat=chat, planner=planner, words=words, weights=weights, options=self),
+            kind="remote" if remote else "pointwise",
+            waits=remote,
+            needs=frozenset({"images", "prompts", "source_images", "metadata"}),
+            version=f"edit_principles:{self.verify}:{self.aggregate}:{listed}:at_most-{self.max_principles}:"
+            f"max_tokens-{self.max_tokens}:temperature-{self.temperature:g}:template-{digest_of(templates)}:"
+            f"{chat.version}:planner-{plans.version}",
+        )
+
+
+def _score(
     inputs: RewardInputs,
     *,
     chat: Chat,
     planner: Planner,
     words: Template,
-    verify: Verify,
     weights: Mapping[str, float],
-    aggregate: Aggregate,
-    max_tokens: int,
-    temperature: float,
+    options: EditPrinciples,
 ) -> RewardOutput:
-    """Values in [0, 1] of a batch of edits, with the mean of each kind as sub-scores; see `EditPrinciples`."""
-    sources = [source_of(inputs, item) for item in range(len(inputs))]
+    sources = [pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
     given = [given_principles(record, planner.limit) for record in inputs.metadata]
     edits = [
         (prompt, source)
@@ -179,31 +242,29 @@ def score_principles(
         # A kind without weight is not asked about.
         plans.append(plan if isinstance(plan, str) else tuple(p for p in plan if weights[p.kind] > 0) or UNPARSED)
     checked: dict[int, Plan] = {}
-    reasoned = verify == "reasoned"
+    reasoned = options.verify == "reasoned"
 
-    def ask(item: int) -> list[Question] | str:
+    def ask(item: int) -> list[Question]:
         plan = plans[item]
         if isinstance(plan, str):
-            return plan
+            raise NoScore(plan)
         checked[item] = plan
-        images = [source for source in (sources[item], pixels_of(inputs.images[item])) if source is not None]
+        images = [source_of(inputs, item), pixels_of(inputs.images[item])]
         return [
             words.question(
                 images,
                 {"prompt": inputs.prompts[item], "principle": principle.text, "kind": principle.kind},
-                max_tokens=max_tokens if reasoned else 1,
-                temperature=temperature,
+                max_tokens=options.max_tokens if reasoned else 1,
+                temperature=options.temperature,
                 top_logprobs=0 if reasoned else TOP_LOGPROBS,
-                seed=draw_seed("principle", inputs, item, temperature, number),
+                seed=draw_seed("principle", inputs, item, options.temperature, number),
             )
             for number, principle in enumerate(plan)
         ]
 
     def read(item: int, answers: list[Answer]) -> Scored:
         scores = all_of(answers, [_satisfied(answer) if reasoned else probability_of_yes(answer) for answer in answers])
-        if isinstance(scores, str):
-            return Scored(error=scores)
-        value, means = aggregate_principles(checked[item], scores, weights, aggregate)
+        value, means = aggregate_principles(checked[item], scores, weights, options.aggregate)
         return Scored(value=value, parts=means)
 
     return judge_items(inputs, chat, ask, read, parts=[kind for kind in KINDS if weights[kind] > 0])

@@ -31,7 +31,7 @@ from flowrl.rewards.judges.asking import (
     pixels_of,
     probability_of_yes,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, build_chat, check_chat
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat
 from flowrl.rewards.judges.templates import Template, load_template
 
 
@@ -129,15 +129,15 @@ class Rubric:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""
-        rules, words, chat = load_rubric(self.rules), self.words(), build_chat(self.judge, device=device)
+        rules, words = load_rubric(self.rules), self.words()
         digest = hashlib.sha256(repr(rules).encode()).hexdigest()[:12]
         return judged_reward(
             "rubric",
-            partial(_score, chat=chat, rules=rules, words=words, normalise=self.normalise),
+            partial(_score, rules=rules, words=words, normalise=self.normalise),
             judge=self.judge,
+            device=device,
             needs=set(),
-            version=f"rubric:{len(rules)}-rules@{digest}:{'normalised' if self.normalise else 'sum'}:"
-            f"template-{words.digest}:{chat.version}",
+            version=f"{len(rules)}-rules@{digest}:{'normalised' if self.normalise else 'sum'}:template-{words.digest}",
         )
 
 

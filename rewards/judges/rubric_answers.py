@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from flowrl.progress import Advance, progress
-from flowrl.prompts.pairs import Pair, read_pairs
+from flowrl.prompts.pairs import Pair
 from flowrl.rewards.image_files import read_image
 from flowrl.rewards.judges.asking import UNPARSED, probability_of_yes
 from flowrl.rewards.judges.chat import Chat, Pixels, Question
@@ -28,31 +28,13 @@ QUESTIONS_AT_ONCE = 256  # between two lines of the cache: what a broken-off run
 MAX_TOKENS = 1024
 
 
-def load_pairs(path: str | Path) -> list[Pair]:
-    """The pairs of a file, see `flowrl.prompts.pairs`.
-
-    Raises:
-        ValueError: as `read_pairs`, or there are fewer than two.
-    """
-    pairs = read_pairs(Path(path).expanduser())
-    if len(pairs) < 2:
-        raise ValueError(f"{str(path)!r} holds {len(pairs)} pairs: it takes two at least, a few hundred to be good.")
-    return pairs
-
-
 def parse_rules(text: str) -> list[str]:
     """The rules in a judge's answer, one per line: "RULE: Are the hands well formed?"."""
     return re.findall(r"(?im)^[^\w\n]*(?:\d+[^\w\n]+)?RULE[^\w\n:]*:[^\w\n]*(\w.*?)[*_\s]*$", text)
 
 
 def propose_rules(
-    chat: Chat,
-    pairs: Sequence[Pair],
-    words: Template,
-    *,
-    count: int,
-    temperature: float = 0.0,
-    show: bool = True,
+    chat: Chat, pairs: Sequence[Pair], words: Template, *, count: int, temperature: float
 ) -> tuple[list[str], Counter[str]]:
     """What a judge says sets winners apart from losers, all answers in a row, and why some failed.
 
@@ -62,11 +44,10 @@ def propose_rules(
         words: the template, rubric_propose.
         count: rules it is asked for on each pair.
         temperature: 0 is greedy.
-        show: whether progress is shown.
     """
     rules: list[str] = []
     errors: Counter[str] = Counter()
-    with progress("rubric: reasons", len(pairs), enabled=show) as advance:
+    with progress("rubric: reasons", len(pairs)) as advance:
         for start in range(0, len(pairs), 16):
             some = pairs[start : start + 16]
             questions = [_why(pair, words, count, temperature, start + i) for i, pair in enumerate(some)]
@@ -127,13 +108,7 @@ class AnswerCache:
 
 
 def score_rules(
-    chat: Chat,
-    pairs: Sequence[Pair],
-    rules: Sequence[str],
-    words: Template,
-    cache: AnswerCache,
-    *,
-    show: bool = True,
+    chat: Chat, pairs: Sequence[Pair], rules: Sequence[str], words: Template, cache: AnswerCache
 ) -> tuple[Float64[np.ndarray, " n 2 m"], Counter[str]]:
     """P(yes) of every rule on the winner [:, 0] and the loser [:, 1] of every pair, NaN where it failed, and why.
 
@@ -147,7 +122,7 @@ def score_rules(
     }
     open_keys = [key for key in needed if key not in cache.values]
     errors: Counter[str] = Counter()
-    with progress("rubric: answers", len(open_keys), enabled=show and bool(open_keys)) as advance:
+    with progress("rubric: answers", len(open_keys), enabled=bool(open_keys)) as advance:
         for start in range(0, len(open_keys), QUESTIONS_AT_ONCE):
             keys = open_keys[start : start + QUESTIONS_AT_ONCE]
             _ask_rules(chat, keys, needed, words, cache, errors, advance)

@@ -144,20 +144,13 @@ def distinct_rules(rules: Sequence[str], known: Sequence[str], *, similarity: fl
     them.
     """
     old = [words_of(rule) for rule in known]
-    fresh: list[tuple[str, frozenset[str]]] = []
-    votes: list[int] = []
+    alike: dict[frozenset[str], list[str]] = {}  # by the words of the first
     for rule in rules:
         words = words_of(rule)
-        if not words or any(jaccard(words, other) >= similarity for other in old):
-            continue
-        like = next((i for i, (_, other) in enumerate(fresh) if jaccard(words, other) >= similarity), None)
-        if like is None:
-            fresh.append((rule, words))
-            votes.append(1)
-        else:
-            votes[like] += 1
-    order = sorted(range(len(fresh)), key=lambda i: -votes[i])
-    return [fresh[i][0] for i in order[:limit]]
+        if words and all(jaccard(words, other) < similarity for other in old):
+            first = next((other for other in alike if jaccard(words, other) >= similarity), words)
+            alike.setdefault(first, []).append(rule)
+    return [group[0] for group in sorted(alike.values(), key=lambda group: -len(group))[:limit]]
 
 
 def words_of(text: str) -> frozenset[str]:

@@ -10,8 +10,7 @@ import io
 import json
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,9 +23,16 @@ import torch
 from PIL import Image
 
 from flowrl.randomness import counter_seed
-from flowrl.rewards.judges.answers import logsumexp
+from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.chat import Answer, Chat, Question
-from flowrl.rewards.serving.retries import Failed, call_with_retries, open_session, post_json
+from flowrl.rewards.serving.retries import (
+    Failed,
+    call_with_retries,
+    check_calls,
+    check_server,
+    open_session,
+    post_json,
+)
 
 OWN_KEYS = frozenset({
     "model", "messages", "temperature", "logprobs", "top_logprobs", "seed", "n", "stream",
@@ -66,23 +72,10 @@ class ServerChat:
     """Further keys of the request, such as {chat_template_kwargs: {enable_thinking: false}}."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.server)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"server must be an address such as http://127.0.0.1:8000/v1, got {self.server!r}.")
-        if parts.username or parts.password:
-            raise ValueError(
-                "server must hold no user name or password: put the key in a variable of the environment and name "
-                "that in api_key_env."
-            )
+        check_server("server", self.server, secret="api_key_env", example="http://127.0.0.1:8000/v1")
         if not self.model:
             raise ValueError("model must be the name under which the server offers the model, got an empty text.")
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency must be 1 or more requests at a time, got {self.concurrency}.")
-        if self.retries < 0:
-            raise ValueError(f"retries must be 0 or more, got {self.retries}.")
-        for name, seconds in (("timeout", self.timeout), ("deadline", self.deadline)):
-            if not seconds > 0:
-                raise ValueError(f"{name} must be a positive number of seconds, got {seconds}.")
+        check_calls(self.concurrency, self.retries, timeout=self.timeout, deadline=self.deadline)
         if taken := sorted(set(self.extra_body or {}) & OWN_KEYS):
             raise ValueError(f"extra_body must leave {', '.join(taken)} to the reward: take it out.")
 
@@ -102,12 +95,10 @@ class ServerChat:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ServerJudge:
-    """A server with its connection; `clock` and `sleep` are there for tests."""
+    """A server with its connection."""
 
     options: ServerChat
     session: requests.Session
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
     _told: set[str] = field(default_factory=set)
 
     @property
@@ -132,8 +123,6 @@ class ServerJudge:
                 deadline=self.options.deadline,
                 retries=self.options.retries,
                 seed=counter_seed(self.options.seed, "judge", place),
-                clock=self.clock,
-                sleep=self.sleep,
             )
             return self._failed(result) if isinstance(result, Failed) else result
 
@@ -156,8 +145,8 @@ class ServerJudge:
             "model": self.options.model,
             "messages": messages,
             self.options.tokens_key: question.max_tokens,
+            "temperature": question.temperature,
         }
-        body["temperature"] = question.temperature
         if question.top_logprobs:
             body |= {"logprobs": True, "top_logprobs": question.top_logprobs}
         return body | dict(self.options.extra_body or {})
@@ -166,7 +155,7 @@ class ServerJudge:
         if question.seed is not None:
             seed = counter_seed(question.seed, "again", attempt) if attempt and question.temperature else question.seed
             body = body | {"seed": seed % 2**31}
-        reply = post_json(self.session, self.url, body, timeout=min(self.options.timeout, left), clock=self.clock)
+        reply = post_json(self.session, self.url, body, timeout=min(self.options.timeout, left))
         return reply if isinstance(reply, Failed) else read_reply(reply, question)
 
     def _failed(self, failed: Failed) -> Answer:
@@ -191,7 +180,7 @@ def read_reply(reply: Any, question: Question) -> Answer | Failed:
     """The answer in a chat completion.
 
     "garbage" is a reply of another form, which is worth another try. "no_logprobs" is a server that does not give them.
-    "truncated" is an answer, text included, that is to be read as text and reached `max_tokens` before its end.
+    "truncated" is an answer, text included, that reached `max_tokens` before its end; see `Question.is_text`.
     """
     try:
         (choice,) = reply["choices"]
@@ -207,17 +196,15 @@ def read_reply(reply: Any, question: Question) -> Answer | Failed:
         return Failed(error="garbage", message=f"no text in {str(reply)[:200]}")
     if question.top_logprobs and not logprobs:
         return Answer(text=text or "", error="no_logprobs", tokens=tokens)
-    truncated = cut and question.max_tokens > 1 and not question.top_logprobs
-    return Answer(text=text or "", logprobs=logprobs, error="truncated" if truncated else None, tokens=tokens)
+    word = "truncated" if question.is_text and cut else None
+    return Answer(text=text or "", logprobs=logprobs, error=word, tokens=tokens)
 
 
 def _candidates(position: Mapping[str, Any]) -> dict[str, float]:
     """Log-probabilities by text of one answered token: its candidates, and itself where it is not among them."""
-    found: dict[str, list[float]] = {}
-    for candidate in position.get("top_logprobs") or []:
-        found.setdefault(str(candidate["token"]), []).append(_logprob(candidate["logprob"]))
-    found.setdefault(str(position["token"]), [_logprob(position["logprob"])])
-    return {text: logsumexp(values) for text, values in found.items()}  # two tokens may be written alike
+    top = position.get("top_logprobs") or []
+    found = by_text((str(candidate["token"]), _logprob(candidate["logprob"])) for candidate in top)
+    return {str(position["token"]): _logprob(position["logprob"])} | found
 
 
 def _logprob(value: Any) -> float:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flowrl.prompts.grids import MAX_CELLS, cell_pairs, cell_prompts, check_grid, grid_shape, split_grid
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, reward_options
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, reward_options
 from flowrl.rewards.judges.asking import MISSING
 from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.networks.clip_encoder import (
@@ -41,9 +41,6 @@ DEFAULT_MODEL = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 CELLS_PER_CALL = 64
 FAILED = "cell_failed"
 OWNER = "reward 'subfigures'"
-
-
-# ---- each cell by itself ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,9 +141,6 @@ def _row_mean(values: Tensor) -> Tensor:
     return values.double().mean(1).float()
 
 
-# ---- cells against each other ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubfigureSimilarity:
     """How much the cells of a grid resemble each other: the mean cosine of CLIP's embeddings over all pairs, [-1, 1].
@@ -216,9 +210,6 @@ def _score_pairs(inputs: RewardInputs, *, encoder: ClipEncoder, grid: str | None
     return _by_shape(inputs, _shapes(inputs, grid), score, cells_per_call)
 
 
-# ---- both ------------------------------------------------------------------------------------------------------------
-
-
 def _check(grid: str | None, cells_per_call: int) -> None:
     check_grid(grid)
     if cells_per_call < 1:
@@ -237,19 +228,14 @@ def _by_shape(
     cells_per_call: int,
 ) -> RewardOutput:
     """Scores images that are cut alike together; those without a grid have failed. In the order of the inputs."""
-    device = inputs.images.device
     order = [item for item, shape in enumerate(shapes) if shape is None]
-    pieces = [RewardOutput(
-        values=torch.full((len(order),), torch.nan, device=device),
-        valid=torch.zeros(len(order), dtype=torch.bool, device=device),
-        errors={MISSING: len(order)} if order else {},
-    )]  # fmt: skip
+    pieces = [output_of([None] * len(order), inputs, errors=[MISSING] * len(order))]
     for shape in dict.fromkeys(shape for shape in shapes if shape is not None):
         items = [item for item, own in enumerate(shapes) if own == shape]
         step = max(1, cells_per_call // (shape[0] * shape[1]))
         pieces += [score(items[start : start + step], shape) for start in range(0, len(items), step)]
         order += items
-    whole, back = joined(pieces), torch.tensor(order).argsort().to(device)
+    whole, back = joined(pieces), torch.tensor(order).argsort().to(inputs.images.device)
     return replace(
         whole,
         values=whole.values[back],

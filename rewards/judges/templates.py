@@ -31,34 +31,20 @@ USER = "=== user ==="
 BLANK: Pixels = np.zeros((1, 1, 3), dtype=np.uint8)
 """Stands for an image where it is checked whether a template has a place for each."""
 
-_BENCHMARK = frozenset({"prompt", "testpoints", "definitions", "descriptions"})
-FIELDS: dict[str, frozenset[str]] = {
-    "aesthetic": frozenset(),
-    "anomaly": frozenset(),
-    "consistency": frozenset(),
-    "consistency_edit": frozenset({"criterion"}),
-    "edit_following": frozenset({"prompt"}),
-    "edit_instruction": frozenset({"prompt"}),
-    "edit_quality": frozenset(),
-    "edit_score": frozenset({"prompt", "requirement"}),
-    "edit_score_plain": frozenset({"prompt"}),
-    "final_score": frozenset({"prompt"}),
-    "dimensions": frozenset({"prompt"}),
-    "one_word": frozenset({"question"}),
-    "pairwise": frozenset({"prompt"}),
-    "pairwise_edit": frozenset({"prompt"}),
-    "pairwise_video": frozenset({"prompt"}),
-    "principle_list": frozenset({"prompt"}),
-    "principle_reasoned": frozenset({"prompt", "principle"}),
-    "principle_yes_no": frozenset({"prompt", "principle"}),
-    "rational": frozenset({"prompt"}),
-    "rational_edit": frozenset({"prompt"}),
-    "rubric_propose": frozenset({"prompt"}),
-    "rubric_rule": frozenset({"rule"}),
-    "unigenbench_en": _BENCHMARK,
-    "unigenbench_zh": _BENCHMARK,
-    "yes_no": frozenset(),
-}
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "": ("aesthetic", "anomaly", "consistency", "edit_quality", "yes_no"),
+    "criterion": ("consistency_edit",),
+    "prompt": (
+        "dimensions", "edit_following", "edit_instruction", "edit_score_plain", "final_score", "pairwise",
+        "pairwise_edit", "pairwise_video", "principle_list", "rational", "rational_edit", "rubric_propose",
+    ),
+    "prompt principle": ("principle_reasoned", "principle_yes_no"),
+    "prompt requirement": ("edit_score",),
+    "prompt testpoints definitions descriptions": ("unigenbench_en", "unigenbench_zh"),
+    "question": ("one_word",),
+    "rule": ("rubric_rule",),
+}  # fmt: skip
+FIELDS = {name: frozenset(fields.split()) for fields, names in _NEEDED.items() for name in names}
 """Shipped templates, and the fields that each must hold, as must one that replaces it; other fields it may hold."""
 
 
@@ -74,10 +60,6 @@ class Template:
         """A short hash of the words, for a reward's version."""
         return hashlib.sha256(f"{self.system}\0{self.user}".encode()).hexdigest()[:8]
 
-    def system_of(self, **fields: str) -> str | None:
-        """The system turn with its fields filled in."""
-        return None if self.system is None else fill(self.system, fields)
-
     def question(
         self,
         images: Sequence[Pixels],
@@ -90,11 +72,11 @@ class Template:
     ) -> Question:
         """What a judge is asked about some images; for the settings see `Question`."""
         return Question(
-            parts=self.parts(images, **fields), system=self.system_of(**fields), max_tokens=max_tokens,
-            temperature=temperature, top_logprobs=top_logprobs, seed=seed,
+            parts=self.parts(images, fields), system=None if self.system is None else fill(self.system, fields),
+            max_tokens=max_tokens, temperature=temperature, top_logprobs=top_logprobs, seed=seed,
         )  # fmt: skip
 
-    def parts(self, images: Sequence[Pixels], **fields: str) -> tuple[str | Pixels, ...]:
+    def parts(self, images: Sequence[Pixels], fields: Mapping[str, str]) -> tuple[str | Pixels, ...]:
         """The user turn: texts and images in the order in which they are read.
 
         Raises:
@@ -165,7 +147,7 @@ def load_template(name: str, given: str | None, *, images: int | None = None) ->
     """
     template = parse_template(read_template(name, given))
     if images is not None:
-        template.parts([BLANK] * images)
+        template.parts([BLANK] * images, {})
     return template
 
 

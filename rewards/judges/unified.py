@@ -27,8 +27,8 @@ import torch
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
-    MISSING,
     UNPARSED,
+    NoScore,
     Scored,
     check_answer_options,
     draw_seed,
@@ -42,7 +42,7 @@ from flowrl.rewards.judges.asking import (
     source_of,
     weighted_mean,
 )
-from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, check_chat
+from flowrl.rewards.judges.chat import Answer, Chat, Question, check_chat
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 Style = Literal["final_score", "dimensions", "aesthetic", "rational", "rational_edit", "edit"]
@@ -53,7 +53,10 @@ RATING = r"(\d+(?:\.\d+)?)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """A style: its templates, the range of its scores, how it is usually scaled, and how long its answers are."""
+    """A style: its templates, the range of its scores, how it is usually scaled, and how long its answers are.
+
+    `pattern` finds a rating in the answer; it holds NAME where there are several `dimensions`.
+    """
 
     templates: tuple[str, ...]
     low: float
@@ -63,15 +66,24 @@ class Asked:
     temperature: float = 0.0
     dimensions: tuple[str, ...] = ()
     edits: bool = False
+    pattern: str = ""
 
 
 STYLES: dict[str, Asked] = {
-    "final_score": Asked(templates=("final_score",), low=1, high=5, scale="divided", max_tokens=4096),
+    "final_score": Asked(
+        templates=("final_score",), low=1, high=5, scale="divided", max_tokens=4096,
+        pattern=rf"final score\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}",
+    ),
     "dimensions": Asked(
         templates=("dimensions",), low=1, high=5, scale="raw", max_tokens=4096,
         dimensions=("alignment", "coherence", "style"),
+        # "Alignment Score (1-5): 4" and "Alignment: 4", with the colon of either width and bold marks around.
+        pattern=rf"(?m)^\W*NAME\W{{0,4}}(?:score)?\W{{0,4}}(?:\(1\s*-\s*5\))?\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}",
     ),
-    "aesthetic": Asked(templates=("aesthetic",), low=1, high=5, scale="divided", max_tokens=2048),
+    "aesthetic": Asked(
+        templates=("aesthetic",), low=1, high=5, scale="divided", max_tokens=2048,
+        pattern=r"<score>\s*(\d+)\s*</score>",
+    ),
     "rational": Asked(templates=("rational",), low=1, high=4, scale="unit", max_tokens=2048, temperature=0.1),
     "rational_edit": Asked(
         templates=("rational_edit",), low=1, high=4, scale="unit", max_tokens=2048, temperature=0.1, edits=True
@@ -128,6 +140,16 @@ class UnifiedReward:
         """What the style asks for."""
         return STYLES[self.style]
 
+    @property
+    def tokens(self) -> int:
+        """Length of an answer."""
+        return self.max_tokens or self.ask.max_tokens
+
+    @property
+    def heat(self) -> float:
+        """Temperature of an answer."""
+        return self.ask.temperature if self.temperature is None else self.temperature
+
     def full_weights(self) -> dict[str, float]:
         """The weights of all dimensions."""
         return full_weights(self.weights, self.ask.dimensions)
@@ -142,21 +164,16 @@ class UnifiedReward:
         ask, weights, templates = self.ask, self.full_weights(), self.templates()
         if self.style == "edit":
             templates = {name: words for name, words in templates.items() if weights[name.removeprefix("edit_")] > 0}
-        chat = build_chat(self.judge, device=device)
-        max_tokens = self.max_tokens or ask.max_tokens
-        temperature = ask.temperature if self.temperature is None else self.temperature
         listed = ",".join(f"{name}-{weight:g}" for name, weight in weights.items())
         return judged_reward(
             "unified_reward",
-            partial(
-                _score, chat=chat, options=self, weights=weights, templates=templates, max_tokens=max_tokens,
-                temperature=temperature,
-            ),
+            partial(_score, options=self, templates=templates),
             judge=self.judge,
+            device=device,
             needs=({"source_images"} if ask.edits else set()) | ({"videos"} if self.num_frames > 1 else set()),
-            version=f"unified_reward:{self.style}:{self.scale or ask.scale}:{listed}:frames-{self.num_frames}:"
-            f"max_tokens-{max_tokens}:temperature-{temperature:g}:template-{digest_of(templates)}:{chat.version}",
-        )  # fmt: skip
+            version=f"{self.style}:{self.scale or ask.scale}:{listed}:frames-{self.num_frames}:"
+            f"max_tokens-{self.tokens}:temperature-{self.heat:g}:template-{digest_of(templates)}",
+        )
 
 
 def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, float]) -> dict[str, float] | None:
@@ -176,19 +193,10 @@ def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, f
     elif style in ("rational", "rational_edit"):
         ratings = {"mean": _mean_aspect(texts[style])}
     else:
-        patterns = {
-            # "Alignment Score (1-5): 4" and "Alignment: 4", with the colon of either width and bold marks around.
-            name: rf"(?m)^\W*{name}\W{{0,4}}(?:score)?\W{{0,4}}(?:\(1\s*-\s*5\))?\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}"
-            for name in ask.dimensions
-            if weights[name] > 0
-        }
-        if style == "final_score":
-            patterns = {"score": rf"final score\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}"}
-        if style == "aesthetic":
-            patterns = {"score": r"<score>\s*(\d+)\s*</score>"}
-        text = texts[style]
+        names = [name for name in ask.dimensions if weights[name] > 0] or ["score"]
         ratings = {
-            name: parse_score(text, pattern=pattern, low=ask.low, high=ask.high) for name, pattern in patterns.items()
+            name: parse_score(texts[style], pattern=ask.pattern.replace("NAME", name), low=ask.low, high=ask.high)
+            for name in names
         }
     found = {name: rating for name, rating in ratings.items() if rating is not None}
     return found if found and len(found) == len(ratings) else None
@@ -209,41 +217,31 @@ def _mean_aspect(text: str) -> float | None:
 
 
 def _score(
-    inputs: RewardInputs,
-    *,
-    chat: Chat,
-    options: UnifiedReward,
-    weights: Mapping[str, float],
-    templates: Mapping[str, Template],
-    max_tokens: int,
-    temperature: float,
+    inputs: RewardInputs, *, chat: Chat, options: UnifiedReward, templates: Mapping[str, Template]
 ) -> RewardOutput:
-    style = options.ask
+    style, weights = options.ask, options.full_weights()
 
-    def ask(item: int) -> list[Question] | str:
-        source = source_of(inputs, item) if style.edits else None
-        if style.edits and source is None:
-            return MISSING
+    def ask(item: int) -> list[Question]:
         shown = shown_of(inputs, item, options.num_frames if options.num_frames > 1 else None)
-        both = shown if source is None else [source, *shown]
+        both = [source_of(inputs, item), *shown] if style.edits else shown
         return [
             words.question(
                 shown if name == "edit_quality" else both,
                 {"prompt": inputs.prompts[item]},
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=draw_seed(options.style, inputs, item, temperature),
+                max_tokens=options.tokens,
+                temperature=options.heat,
+                seed=draw_seed(options.style, inputs, item, options.heat),
             )
             for name, words in templates.items()
         ]
 
     def read(item: int, answers: list[Answer]) -> Scored:
         if (error := first_error(answers)) is not None:
-            return Scored(error=error)
+            raise NoScore(error)
         texts = {name: answer.text for name, answer in zip(templates, answers, strict=True)}
         ratings = read_ratings(options.style, texts, weights)
         if ratings is None:
-            return Scored(error=UNPARSED)
+            raise NoScore(UNPARSED)
         whole = weighted_mean(ratings, weights) if style.dimensions else sum(ratings.values())
         scale = options.scale or style.scale
         return Scored(value=scaled(whole, low=style.low, high=style.high, scale=scale), parts=ratings)

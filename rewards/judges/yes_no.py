@@ -17,20 +17,23 @@ from typing import Any, Literal
 import torch
 
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
-from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word, soft_tifa
+from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
 from flowrl.rewards.judges.asking import (
     MISSING,
+    NoScore,
     Scored,
     all_of,
     check_answer_options,
     draw_seed,
+    geometric_mean,
     judge_items,
     judged_reward,
+    mean,
     pixels_of,
     shown_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, build_chat, check_chat
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat
 from flowrl.rewards.judges.templates import Template, load_template
 
 WORD_TOKENS = 512
@@ -115,7 +118,7 @@ class YesNo:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""
-        chat, words = build_chat(self.judge, device=device), self.words()
+        words = self.words()
         needs = {
             "metadata": self.questions_field is not None,
             "source_images": self.with_sources,
@@ -125,22 +128,21 @@ class YesNo:
         seen = "+".join(name for name, needed in needs.items() if needed) or "images"
         return judged_reward(
             "yes_no",
-            partial(_score, chat=chat, words=words, options=self),
+            partial(_score, words=words, options=self),
             judge=self.judge,
+            device=device,
             needs={name for name, needed in needs.items() if needed},
-            version=f"yes_no:{self.reads}:{'no' if self.inverted else 'yes'}:{self.aggregation}:{seen}:"
+            version=f"{self.reads}:{'no' if self.inverted else 'yes'}:{self.aggregation}:{seen}:"
             f"{self.num_frames or 1}-frames:{self.average}-draws:temperature-{self.temperature:g}:{self.tokens}-tokens:"
-            f"{words.digest}:{chat.version}",
+            f"{words.digest}",
         )
 
 
 def _score(inputs: RewardInputs, *, chat: Chat, words: Template, options: YesNo) -> RewardOutput:
     good: dict[int, list[Forms]] = {}  # of the questions of each item, in their order
 
-    def ask(item: int) -> list[Question] | str:
+    def ask(item: int) -> list[Question]:
         expected, images = _expected(inputs.metadata[item], options), _images(inputs, item, options)
-        if isinstance(expected, str) or images is None:
-            return expected if isinstance(expected, str) else MISSING
         good[item] = [forms for _, forms in expected for _ in range(options.average)]
         return [
             words.question(
@@ -157,51 +159,49 @@ def _score(inputs: RewardInputs, *, chat: Chat, words: Template, options: YesNo)
 
     def read(item: int, answers: list[Answer]) -> Scored:
         scores = _read(good[item], answers, options)
-        if isinstance(scores, str):
-            return Scored(error=scores)
-        means = {"am": soft_tifa(scores, aggregation="am"), "gm": soft_tifa(scores, aggregation="gm")}
+        means = {"am": mean(scores), "gm": geometric_mean(scores)}
         return Scored(value=means[options.aggregation], parts=means)
 
     return judge_items(inputs, chat, ask, read, parts=() if options.questions_field is None else ("am", "gm"))
 
 
-def _expected(metadata: Mapping[str, Any], options: YesNo) -> list[tuple[str | None, Forms]] | str:
-    """Questions of an item's record with the forms of their answers, or why there are none."""
+def _expected(metadata: Mapping[str, Any], options: YesNo) -> list[tuple[str | None, Forms]]:
+    """Questions of an item's record with the forms of their answers."""
     if options.questions_field is None:
         return [(None, ("no",) if options.inverted else ("yes",))]
     listed = metadata.get(options.questions_field)
     if listed is None or listed == []:
-        return MISSING
+        raise NoScore(MISSING)
     found: list[tuple[str | None, Forms]] = []
     for entry in listed if isinstance(listed, list) else [None]:
         pair = [entry.get("question"), entry.get("answer")] if isinstance(entry, Mapping) else entry
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            return BAD
+            raise NoScore(BAD)
         question, answer = pair
         if isinstance(answer, bool):  # what an unquoted yes is to YAML
             answer = "yes" if answer else "no"
         if not isinstance(question, str) or not isinstance(answer, str | int) or not str(answer).strip():
-            return BAD
+            raise NoScore(BAD)
         found.append((question, answer_forms(answer)))
     return found
 
 
-def _images(inputs: RewardInputs, item: int, options: YesNo) -> list[Pixels] | None:
-    """What the judge sees, in its order: sources, references, then what was made. None where an item lacks some."""
+def _images(inputs: RewardInputs, item: int, options: YesNo) -> list[Pixels]:
+    """What the judge sees, in its order: sources, references, then what was made."""
     images: list[Pixels] = []
     for wanted, given in (
         (options.with_sources, inputs.source_images),
         (options.with_references, inputs.reference_images),
     ):
-        if wanted and (given is None or not given[item]):
-            return None
-        if wanted and given is not None:
+        if wanted and not (given and given[item]):
+            raise NoScore(MISSING)
+        if wanted and given:
             images += [pixels_of(image) for image in given[item]]
     return [*images, *shown_of(inputs, item, options.num_frames)]
 
 
-def _read(forms: Sequence[Forms], answers: Sequence[Answer], options: YesNo) -> list[float] | str:
-    """The scores of an item's questions, or why it has failed."""
+def _read(forms: Sequence[Forms], answers: Sequence[Answer], options: YesNo) -> list[float]:
+    """The scores of an item's questions."""
     scores = [
         None if answer.error else _one(good, answer, options) for good, answer in zip(forms, answers, strict=True)
     ]
@@ -217,4 +217,4 @@ def _one(good: Forms, answer: Answer, options: YesNo) -> float | None:
     first = answer.logprobs[0] if answer.logprobs else {}
     if options.reads == "mass":
         return answer_mass(first, good) if first else None
-    return yes_no_score(first, inverted=options.inverted)
+    return yes_no_score(first, yes="no", no="yes") if options.inverted else yes_no_score(first)

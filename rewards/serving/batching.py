@@ -23,19 +23,13 @@ from torch import Tensor
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.outputs import check_output
 from flowrl.rewards.serving.server_metrics import Metrics
-from flowrl.rewards.serving.wire import Item, Score, ScoreRequest
-from flowrl.rewards.serving.wire_images import Pixels
+from flowrl.rewards.serving.wire import Item, Limits, Score, ScoreRequest
+from flowrl.rewards.serving.wire_images import Pixels, queue_full
 
+IN_FLIGHT = 8
+"""Bodies of full size that may be in memory at once, and queued pixels likewise."""
 POINTWISE = ("pointwise", "remote")
 _LOG = logging.getLogger("flowrl.commands.serve")
-
-
-class Full(Exception):
-    """The queue has no room for a request now; `seconds` is when to come back."""
-
-    def __init__(self, seconds: int) -> None:
-        super().__init__(f"the queue is full, try again in {seconds} s")
-        self.seconds = seconds
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -63,18 +57,13 @@ class RewardQueue:
     Args:
         name: under which it is served.
         reward: called by the thread only, without gradient.
-        batch_size: items of one call at most; requests that stay whole may be larger.
-        max_items: items that may wait. A request is let in while there is room for its first item.
-        max_pixels: pixels of all waiting items, likewise.
+        limits: how many items may wait and go into one call; requests that stay whole may be larger. A request is let
+            in while there is room for its first item.
         metrics: where items, failures, calls and the queue are counted.
     """
 
-    def __init__(
-        self, name: str, reward: Reward, *, batch_size: int, max_items: int, max_pixels: int, metrics: Metrics
-    ) -> None:
-        self.name, self.reward = name, reward
-        self._batch_size, self._max_items, self._max_pixels = batch_size, max_items, max_pixels
-        self._metrics = metrics
+    def __init__(self, name: str, reward: Reward, *, limits: Limits, metrics: Metrics) -> None:
+        self.name, self.reward, self._limits, self._metrics = name, reward, limits, metrics
         metrics.queued.labels(name).set_function(lambda: len(self))
         self._whole = reward.kind not in POINTWISE
         self._entries: deque[_Entry] = deque()
@@ -92,15 +81,16 @@ class RewardQueue:
         self._thread.start()
 
     def check_room(self) -> None:
-        """Raises `Full` where `submit` would."""
-        if len(self._entries) >= self._max_items or self._pixels >= self._max_pixels:
-            raise Full(min(30, 1 + int(self._seconds_per_item * len(self._entries))))
+        """Raises a `WireError` where `submit` would."""
+        given = self._limits
+        if len(self._entries) >= given.queue_size or self._pixels >= IN_FLIGHT * given.max_pixels:
+            raise queue_full(min(30, 1 + int(self._seconds_per_item * len(self._entries))))
 
     def submit(self, request: ScoreRequest) -> Future[list[Score]]:
         """Queues a request; the future gives one score per item, in their order. Cancel it to give the request up.
 
         Raises:
-            Full: there is no room.
+            WireError: there is no room.
         """
         job = _Job(items=request.items, iteration=request.iteration)
         with self._changed:
@@ -142,11 +132,11 @@ class RewardQueue:
                 self._changed.wait_for(lambda: bool(self._entries) or self._closing)
                 batch: list[_Entry] = []
                 kept: deque[_Entry] = deque()
-                while self._entries and (self._whole or len(batch) < self._batch_size):
+                while self._entries and (self._whole or len(batch) < self._limits.batch_size):
                     entry = self._entries.popleft()
                     if entry[0].future.cancelled():
                         self._pixels -= entry[0].items[entry[1]].num_pixels
-                    elif not batch or self._fits(entry, batch[0]):
+                    elif not batch or (entry[0] is batch[0][0] if self._whole else _sizes(entry) == _sizes(batch[0])):
                         batch.append(entry)
                     else:
                         kept.append(entry)
@@ -156,11 +146,6 @@ class RewardQueue:
                 self._pixels -= sum(job.items[place].num_pixels for job, place in batch)
                 if batch or (self._closing and not self._entries):
                     return batch
-
-    def _fits(self, entry: _Entry, other: _Entry) -> bool:
-        if self._whole:
-            return entry[0] is other[0]
-        return _sizes(entry) == _sizes(other)
 
     def _scored(self, batch: Sequence[_Entry], *, first: bool = False) -> list[Score]:
         """Scores of a batch. One that fails is scored again by halves, so that a bad item harms itself alone."""
@@ -229,13 +214,11 @@ def scores_of(output: RewardOutput, items: Sequence[Item]) -> list[Score]:
     words = sorted(output.errors) or ["not_finite"]
     word, detail = (words[0], None) if len(words) == 1 else ("mixed", ", ".join(words))
     parts = {name: numbers.double().tolist() for name, numbers in output.parts.items()}
-    scores = []
-    for i, (item, value, valid) in enumerate(
-        zip(items, output.values.double().tolist(), output.valid.tolist(), strict=True)
-    ):
-        named = {name: numbers[i] for name, numbers in parts.items()}
-        if valid:
-            scores.append(Score(id=item.id, value=value, parts=named))
-        else:
-            scores.append(Score(id=item.id, value=None, parts=named, error=word, detail=detail))
-    return scores
+    rows = zip(items, output.values.double().tolist(), output.valid.tolist(), strict=True)
+    return [
+        Score(
+            id=item.id, value=value if valid else None, parts={name: numbers[i] for name, numbers in parts.items()},
+            error=None if valid else word, detail=None if valid else detail,
+        )
+        for i, (item, value, valid) in enumerate(rows)
+    ]  # fmt: skip

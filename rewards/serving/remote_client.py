@@ -18,12 +18,11 @@ from flowrl.rewards.serving.wire_images import short
 
 # What repeating cannot help and no item is to blame for: the run should stop and say so.
 _ADVICE = {
-    "status_401": "give token_env, the environment variable that holds the server's token",
-    "status_403": "give token_env, the environment variable that holds the server's token",
-    "status_404": "check url and protocol",
-    "status_405": "check url and protocol",
+    **dict.fromkeys(
+        ("status_401", "status_403"), "give token_env, the environment variable that holds the server's token"
+    ),
+    **dict.fromkeys(("status_404", "status_405", "status_415"), "check url and protocol"),
     "status_413": "lower batch_size, or raise the server's limits",
-    "status_415": "check url and protocol",
 }
 _HEALTH_TIMEOUT = 10.0
 
@@ -39,80 +38,71 @@ class Told:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Client:
-    """A server with everything needed to ask it."""
+class Server:
+    """A server with everything needed to ask it; `timeout` and `retries` are of one request."""
 
     session: requests.Session
     url: str
     adapter: Adapter
-    reward: str | None
-    version: str | None
-    needs: frozenset[str]
-    kind: str
-    batch_size: int
-    concurrency: int
     timeout: float
-    deadline: float
     retries: int
 
 
-def chunks_of(items: Sequence[Item], client: Client) -> list[list[Item]]:
-    """Requests of at most `batch_size` items; where groups count, of whole groups."""
-    if client.kind == "remote":
-        return [list(items[i : i + client.batch_size]) for i in range(0, len(items), client.batch_size)]
-    groups: dict[int, list[Item]] = {}
+def chunks_of(items: Sequence[Item], batch_size: int, groups: str | None) -> list[list[Item]]:
+    """Requests of at most `batch_size` items; of whole groups, as `Adapter.groups` says, unless that is None."""
+    if groups is None:
+        return [list(items[i : i + batch_size]) for i in range(0, len(items), batch_size)]
+    members: dict[int, list[Item]] = {}
     for item in items:
-        groups.setdefault(item.group_id, []).append(item)
+        members.setdefault(item.group_id, []).append(item)
     chunks: list[list[Item]] = []
-    for group in groups.values():
-        fits = chunks and client.adapter.groups == "several" and len(chunks[-1]) + len(group) <= client.batch_size
-        if fits:
+    for group in members.values():
+        if chunks and groups == "several" and len(chunks[-1]) + len(group) <= batch_size:
             chunks[-1].extend(group)
         else:
             chunks.append(list(group))
     return chunks
 
 
-def ask_scores(client: Client, chunk: Sequence[Item], iteration: int, end: float) -> Reply | Failed:
-    """One request, repeated where that may help."""
+def ask_scores(server: Server, about: Told, chunk: Sequence[Item], iteration: int, end: float) -> Reply | Failed:
+    """One request, repeated where that may help, until the time `end`."""
     left = end - time.monotonic()
     if left <= 0:
         return Failed(error="timeout")
-    body = client.adapter.encode(chunk, client.reward, iteration)
+    body = server.adapter.encode(chunk, about.name, iteration)
     ids = [item.id for item in chunk]
 
     def send(attempt: int, seconds: float) -> Reply | Failed:
-        answer = post_json(
-            client.session, client.url + client.adapter.score, body, timeout=min(client.timeout, seconds)
-        )
+        url = server.url + server.adapter.score
+        answer = post_json(server.session, url, body, timeout=min(server.timeout, seconds))
         if isinstance(answer, Failed):
             return answer
         try:
-            reply = client.adapter.decode(answer, ids, client.reward)
+            reply = server.adapter.decode(answer, ids, about.name)
         except ValueError as error:
             return Failed(error="garbage", message=str(error))
-        if client.version is not None and reply.version != client.version:
+        if about.version is not None and reply.version != about.version:
             # Another model answers than at the start: its scores must not mix with those of the first.
             return Failed(error="version_changed", again=False)
         return reply
 
     seed = counter_seed("remote", iteration, ids[0])
-    return call_with_retries(send, deadline=left, retries=client.retries, seed=seed)
+    return call_with_retries(send, deadline=left, retries=server.retries, seed=seed)
 
 
-def ask_health(
-    session: requests.Session, url: str, reward: str | None, adapter: Adapter, batch_size: int, retries: int,
-    deadline: float,
-) -> Told:  # fmt: skip
+def ask_health(server: Server, reward: str | None, batch_size: int, deadline: float) -> Told:
     """Waits, as long as retries go, until the server is ready, and reads what it says of the reward.
 
     Raises:
         ValueError: it does not get ready, or has no such reward.
     """
+    url, adapter = server.url, server.adapter
 
     def send(attempt: int, seconds: float) -> Any | Failed:
         try:
-            reply = session.get(url + adapter.health, timeout=min(_HEALTH_TIMEOUT, seconds), allow_redirects=False)
+            reply = server.session.get(
+                url + adapter.health, timeout=min(_HEALTH_TIMEOUT, seconds), allow_redirects=False
+            )
         except requests.RequestException as error:
             return failed_exception(error)
         if reply.status_code != 200:
@@ -122,7 +112,7 @@ def ask_health(
         except ValueError:
             return Failed(error="garbage", again=False, message=reply.text[:200])
 
-    health = call_with_retries(send, deadline=deadline, retries=retries, seed=counter_seed("health", url))
+    health = call_with_retries(send, deadline=deadline, retries=server.retries, seed=counter_seed("health", url))
     if isinstance(health, Failed):
         raise wrong(
             f"no reward server is ready at {url} ({health.error.replace('_', ' ')}: {_detail(health.message)}): start "

@@ -56,8 +56,6 @@ def call_with_retries(
     deadline: float = 120.0,
     retries: int = 4,
     seed: int = 0,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> T | Failed:
     """Calls `send` until it succeeds, fails for good, has been retried `retries` times, or the time is up.
 
@@ -70,18 +68,16 @@ def call_with_retries(
         deadline: seconds for all tries and waits together.
         retries: tries after the first.
         seed: of the waits; give every item its own, lest all that failed together come back together.
-        clock: seconds, for tests.
-        sleep: for tests.
     """
-    end = clock() + deadline
+    end = time.monotonic() + deadline
     for attempt in range(retries + 1):
-        result = send(attempt, max(end - clock(), 0.001))
+        result = send(attempt, max(end - time.monotonic(), 0.001))
         if not isinstance(result, Failed) or not result.again or attempt == retries:
             return result
         delay = max(retry_delay(attempt, seed), result.retry_after or 0.0)
-        if clock() + delay >= end:
+        if time.monotonic() + delay >= end:
             return result
-        sleep(delay)
+        time.sleep(delay)
     raise ValueError(f"retries must be 0 or more, got {retries}.")
 
 
@@ -91,6 +87,28 @@ def retry_delay(retry: int, seed: int) -> float:
     return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(retry, 30)) * (0.5 + uniform)
 
 
+def check_server(option: str, url: str, *, secret: str, example: str) -> None:
+    """Refuses an address of no server, and one that holds a password: it would end up in logs."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"{option} must be the address of a server such as {example}, got {url!r}.")
+    if parts.username or parts.password:
+        raise ValueError(
+            f"{option} must not hold a user name or a password: put it into an environment variable and give {secret}."
+        )
+
+
+def check_calls(concurrency: int, retries: int, *, timeout: float, deadline: float) -> None:
+    """Refuses numbers of requests, tries and seconds that make no sense."""
+    if concurrency < 1:
+        raise ValueError(f"concurrency must be at least 1, got {concurrency}.")
+    if retries < 0:
+        raise ValueError(f"retries must be 0 or more, got {retries}.")
+    for name, seconds in (("timeout", timeout), ("deadline", deadline)):
+        if not seconds > 0:
+            raise ValueError(f"{name} must be a positive number of seconds, got {seconds}.")
+
+
 def open_session(url: str, *, api_key: str | None = None, connections: int = 16) -> requests.Session:
     """A session for the server of `url`.
 
@@ -98,8 +116,13 @@ def open_session(url: str, *, api_key: str | None = None, connections: int = 16)
     """
     session = requests.Session()
     session.trust_env = not is_loopback(url)
-    # Set even without a key: else a .netrc of the machine would put its own Authorization there.
-    session.auth = _KeyAuth(api_key)
+
+    def authorized(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if api_key:
+            request.headers["Authorization"] = f"Bearer {api_key}"
+        return request
+
+    session.auth = authorized  # set even without a key: else a .netrc of the machine would put its own there
     adapter = requests.adapters.HTTPAdapter(pool_connections=1, pool_maxsize=connections, max_retries=0)
     session.mount("http://", adapter)
     session.mount("https://", adapter)
@@ -116,14 +139,7 @@ def is_loopback(url: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def post_json(
-    session: requests.Session,
-    url: str,
-    body: Any,
-    *,
-    timeout: float,
-    clock: Callable[[], float] = time.monotonic,
-) -> Any | Failed:
+def post_json(session: requests.Session, url: str, body: Any, *, timeout: float) -> Any | Failed:
     """Posts JSON and returns the reply's JSON, or why there is none. NaN and infinity in a reply are let through.
 
     Redirects are not followed: they would turn the request into one without a body.
@@ -134,23 +150,18 @@ def post_json(
         body: what `json.dumps` takes.
         timeout: seconds for the connection, for each wait for more of the reply, and for the reply as a whole, so that
             a server that sends a byte now and then cannot stretch it without end.
-        clock: seconds, for tests.
     """
     data = json.dumps(body, allow_nan=False).encode()
-    end = clock() + timeout
+    headers = {"Content-Type": "application/json"}
+    end = time.monotonic() + timeout
     content = b""
     try:
         with session.post(
-            url,
-            data=data,
-            headers={"Content-Type": "application/json"},
-            timeout=timeout,
-            stream=True,
-            allow_redirects=False,
+            url, data=data, headers=headers, timeout=timeout, stream=True, allow_redirects=False
         ) as reply:
             while piece := reply.raw.read1(2**16, decode_content=True):
                 content += piece
-                if clock() > end:
+                if time.monotonic() > end:
                     return Failed(error="timeout")
                 if len(content) > MAX_REPLY_BYTES:
                     return Failed(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
@@ -196,13 +207,3 @@ def _retry_after(header: str | None) -> float | None:
             return None
         seconds = (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
     return max(seconds, 0.0) if math.isfinite(seconds) else None
-
-
-class _KeyAuth(requests.auth.AuthBase):
-    def __init__(self, api_key: str | None) -> None:
-        self.api_key = api_key
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self.api_key:
-            request.headers["Authorization"] = f"Bearer {self.api_key}"
-        return request

@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowrl.rewards import Reward
@@ -36,32 +37,17 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8190
 
 
-def make_app(
-    rewards: Mapping[str, Reward],
-    *,
-    token: str | None = None,
-    max_bytes: int = 64 * 2**20,
-    max_pixels: int = 64_000_000,
-    max_items: int = 256,
-    queue_size: int = 1024,
-    batch_size: int = 16,
-    body_timeout: float = 60.0,
-) -> FastAPI:
+def make_app(rewards: Mapping[str, Reward], *, token: str | None = None, limits: Limits | None = None) -> FastAPI:
     """The server as an ASGI application; `app.state.service` is its `Service`.
 
     Args:
         rewards: what is served, loaded, by name.
         token: that every request must carry (`Authorization: Bearer ...`), /health without details aside; None for
             none.
-        max_bytes: of a request's body.
-        max_pixels: of all images of a request together.
-        max_items: of a request.
-        queue_size: items of each reward that may wait; a request that finds them waiting gets 429.
-        batch_size: items of one call of a pointwise reward.
-        body_timeout: seconds in which a request's body must have arrived.
+        limits: of requests and queues; None takes the defaults.
 
     Raises:
-        ValueError: FastAPI is not installed, nothing is to be served, a reward cannot be served, or a bad number.
+        ValueError: FastAPI is not installed, nothing is to be served, or a reward cannot be served.
     """
     check_extra()
     from fastapi import FastAPI
@@ -74,15 +60,7 @@ def make_app(
         )
     if token is not None and not token.strip():
         raise ValueError("the token is empty: give one of a few letters at least, or none.")
-    for name, number in (("queue_size", queue_size), ("batch_size", batch_size)):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}: raise it.")
-    if not body_timeout > 0:
-        raise ValueError(f"body_timeout must be a positive number of seconds, got {body_timeout}.")
-    service = Service(
-        rewards, token=token, limits=Limits(max_bytes=max_bytes, max_pixels=max_pixels, max_items=max_items),
-        queue_size=queue_size, batch_size=batch_size, body_timeout=body_timeout,
-    )  # fmt: skip
+    service = Service(rewards, token, limits or Limits())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -96,8 +74,8 @@ def make_app(
 
     app = FastAPI(title="flowrl reward server", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.service = service
-    app.add_route("/v1/score", _score_json, methods=["POST"])
-    app.add_route("/v1/score/multipart", _score_multipart, methods=["POST"])
+    app.add_route("/v1/score", partial(answer, content_type="application/json"), methods=["POST"])
+    app.add_route("/v1/score/multipart", partial(answer, content_type="multipart/form-data"), methods=["POST"])
     app.add_route("/health", _health, methods=["GET"])
     app.add_route("/metrics", _metrics, methods=["GET"])
     return app
@@ -132,14 +110,6 @@ async def _metrics(request: Request) -> Response:
         return refusal(WireError(401, "unauthorized", "a valid token is needed."))
     text, content_type = service.metrics.text(request.headers.get("accept", ""))
     return Response(text, media_type=content_type)
-
-
-async def _score_json(request: Request) -> Response:
-    return await answer(request, "application/json")
-
-
-async def _score_multipart(request: Request) -> Response:
-    return await answer(request, "multipart/form-data")
 
 
 def open_socket(host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, has_token: bool) -> socket.socket:

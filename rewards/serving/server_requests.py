@@ -11,16 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from flowrl.rewards import Reward
-from flowrl.rewards.serving.batching import Full, RewardQueue
+from flowrl.rewards.serving.batching import IN_FLIGHT, RewardQueue
 from flowrl.rewards.serving.server_metrics import Metrics
-from flowrl.rewards.serving.wire import Limits, Score, ScoreRequest, decode_request, encode_reply
-from flowrl.rewards.serving.wire_images import WireError
+from flowrl.rewards.serving.wire import Limits, Score, ScoreRequest, decode_request, encode_reply, too_many_bytes
+from flowrl.rewards.serving.wire_images import WireError, queue_full, stopping
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-
-_IN_FLIGHT = 8  # bodies of full size that may be in memory at once, and queued pixels likewise
 
 
 class Service:
@@ -32,19 +30,12 @@ class Service:
         stopping: when the stop began (`time.monotonic`), None while requests are taken.
     """
 
-    def __init__(
-        self, rewards: Mapping[str, Reward], *, token: str | None, limits: Limits, queue_size: int, batch_size: int,
-        body_timeout: float,
-    ) -> None:  # fmt: skip
-        self.token, self.limits, self.body_timeout = token, limits, body_timeout
+    def __init__(self, rewards: Mapping[str, Reward], token: str | None, limits: Limits) -> None:
+        self.token, self.limits = token, limits
         self.metrics = Metrics()
         self.queues = {
-            name: RewardQueue(
-                name, reward, batch_size=batch_size, max_items=queue_size, max_pixels=_IN_FLIGHT * limits.max_pixels,
-                metrics=self.metrics,
-            )
-            for name, reward in rewards.items()
-        }  # fmt: skip
+            name: RewardQueue(name, reward, limits=limits, metrics=self.metrics) for name, reward in rewards.items()
+        }
         self.decoders = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="decode")
         self.active = 0
         self.bytes_held = 0
@@ -90,14 +81,12 @@ async def answer(request: Request, content_type: str) -> Response:
         response = Response(encode_reply(queue.reward.version, scores), media_type="application/json")
     except WireError as error:
         response = refusal(error)
-    except Full as error:
-        response = refusal(WireError(429, "queue_full", f"{error}."), retry_after=error.seconds)
     except ClientDisconnect:
         response = Response(status_code=499)  # goes nowhere; the number is for the count
     except asyncio.CancelledError:
         if service.stopping is None:
             raise
-        response = refusal(WireError(503, "stopping", "the server stopped before it came to this."), retry_after=5)
+        response = refusal(stopping("the server stopped before it came to this."))
     finally:
         service.active -= 1
     service.metrics.requests.labels(name, response.status_code).inc()
@@ -108,7 +97,7 @@ async def _received(service: Service, request: Request, content_type: str) -> Sc
     """The decoded request; decoding runs in a thread, as images take time."""
     held: list[int] = []
     try:
-        async with asyncio.timeout(service.body_timeout):
+        async with asyncio.timeout(service.limits.body_timeout):
             body = await _body(service, request, content_type, held)
         files = None
         if content_type == "multipart/form-data":
@@ -116,7 +105,7 @@ async def _received(service: Service, request: Request, content_type: str) -> Sc
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(service.decoders, decode_request, body, service.limits, files)
     except TimeoutError as error:
-        seconds = service.body_timeout
+        seconds = service.limits.body_timeout
         raise WireError(408, "slow_body", f"the body did not arrive within {seconds:g} s.") from error
     finally:
         service.bytes_held -= sum(held)
@@ -133,9 +122,9 @@ async def _body(service: Service, request: Request, content_type: str, held: lis
     async for piece in request.stream():
         seen += len(piece)
         if against is None and seen > most:
-            against = _too_many_bytes(service)
-        if against is None and service.bytes_held + len(piece) > _IN_FLIGHT * most:
-            against = Full(1)
+            against = too_many_bytes(service.limits)
+        if against is None and service.bytes_held + len(piece) > IN_FLIGHT * most:
+            against = queue_full(1)
         if against is None:
             held.append(len(piece))
             service.bytes_held += len(piece)
@@ -147,28 +136,23 @@ async def _body(service: Service, request: Request, content_type: str, held: lis
     return bytes(kept)
 
 
-def _refused_at_once(service: Service, request: Request, content_type: str) -> WireError | Full | None:
+def _refused_at_once(service: Service, request: Request, content_type: str) -> WireError | None:
     """What the headers alone say against a request."""
     if not has_token(service, request):
         return WireError(401, "unauthorized", "a valid token is needed: Authorization: Bearer TOKEN.")
     if service.stopping is not None:
-        return WireError(503, "stopping", "the server is stopping.")
+        return stopping("the server is stopping.")
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != content_type or request.headers.get("content-encoding", "identity") != "identity":
         return WireError(415, "content_type", f"send {content_type} without content encoding, not {given or 'none'}.")
     if int(request.headers.get("content-length", 0)) > service.limits.max_bytes:
-        return _too_many_bytes(service)
+        return too_many_bytes(service.limits)
     if len(service.queues) == 1:  # else the body says which
         try:
             next(iter(service.queues.values())).check_room()
-        except Full as full:
+        except WireError as full:
             return full
     return None
-
-
-def _too_many_bytes(service: Service) -> WireError:
-    most = service.limits.max_bytes
-    return WireError(413, "too_many_bytes", f"a request may hold {most} bytes: send fewer items.")
 
 
 async def _parts(request: Request, body: bytes, max_bytes: int) -> tuple[bytes, dict[str, bytes]]:
@@ -232,13 +216,11 @@ def has_token(service: Service, request: Request) -> bool:
     return scheme.lower() == "bearer" and same
 
 
-def refusal(error: WireError, *, retry_after: int | None = None) -> Response:
+def refusal(error: WireError) -> Response:
     """The answer that says why a request is refused."""
     from starlette.responses import JSONResponse
 
-    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    if error.status == 503:
-        headers = {"Retry-After": str(retry_after or 5)}
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse({"error": error.word, "detail": str(error)}, status_code=error.status, headers=headers)

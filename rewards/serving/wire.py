@@ -33,16 +33,27 @@ _LONGEST_WORD = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one request may hold: bytes of its body, pixels of all its images together, items."""
+    """What a server takes: in one request, of waiting items, and in one call of a reward."""
 
     max_bytes: int = 64 * 2**20
+    """Bytes of a request's body."""
     max_pixels: int = 64_000_000
+    """Pixels of all images of a request together."""
     max_items: int = 256
+    """Items of a request."""
+    queue_size: int = 1024
+    """Items of each reward that may wait; a request that finds them waiting gets 429."""
+    batch_size: int = 16
+    """Items of one call of a pointwise reward."""
+    body_timeout: float = 60.0
+    """Seconds in which a request's body must have arrived."""
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels", "max_items"):
+        for name in ("max_bytes", "max_pixels", "max_items", "queue_size", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: raise it.")
+        if not self.body_timeout > 0:
+            raise ValueError(f"body_timeout must be a positive number of seconds, got {self.body_timeout}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -151,7 +162,7 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
         WireError: 413 for more than `limits` allows, 422 for anything that is not as the module describes.
     """
     if len(body) + sum(map(len, (files or {}).values())) > limits.max_bytes:
-        raise WireError(413, "too_many_bytes", f"a request may hold {limits.max_bytes} bytes: send fewer items.")
+        raise too_many_bytes(limits)
     data = _mapping(_json(body), "the request", _REQUEST_KEYS)
     if data.get("schema", SCHEMA) != SCHEMA:
         raise bad_request(
@@ -184,6 +195,11 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     if len({item.id for item in decoded}) != len(decoded):
         raise bad_request("two items have the same id: ids tell the items of a request apart")
     return ScoreRequest(reward=reward, items=tuple(decoded), iteration=_integer(iteration, "iteration"))
+
+
+def too_many_bytes(limits: Limits) -> WireError:
+    """The refusal of a body that is too long."""
+    return WireError(413, "too_many_bytes", f"a request may hold {limits.max_bytes} bytes: send fewer items.")
 
 
 def _item(value: Any, where: str, group: int | None, image: Callable[[Any, str], Pixels]) -> Item:
@@ -231,19 +247,13 @@ def _file(value: Any, files: Mapping[str, bytes] | None, where: str) -> bytes:
 
 def encode_reply(version: str, scores: Sequence[Score]) -> bytes:
     """The reply as JSON text; numbers that are not finite become null."""
-    return json.dumps(
-        {"schema": SCHEMA, "version": version, "items": [_encoded_score(score) for score in scores]}, allow_nan=False
-    ).encode()
-
-
-def _encoded_score(score: Score) -> dict[str, Any]:
-    encoded: dict[str, Any] = {
-        "id": score.id,
-        "value": score.value,
-        "parts": {key: value if math.isfinite(value) else None for key, value in score.parts.items()},
-        "error": score.error,
-    }
-    return encoded if score.detail is None else encoded | {"detail": score.detail}
+    items = [
+        {"id": score.id, "value": score.value, "error": score.error}
+        | {"parts": {key: value if math.isfinite(value) else None for key, value in score.parts.items()}}
+        | ({} if score.detail is None else {"detail": score.detail})
+        for score in scores
+    ]
+    return json.dumps({"schema": SCHEMA, "version": version, "items": items}, allow_nan=False).encode()
 
 
 def decode_reply(reply: Any, ids: Sequence[int]) -> Reply:

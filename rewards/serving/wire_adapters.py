@@ -98,13 +98,14 @@ def _decode_unirl(reply: Any, ids: Sequence[int], reward: str | None) -> Reply:
     return Reply(version=None, scores=scores)
 
 
-_ALL = frozenset({"prompts", "images", "metadata", "group_ids", "sample_ids", "videos", "fps", "source_images"})
-
 ADAPTERS: dict[str, Adapter] = {
     "flowrl": Adapter(
         score="/v1/score", health="/health", health_says="all", encode=encode_request,
-        decode=lambda reply, ids, reward: decode_reply(reply, ids), fields=_ALL | {"reference_images", "iteration"},
-        groups="several",
+        decode=lambda reply, ids, reward: decode_reply(reply, ids), groups="several",
+        fields=frozenset({
+            "prompts", "images", "metadata", "group_ids", "sample_ids", "videos", "fps", "source_images",
+            "reference_images", "iteration",
+        }),
     ),
     "flow_factory": Adapter(
         score="/compute", health="/health", health_says="nothing", encode=_encode_flow_factory,

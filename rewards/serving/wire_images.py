@@ -25,12 +25,21 @@ _DAMAGED = (
 
 
 class WireError(ValueError):
-    """A request that is refused: the HTTP status, a short word, and a sentence for the sender."""
+    """A request that is refused: the HTTP status, a short word, a sentence for the sender, and when to come back."""
 
-    def __init__(self, status: int, word: str, message: str) -> None:
+    def __init__(self, status: int, word: str, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
-        self.status = status
-        self.word = word
+        self.status, self.word, self.retry_after = status, word, retry_after
+
+
+def queue_full(seconds: int) -> WireError:
+    """The refusal of a request for which there is no room now."""
+    return WireError(429, "queue_full", f"the queue is full, try again in {seconds} s.", retry_after=seconds)
+
+
+def stopping(message: str) -> WireError:
+    """The refusal of a server that stops."""
+    return WireError(503, "stopping", message, retry_after=5)
 
 
 def encode_image(image: Pixels) -> str:

@@ -19,6 +19,7 @@ from flowrl.randomness import counter_seed
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.serving.server import make_app, make_server, open_socket
 from flowrl.rewards.serving.server_requests import Service
+from flowrl.rewards.serving.wire import Limits
 
 
 def samples(batch: int, *, size: tuple[int, int] = (6, 8), first: int = 0) -> RewardInputs:
@@ -79,10 +80,12 @@ class Running:
 
 
 @contextmanager
-def running(rewards: Mapping[str, Reward] | Reward, *, grace: float = 5.0, **options: Any) -> Iterator[Running]:
+def running(
+    rewards: Mapping[str, Reward] | Reward, *, grace: float = 5.0, token: str | None = None, **limits: Any
+) -> Iterator[Running]:
     """The real server on a free port of this machine."""
     served = rewards if isinstance(rewards, Mapping) else {"level": rewards}
-    app = make_app(served, **options)
+    app = make_app(served, token=token, limits=Limits(**limits))
     sock = open_socket(port=0, has_token=False)
     server = make_server(app, grace=grace)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})

@@ -17,6 +17,7 @@ from flowrl.generation.named_rewards import reward_list
 from flowrl.rewards import Reward
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.serving import server
+from flowrl.rewards.serving.wire import Limits
 from flowrl.rewards.specs import validate_reward_specs
 
 
@@ -43,10 +44,11 @@ def run(parsed: argparse.Namespace) -> int:
         print(f"Loading {', '.join(_label(spec) for spec in specs)} on {device} ...", flush=True)
         terms = build_weighted_sum(specs, device=device).terms
         rewards: dict[str, Reward] = {term.key: term.reward for term in terms}
-        app = server.make_app(
-            rewards, token=token, max_bytes=parsed.max_mib * 2**20, max_pixels=parsed.max_mpixels * 10**6,
-            max_items=parsed.max_items, queue_size=parsed.queue_size, batch_size=parsed.batch_size,
+        limits = Limits(
+            max_bytes=parsed.max_mib * 2**20, max_pixels=parsed.max_mpixels * 10**6, max_items=parsed.max_items,
+            queue_size=parsed.queue_size, batch_size=parsed.batch_size,
         )  # fmt: skip
+        app = server.make_app(rewards, token=token, limits=limits)
         host, port = bound.getsockname()[:2]
         at = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         print(f"Serving at {at} after {time.monotonic() - start:.1f} s; Ctrl-C stops.")

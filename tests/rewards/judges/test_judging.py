@@ -22,9 +22,9 @@ from flowrl.rewards.judges.answers import (
     parse_score,
     parse_winner,
     parse_word,
-    soft_tifa,
     yes_no,
 )
+from flowrl.rewards.judges.asking import geometric_mean, mean
 from flowrl.rewards.judges.chat import Answer, Question
 from flowrl.rewards.outputs import check_output
 
@@ -46,15 +46,15 @@ def test_yes_no_is_the_share_of_yes_among_the_two() -> None:
     assert yes_no({"Yes": math.log(0.6), "No": math.log(0.2)}) == pytest.approx(0.75, abs=1e-12)
     split = {"Yes": math.log(0.3), " yes": math.log(0.2), "YES": math.log(0.1), "no": math.log(0.2), "The": -0.1}
     assert yes_no(split) == pytest.approx(0.75, abs=1e-12)
-    assert yes_no({"Yes": 17.5, "No": 26.0}, inverted=True) == pytest.approx(0.999797, abs=5e-7)
+    assert yes_no({"Yes": 17.5, "No": 26.0}, yes="no", no="yes") == pytest.approx(0.999797, abs=5e-7)
     assert yes_no({"Yes": 17.5, "No": 26.0}) == pytest.approx(1 - 0.999797, abs=5e-7)
-    assert yes_no({"oui": -1.0, "non": -1.0}, yes=("oui",), no=("non", "nein")) == pytest.approx(0.5)
+    assert yes_no({"oui": -1.0, "non": -1.0}, yes="oui", no="non") == pytest.approx(0.5)
 
 
 def test_yes_no_with_a_side_missing() -> None:
     assert yes_no({"Yes": -3.0, "Maybe": -0.1}) == 1.0
     assert yes_no({"No": -3.0}) == 0.0
-    assert yes_no({"No": -3.0}, inverted=True) == 1.0
+    assert yes_no({"No": -3.0}, yes="no", no="yes") == 1.0
     assert yes_no({"Maybe": -0.1}) is None
     assert yes_no({}) is None
     assert yes_no({"Yes": -9999.0, "No": -0.0}) == 0.0  # far apart: no overflow on the way
@@ -108,11 +108,9 @@ def test_answer_mass_of_a_word_that_is_several_tokens() -> None:
 
 
 def test_soft_tifa_means() -> None:
-    assert soft_tifa([0.9, 0.8, 0.5]) == pytest.approx(0.733333, abs=5e-7)
-    assert soft_tifa([0.9, 0.8, 0.5], aggregation="gm") == pytest.approx(0.711379, abs=5e-7)
-    assert soft_tifa([0.9, 0.0, 0.5], aggregation="gm") == 0.0
-    with pytest.raises(ValueError, match="needs one score at least"):
-        soft_tifa([])
+    assert mean([0.9, 0.8, 0.5]) == pytest.approx(0.733333, abs=5e-7)
+    assert geometric_mean([0.9, 0.8, 0.5]) == pytest.approx(0.711379, abs=5e-7)
+    assert geometric_mean([0.9, 0.0, 0.5]) == 0.0
 
 
 @pytest.mark.parametrize(

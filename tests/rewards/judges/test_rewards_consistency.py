@@ -132,5 +132,5 @@ def test_consistency_of_cells_by_clip(tmp_path: Path) -> None:
     assert by_text(inputs).valid.all()
     assert_pointwise(by_image, inputs)
     inputs.metadata[2]["sub_prompts"] = "no"  # two letters are no two texts
-    with pytest.raises(ValueError, match=r"sub_prompts must be a list of texts, or .* one a cell, got 'no'"):
+    with pytest.raises(ValueError, match=r"sub_prompts must be a list of texts, or .* one per cell, got 'no'"):
         by_text(inputs)

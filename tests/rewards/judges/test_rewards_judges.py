@@ -37,7 +37,7 @@ def test_shipped_templates_hold_their_fields(name: str) -> None:
     template = load_template(name, None)
     images = [np.zeros((1, 1, 3), np.uint8)] * max(template.user.count("<image>"), 1)
     known = FIELDS[name] | {"prompt", "kind", "count", "criterion", "answer"}
-    text = "".join(p for p in template.parts(images, **{f: f"<{f}>" for f in known}) if isinstance(p, str))
+    text = "".join(p for p in template.parts(images, {f: f"<{f}>" for f in known}) if isinstance(p, str))
     assert all(f"<{field}>" in text for field in FIELDS[name])
     assert not re.search(r"\{\w+\}", text)
     assert template.system is None
@@ -47,17 +47,17 @@ def test_templates_fill_once_and_place_images(tmp_path: Path) -> None:
     """What is filled in is never read again: a prompt with a field's name or a mark in it stays as it is."""
     first, second = np.zeros((1, 1, 3), np.uint8), np.ones((1, 1, 3), np.uint8)
     template = Template(user='A <image> then <image>: {prompt} {"json": {other}}')
-    parts = template.parts([first, second], prompt="say <image> {other} {prompt}")
+    parts = template.parts([first, second], {"prompt": "say <image> {other} {prompt}"})
     assert parts[0] == "A "
     assert parts[1] is first
     assert parts[2] == " then "
     assert parts[3] is second
     assert parts[4:] == (': say <image> {other} {prompt} {"json": {other}}',)
-    assert Template(user="x {prompt}").parts([first, second], prompt="y") == (first, second, "x y")
+    assert Template(user="x {prompt}").parts([first, second], {"prompt": "y"}) == (first, second, "x y")
     (tmp_path / "mine.txt").write_text("You judge {prompt}.\n=== user ===\nRule {rule}\n")
     loaded = load_template("rubric_rule", str(tmp_path / "mine.txt"), images=1)
     assert (loaded.system, loaded.user) == ("You judge {prompt}.", "Rule {rule}")
-    assert loaded.system_of(prompt="p") == "You judge p."
+    assert loaded.question([], {"prompt": "p"}).system == "You judge p."
     assert loaded.digest != replace(loaded, system=None).digest
 
 
@@ -75,7 +75,7 @@ def test_templates_refuse_what_cannot_work(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             load_templates(dict.fromkeys(names, 1), template)
     with pytest.raises(ValueError, match=r"marks 1 places .* 2 images"):
-        Template(user="<image>").parts([np.zeros((1, 1, 3), np.uint8)] * 2)
+        Template(user="<image>").parts([np.zeros((1, 1, 3), np.uint8)] * 2, {})
 
 
 @pytest.mark.parametrize(

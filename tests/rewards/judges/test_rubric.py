@@ -16,13 +16,14 @@ from tiny_clip import assert_pointwise, inputs_of
 
 from flowrl.cli import main
 from flowrl.config.options import build_options
+from flowrl.prompts.pairs import read_pairs
 from flowrl.rewards import build_reward, reward_options
 from flowrl.rewards.image_files import read_image
 from flowrl.rewards.judges import autorubric
 from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric
 from flowrl.rewards.judges.chat import Answer, Question
 from flowrl.rewards.judges.rubric import Rule, load_rubric, save_rubric
-from flowrl.rewards.judges.rubric_answers import load_pairs, parse_rules
+from flowrl.rewards.judges.rubric_answers import parse_rules
 from flowrl.rewards.judges.rubric_fit import (
     accuracy,
     complete_part,
@@ -235,7 +236,7 @@ def critic(question: Question) -> Answer:
 
 def train(pairs: Path, out: Path, **options: Any) -> autorubric.TrainedRubric:
     given = {"judge": JUDGE, "rounds": 2, "num_hard": 4, **options}
-    return train_rubric(pairs, out, build_options(RubricTraining, given, owner="rubric training"), show=False)
+    return train_rubric(pairs, out, build_options(RubricTraining, given, owner="rubric training"))
 
 
 def test_training_finds_the_rule_and_the_reward_takes_it(
@@ -348,11 +349,13 @@ def test_held_out_pairs_share_no_prompt_with_the_others(
     lines = pairs_file.read_text().splitlines()[:40]
     rows = [json.loads(line) | {"prompt": f"thing {i // 4}"} for i, line in enumerate(lines)]
     pairs_file.write_text("\n".join(map(json.dumps, rows)))
-    fitted, unseen = autorubric._split(load_pairs(pairs_file), 40, 0.2, 7)
+    with pytest.raises(ValueError, match=r"leaves 1 of 1 pairs to fit to, and it takes two at least"):
+        autorubric._split(read_pairs(pairs_file)[:1], 40, 0.2, 7)
+    fitted, unseen = autorubric._split(read_pairs(pairs_file), 40, 0.2, 7)
     assert len(unseen) == 8
     assert len(fitted) == 32
     assert not {pair.prompt for pair in fitted} & {pair.prompt for pair in unseen}
-    assert autorubric._split(load_pairs(pairs_file), 40, 0.2, 7) == (fitted, unseen)
+    assert autorubric._split(read_pairs(pairs_file), 40, 0.2, 7) == (fitted, unseen)
 
 
 def test_pairs_refused(tmp_path: Path) -> None:
@@ -363,7 +366,6 @@ def test_pairs_refused(tmp_path: Path) -> None:
     Image.new("RGB", (2, 1)).save(tmp_path / "b.png")
     good = {"prompt": "p", "winner": "a.png", "loser": "b.png"}
     cases: list[tuple[list[Any], str]] = [
-        ([good], "holds 1 pairs"),
         ([good, {"prompt": "p", "winner": "a.png"}], "line 2: needs an object with prompt, winner and loser"),
         ([good | {"margin": "x"}], "line 1: margin must be a finite number"),
         ([good, good | {"loser": "c.png"}], r"line 2: there is no image .*c\.png"),
@@ -372,12 +374,12 @@ def test_pairs_refused(tmp_path: Path) -> None:
     for rows, message in cases:
         file.write_text("\n".join(map(json.dumps, rows)))
         with pytest.raises(ValueError, match=message):
-            load_pairs(file)
+            read_pairs(file)
     file.write_text("{")
-    with pytest.raises(ValueError, match=r"p\.jsonl, line 1: no valid JSON"):
-        load_pairs(file)
+    with pytest.raises(ValueError, match=r"p\.jsonl, line 1: not valid JSON"):
+        read_pairs(file)
     with pytest.raises(ValueError, match=r"none\.jsonl: cannot be read"):
-        load_pairs(tmp_path / "none.jsonl")
+        read_pairs(tmp_path / "none.jsonl")
 
 
 @pytest.mark.parametrize(

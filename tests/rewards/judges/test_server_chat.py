@@ -23,6 +23,7 @@ from PIL import Image
 from flowrl.rewards import RewardInputs, build_reward
 from flowrl.rewards.judges.chat import Answer, Question, build_chat, check_chat
 from flowrl.rewards.judges.server_chat import ServerJudge
+from flowrl.rewards.serving import retries
 from flowrl.rewards.serving.retries import (
     Failed,
     call_with_retries,
@@ -103,13 +104,13 @@ def server() -> Iterator[Scripted]:
 
 
 class Waits:
-    """A clock that only waiting moves."""
+    """A clock that only waiting moves, in the place of `time`."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.slept: list[float] = []
 
-    def clock(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -117,12 +118,20 @@ class Waits:
         self.now += seconds
 
 
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+    waits = Waits()
+    monkeypatch.setattr(retries, "time", waits)
+    return waits
+
+
 def chat_of(server: Scripted, **options: Any) -> tuple[ServerJudge, Waits]:
     judge = {"server": f"{server.address}/v1/", "model": "judge", **options}
     chat = build_chat(judge, device=CPU, owner="reward 'x'")
     assert isinstance(chat, ServerJudge)
-    waits = Waits()
-    return replace(chat, clock=waits.clock, sleep=waits.sleep), waits
+    waits: Waits = vars(retries)["time"]
+    waits.now, waits.slept = 0.0, []
+    return chat, waits
 
 
 def completion(text: str | None = "Yes", top: dict[str, float] | None = None, **more: Any) -> dict[str, Any]:
@@ -354,7 +363,7 @@ def test_sampled_answers_get_another_seed_after_an_error(server: Scripted) -> No
     assert [request["seed"] for request in server.requests] == [5, 5]
 
 
-def test_retry_policy() -> None:
+def test_retry_policy(waits: Waits) -> None:
     delays = np.array([[retry_delay(k, seed) for k in range(8)] for seed in range(400)])
     base = np.minimum(8.0, 0.5 * 2.0 ** np.arange(8))
     spread = delays / base
@@ -364,22 +373,21 @@ def test_retry_policy() -> None:
     assert retry_delay(3, 7) == retry_delay(3, 7)
 
     tries: list[tuple[int, float]] = []
-    waits = Waits()
 
     def send(attempt: int, left: float) -> str | Failed:
         tries.append((attempt, left))
         waits.now += 10.0
         return Failed(error="timeout")
 
-    result = call_with_retries(send, deadline=31.0, retries=9, seed=1, clock=waits.clock, sleep=waits.sleep)
+    result = call_with_retries(send, deadline=31.0, retries=9, seed=1)
     assert result == Failed(error="timeout")
     assert [attempt for attempt, _ in tries] == [0, 1, 2]
     assert [left for _, left in tries] == pytest.approx(
         [31.0, 21.0 - waits.slept[0], 11.0 - sum(waits.slept)], abs=1e-9
     )
     final = Failed(error="status_404", again=False)
-    assert call_with_retries(lambda *_: final, clock=waits.clock, sleep=waits.sleep) == final
-    assert call_with_retries(lambda *_: None, clock=waits.clock, sleep=waits.sleep) is None  # a result, not a failure
+    assert call_with_retries(lambda *_: final) == final
+    assert call_with_retries(lambda *_: None) is None  # a result, not a failure
 
 
 def test_retried_statuses_and_retry_after() -> None:
@@ -393,12 +401,14 @@ def test_retried_statuses_and_retry_after() -> None:
     assert date == pytest.approx(60, abs=5)
 
 
-def test_slow_reply_cannot_stretch_the_timeout(server: Scripted) -> None:
+def test_slow_reply_cannot_stretch_the_timeout(server: Scripted, waits: Waits, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock is a second later, so the first piece of the reply is late already."""
-    ticks = iter(range(100))
+    ticks = map(float, range(100))
     server.play(GOOD)
     session = open_session(server.address)
-    late = post_json(session, f"{server.address}/x", {}, timeout=0.5, clock=lambda: float(next(ticks)))
+    with monkeypatch.context() as patched:
+        patched.setattr(waits, "monotonic", ticks.__next__)
+        late = post_json(session, f"{server.address}/x", {}, timeout=0.5)
     assert late == Failed(error="timeout")
     assert isinstance(post_json(session, f"{server.address}/x", {}, timeout=5.0), dict)
     with pytest.raises(ValueError, match="Out of range float"):
@@ -415,10 +425,10 @@ def test_addresses_of_this_machine() -> None:
 def test_bad_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"server": "127.0.0.1:8000"}, "server must be an address"),
-        ({"server": "http://me:pw@host/v1"}, "must hold no user name or password"),
+        ({"server": "127.0.0.1:8000"}, "server must be the address"),
+        ({"server": "http://me:pw@host/v1"}, "server must not hold a user name or a password"),
         ({"model": ""}, "model must be the name"),
-        ({"concurrency": 0}, "concurrency must be 1 or more"),
+        ({"concurrency": 0}, "concurrency must be at least 1"),
         ({"retries": -1}, "retries must be 0 or more"),
         ({"timeout": 0}, "timeout must be a positive number"),
         ({"deadline": math.inf}, "deadline must be a finite number"),

@@ -346,7 +346,7 @@ def wrong_options() -> Iterator[tuple[dict[str, Any], str]]:
     yield {}, "required key 'url' is missing"
     for url in ("127.0.0.1:8190", "ftp://x", "http://", "http://x/?a=1", 5):
         yield {"url": url}, "url must be"
-    yield {"url": "http://user:pass@x"}, "url must not hold a password"
+    yield {"url": "http://user:pass@x"}, "url must not hold a user name or a password"
     good = {"url": "http://x"}
     yield {**good, "protocol": "grpc"}, "protocol must be one of flowrl, flow_factory, unirl, got 'grpc'"
     yield {**good, "protocol": "unirl"}, "protocol unirl needs reward"

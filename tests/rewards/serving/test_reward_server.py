@@ -26,7 +26,7 @@ from flowrl.generation.named_rewards import reward_list
 from flowrl.rewards import RewardInputs, RewardOutput, output_of
 from flowrl.rewards.remote import items_of
 from flowrl.rewards.serving.server import make_app, open_socket
-from flowrl.rewards.serving.wire import encode_request
+from flowrl.rewards.serving.wire import Limits, encode_request
 from flowrl.rewards.serving.wire_images import encode_image
 
 NEEDS = frozenset({"images", "prompts", "metadata"})
@@ -363,12 +363,17 @@ def test_what_cannot_be_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         ({}, {}, "at least one reward"),
         ({"a": reward_of(kind="adversarial")}, {}, "trained jointly with the policy"),
         ({"a": reward_of()}, {"token": " "}, "the token is empty"),
-        ({"a": reward_of()}, {"queue_size": 0}, "queue_size must be at least 1"),
-        ({"a": reward_of()}, {"max_pixels": 0}, "max_pixels must be at least 1"),
     ]
     for rewards, options, message in cases:
         with pytest.raises(ValueError, match=message):
             make_app(rewards, **options)
+    for limits, message in (
+        ({"queue_size": 0}, "queue_size must be at least 1"),
+        ({"max_pixels": 0}, "max_pixels must be at least 1"),
+        ({"body_timeout": 0.0}, "body_timeout must be a positive number of seconds"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Limits(**limits)
     monkeypatch.setitem(sys.modules, "python_multipart", None)
     with pytest.raises(ValueError, match=r"needs python_multipart .* pip install 'flowrl-toolkit\[serve\]'"):
         make_app({"a": reward_of()})
