@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -26,7 +26,7 @@ def informative_groups(
     tol: float = 0.0,
     success_at: float = 0.5,
 ) -> Bool[Tensor, " P"]:
-    """Groups that can teach something, the others being sampled anew (dynamic sampling of DAPO, arXiv 2503.14476).
+    """Groups that can teach something, the others being sampled again (dynamic sampling of DAPO, arXiv 2503.14476).
 
     Args:
         reward_B: [B] float; NaN takes no part.
@@ -120,14 +120,14 @@ def remember(buffer: ReplayBuffer, prompts: Sequence[int], pass_rates: Sequence[
     Args:
         buffer: Is not changed.
         prompts: Distinct numbers.
-        pass_rates: One a prompt, in [0, 1]; NaN (nothing valid) leaves the prompt's entry as it was.
+        pass_rates: One per prompt, in [0, 1]; NaN (nothing valid) leaves the prompt's entry as it was.
         iteration: Of these visits.
 
     Raises:
         ValueError: lengths differ, a prompt comes twice, or a pass rate is out of range.
     """
     if len(prompts) != len(pass_rates) or len(set(prompts)) != len(prompts):
-        raise ValueError(f"one pass rate a prompt and every prompt once, got {list(prompts)} and {list(pass_rates)}")
+        raise ValueError(f"one pass rate per prompt and every prompt once, got {list(prompts)} and {list(pass_rates)}")
     entries = {entry.prompt: entry for entry in buffer.entries}
     low, high = buffer.band
     for prompt, rate in zip(prompts, pass_rates, strict=True):
@@ -139,7 +139,7 @@ def remember(buffer: ReplayBuffer, prompts: Sequence[int], pass_rates: Sequence[
         if low <= rate <= high:
             entries[prompt] = ReplayEntry(prompt, float(rate), iteration, 0 if old is None else old.reuses + 1)
     ordered = tuple(entries[prompt] for prompt in sorted(entries))
-    return ReplayBuffer(buffer.band, buffer.share, buffer.cooldown, buffer.max_reuse, ordered)
+    return replace(buffer, entries=ordered)
 
 
 def replay(buffer: ReplayBuffer, batch_size: int, iteration: int) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ def update_pass_rates(
     Args:
         pass_rate_P: [P]; is not changed.
         prompts: Distinct numbers in 0 .. P-1.
-        observed: Pass rates of this iteration, one a prompt, in [0, 1]; NaN (nothing valid) changes nothing.
+        observed: Pass rates of this iteration, one per prompt, in [0, 1]; NaN (nothing valid) changes nothing.
         momentum: In [0, 1).
 
     Raises:
@@ -201,7 +201,7 @@ def update_pass_rates(
     known = len(set(prompts)) == len(prompts) == len(observed) and all(0 <= i < len(pass_rate_P) for i in prompts)
     if not known:
         raise ValueError(
-            f"one pass rate a prompt and every prompt once, of 0 .. {len(pass_rate_P) - 1}, got {list(prompts)} and "
+            f"one pass rate per prompt and every prompt once, of 0 .. {len(pass_rate_P) - 1}, got {list(prompts)} and "
             f"{list(observed)}"
         )
     if not 0 <= momentum < 1 or any(rate < 0 or rate > 1 for rate in observed):
