@@ -12,12 +12,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from flowrl.pipelines.lora import lora_ready_for_diffusers
+from flowrl.pipelines.lora import LORA_FILE, lora_ready_for_diffusers
 from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, embedded_guidance, linear_cfg
 from flowrl.trajectory import Conditioning
-
-LORA_FILE = "pytorch_lora_weights.safetensors"
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
 
@@ -136,11 +134,6 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     return torch.autocast(device.type, dtype, cache_enabled=False)
 
 
-def two_passes(scale: float) -> int:
-    """Network rows of classifier-free guidance: 2, but 1 at scale 1, where the negative has no weight."""
-    return 1 if scale == 1 else 2
-
-
 def two_pass_guidance(
     network: Network, cond: Conditioning, negative: Conditioning | None, scale: float, *, rule: Rule = linear_cfg
 ) -> Velocity:
@@ -236,6 +229,23 @@ def encoded(vae: Any, x: Tensor) -> Tensor:
     """Latents of images or clips in [-1, 1]: the posterior's mode, shifted and scaled as `decoded` undoes it."""
     latents: Tensor = (vae.encode(x).latent_dist.mode() - _shift(vae)) * vae.config.scaling_factor
     return latents
+
+
+def latent_statistics(p: Any) -> dict[str, Tensor]:
+    """Mean and standard deviation `[C, 1, 1]` of each latent channel, `[C, 1, 1, 1]` of videos, as the VAE says."""
+    config, ones = p.pipe.vae.config, (1,) * (3 if p.family.videos else 2)
+    stated = {"mean": config.latents_mean, "std": config.latents_std}
+    return {name: torch.tensor(values, device=p.device).view(-1, *ones) for name, values in stated.items()}
+
+
+def normalised(p: Any, latents: Tensor) -> Tensor:
+    """An autoencoder's latents as networks see them: by the mean and standard deviation among the constants."""
+    return (latents - p.constants["mean"]) / p.constants["std"]
+
+
+def restored(p: Any, z: Tensor) -> Tensor:
+    """The inverse of `normalised`."""
+    return z * p.constants["std"] + p.constants["mean"]
 
 
 def _shift(vae: Any) -> float:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from flowrl.config.options import build_options
 from flowrl.pipelines import common, known_checkpoints
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_json
-from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.lora import LORA_FILE, check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule
@@ -51,12 +51,34 @@ def embedded(
 
 def two_passes(card: Card | None, scale: float) -> int:
     """Two where guidance is on, at any scale but 1."""
-    return common.two_passes(scale)
+    return 1 if scale == 1 else 2
 
 
 def one_pass(card: Card | None, scale: float) -> int:
     """One at every scale."""
     return 1
+
+
+def given(
+    embeds: str, *, pooled: str | None = None, mask: bool = False
+) -> Callable[[FamilyPipeline, int], dict[str, Tensor]]:
+    """A `conditioning` of embeddings, and perhaps pooled ones and a mask, of widths that the denoiser's entries say.
+
+    Where its guidance is an input, the scale is among them.
+    """
+
+    def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+        config = vars(p.card.network)
+        found = {"embeds": common.meta(1, tokens, config[embeds])}
+        if mask:
+            found["mask"] = common.meta(1, tokens)
+        if pooled is not None:
+            found["pooled"] = common.meta(1, config[pooled])
+        if config.get("guidance_embeds"):
+            found["guidance"] = common.meta(1)
+        return found
+
+    return conditioning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +147,8 @@ class Family:
     """Least and most source images, of checkpoint and options."""
     tokens: Callable[[Card, Any], int] | None = None
     """Tokens that prompts are cut or padded to; None takes `max_sequence_length`, or `length`."""
+    longest: Callable[[Card], int] | None = None
+    """Most tokens of a prompt, where there are such."""
     seen_tokens: Callable[[Card, int], int] = lambda card, length: length
     """Tokens of text that the denoiser reads for prompts of a length."""
     refuse: Callable[[Card], None] = lambda card: None
@@ -286,7 +310,13 @@ class Family:
         Raises:
             ValueError: another number than the checkpoint takes.
         """
-        return self.tokens(card, options) if self.tokens is not None else options.max_sequence_length or self.length
+        if self.tokens is not None:
+            return self.tokens(card, options)
+        length = self.length if options.max_sequence_length is None else options.max_sequence_length
+        most = length if self.longest is None else self.longest(card)
+        if not 1 <= length <= most:
+            raise ValueError(f"pipeline.max_sequence_length ({length}) must lie in 1 .. {most} for {card.model}")
+        return length
 
     def size_of(self, card: Card, options: Any) -> Size:
         """What is drawn: options, then the checkpoint's own."""
@@ -443,7 +473,7 @@ class FamilyPipeline:
             return common.write_lora(stock, folder, tensors, config, part=first)
         for name, part in common.split_experts(tensors, tuple(self.experts)):
             common.write_lora(stock, folder if name == first else folder / name, part, config, part=first)
-        return folder / common.LORA_FILE
+        return folder / LORA_FILE
 
 
 def shapes(family: Family, card: Card, size: Size) -> tuple[tuple[int, ...], tuple[int, ...]]:

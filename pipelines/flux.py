@@ -16,13 +16,12 @@ from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, square
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, embedded, one_pass
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, embedded, given, one_pass
+from flowrl.pipelines.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-    "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
+    *JOINT_ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
 )  # fmt: skip
 """Attention of all blocks and the feed-forward layers of the double-stream ones, as Flow-GRPO trains FLUX."""
 
@@ -67,16 +66,6 @@ def read(p: FamilyPipeline, output: Tensor, x: Tensor) -> Tensor:
     return common.unpack(output[:, : x.shape[-2] * x.shape[-1] // 4], x.shape[1:])
 
 
-def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    """What a prompt gives, without numbers."""
-    config = p.card.network
-    guidance = {"guidance": common.meta(1)} if config.guidance_embeds else {}
-    return guidance | {
-        "embeds": common.meta(1, tokens, config.joint_attention_dim),
-        "pooled": common.meta(1, config.pooled_projection_dim),
-    }
-
-
 def refuse(card: Card) -> None:
     """Refuses networks that take more than latents.
 
@@ -106,7 +95,7 @@ def _tokens(card: Card, options: Any) -> int:
 FAMILY = Family(
     name="flux", title="FLUX.1", network=FluxTransformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder", "text_encoder_2"), own_size=square(128), grid=packed_grid, embed=embed,
-    arguments=arguments, read=read, conditioning=conditioning, schedule=stock_schedules.by_image_size,
-    guided=embedded, passes=one_pass, positions=lambda p: {"ids": token_ids(p.latent_shape).to(p.device)},
-    refuse=refuse, tokens=_tokens,
+    arguments=arguments, read=read, conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"),
+    schedule=stock_schedules.by_image_size, guided=embedded, passes=one_pass,
+    positions=lambda p: {"ids": token_ids(p.latent_shape).to(p.device)}, refuse=refuse, tokens=_tokens,
 )  # fmt: skip

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, square
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
+from flowrl.pipelines.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+    *JOINT_ATTENTION,
     "ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out", "attn.to_qkv_mlp_proj",
 )  # fmt: skip
 """All of the double-stream blocks, and the fused input projection of the single-stream ones."""
@@ -92,19 +92,13 @@ def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
     return torch.cat([p.call(x[own], timestep[own], cond[own]).float() for own in rows])[order.argsort()]
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    config = p.card.network
-    guidance = {"guidance": common.meta(1)} if config.guidance_embeds else {}
-    return guidance | {"embeds": common.meta(1, tokens, config.joint_attention_dim)}
-
-
 def two_passes(card: Card | None) -> bool:
     """Whether a checkpoint is guided in two passes: klein that is not distilled."""
     return card is not None and card.stock == "Flux2KleinPipeline" and not card.index.get("is_distilled")
 
 
 def _passes(card: Card | None, scale: float) -> int:
-    return common.two_passes(scale) if two_passes(card) else 1
+    return 2 if scale != 1 and two_passes(card) else 1
 
 
 def _guided(
@@ -127,13 +121,11 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
 
 
 def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    unfolded = nn.functional.pixel_shuffle(z * p.constants["std"] + p.constants["mean"], 2)
-    return p.pipe.vae.decode(unfolded, return_dict=False)[0]
+    return p.pipe.vae.decode(nn.functional.pixel_shuffle(common.restored(p, z), 2), return_dict=False)[0]
 
 
 def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
-    folded = nn.functional.pixel_unshuffle(p.pipe.vae.encode(x).latent_dist.mode(), 2)
-    return (folded - p.constants["mean"]) / p.constants["std"]
+    return common.normalised(p, nn.functional.pixel_unshuffle(p.pipe.vae.encode(x).latent_dist.mode(), 2))
 
 
 def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
@@ -171,9 +163,8 @@ def empirical_mu(num_tokens: int, num_steps: int) -> float:
 FAMILY = Family(
     name="flux2", title="FLUX.2", network=Flux2Transformer2DModel, lora_targets=LORA_TARGETS, options=Flux2Options,
     encoders=("text_encoder",), num_sources=None, sources_option="max_references", own_size=square(64),
-    grid=lambda config: Grid(channels=config.in_channels), factors=_factors, constants=_constants,
-    positions=_positions, embed=_embed, embed_sources=_embed_sources,
-    count_sources=lambda card, options: (0, options.max_references), arguments=_arguments, read=_read,
-    evaluate=_evaluate, conditioning=_conditioning, guided=_guided, passes=_passes, schedule=_schedule, decode=_decode,
-    encode=_encode,
+    grid=lambda config: Grid(channels=config.in_channels), factors=_factors, constants=_constants, positions=_positions,
+    embed=_embed, embed_sources=_embed_sources, count_sources=lambda card, options: (0, options.max_references),
+    arguments=_arguments, read=_read, evaluate=_evaluate, conditioning=given("joint_attention_dim"), guided=_guided,
+    passes=_passes, schedule=_schedule, decode=_decode, encode=_encode,
 )  # fmt: skip

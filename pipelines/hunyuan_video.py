@@ -15,16 +15,11 @@ from typing import Any
 from diffusers import HunyuanVideoTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
+from flowrl.pipelines import stock_schedules
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, embedded, one_pass
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, embedded, given, one_pass
+from flowrl.pipelines.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning, Schedule
-
-LORA_TARGETS = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-)  # fmt: skip
-"""Attention of both kinds of blocks and of the text refiner."""
 
 
 def _grid(config: Any) -> Grid:
@@ -50,14 +45,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     }  # fmt: skip
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    config = p.card.network
-    return {
-        "embeds": common.meta(1, tokens, config.text_embed_dim), "mask": common.meta(1, tokens),
-        "pooled": common.meta(1, config.pooled_projection_dim), "guidance": common.meta(1),
-    }  # fmt: skip
-
-
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
     """Grid "diffusers" is "linspace" here: the stock pipeline passes evenly spaced sigmas in."""
     return stock_schedules.flow_schedule(p.pipe.scheduler, num_steps, grid, shift, sigmas="linspace")
@@ -72,9 +59,10 @@ def _refuse(card: Card) -> None:
 
 
 FAMILY = Family(
-    name="hunyuan_video", title="HunyuanVideo", network=HunyuanVideoTransformer3DModel, lora_targets=LORA_TARGETS,
+    name="hunyuan_video", title="HunyuanVideo", network=HunyuanVideoTransformer3DModel, lora_targets=JOINT_ATTENTION,
     options=VideoOptions, encoders=("text_encoder", "text_encoder_2"), length=256,
     own_size=lambda card: Size(height=720, width=1280, num_frames=129, fps=24.0), grid=_grid, factors=_factors,
-    embed=_embed, arguments=_arguments, conditioning=_conditioning, guided=embedded, passes=one_pass,
-    schedule=_schedule, check_scheduler=stock_schedules.check_flow_scheduler, refuse=_refuse,
+    embed=_embed, arguments=_arguments, conditioning=given("text_embed_dim", pooled="pooled_projection_dim", mask=True),
+    guided=embedded, passes=one_pass, schedule=_schedule, check_scheduler=stock_schedules.check_flow_scheduler,
+    refuse=_refuse,
 )  # fmt: skip

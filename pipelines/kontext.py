@@ -30,7 +30,7 @@ def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
 
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    return {**flux.conditioning(p, tokens), "image_latents": common.meta(1, *p.latent_shape)}
+    return {**flux.FAMILY.conditioning(p, tokens), "image_latents": common.meta(1, *p.latent_shape)}
 
 
 FAMILY = replace(

@@ -2,7 +2,7 @@
 
 Slots of one network: `policy` is what is trained, `reference` the network with the LoRA switched off, and any other
 slot (`ema`, `old`, ...) a copy of the LoRA tensors. Running under a slot swaps tensors in place or flips the adapters'
-own switch, which costs microseconds a layer; the base weights are never touched or merged.
+own switch, which costs microseconds per layer; the base weights are never touched or merged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,19 @@ from flowrl.randomness import counter_normal
 ADAPTER = "default"
 _PARTS: tuple[str, ...] = ("transformer.", "unet.")  # before a layer's name in stock files
 _PEFT_PARTS: tuple[str, ...] = ("base_model.model.",)
-_DIFFUSERS_FILE, _PEFT_FILE = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"
+LORA_FILE, _PEFT_FILE = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"
+
+
+JOINT_ATTENTION = (
+    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+)  # fmt: skip
+"""LoRA targets: the projections of attention over image and text."""
+
+SELF_AND_CROSS_ATTENTION = tuple(
+    f"{part}.{layer}" for part in ("attn1", "attn2") for layer in ("to_q", "to_k", "to_v", "to_out.0")
+)
+"""LoRA targets: the projections of self-attention and of attention to the text."""
 
 
 def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
@@ -126,19 +138,13 @@ class Policy:
         self._running = new
         for slot, entered in ((old, False), (new, True)) if old != new else ():
             if slot == "reference":
-                self._switch(off=entered)
+                # PEFT's own enable_adapters() also flips requires_grad and costs tens of milliseconds.
+                for layer in self._layers:
+                    layer._disable_adapters = entered
             elif slot != "policy":
-                self._swap(slot)
-
-    def _switch(self, *, off: bool) -> None:
-        # PEFT's own enable_adapters() also flips requires_grad and costs tens of milliseconds on large networks.
-        for layer in self._layers:
-            layer._disable_adapters = off
-
-    def _swap(self, slot: str) -> None:
-        kept = self.slots[slot]
-        for name, parameter in self.parameters.items():
-            parameter.data, kept[name] = kept[name], parameter.data
+                kept = self.slots[slot]
+                for name, parameter in self.parameters.items():
+                    parameter.data, kept[name] = kept[name], parameter.data
 
     def peft_tensors(self) -> dict[str, Tensor]:
         """The weights the network holds now, under PEFT's portable names."""
@@ -173,15 +179,13 @@ def read_lora(folder: Path) -> tuple[dict[str, Tensor], float]:
     Raises:
         ValueError: the folder holds neither layout, or a LoRA that is not simply `alpha / rank * B A`.
     """
-    if (folder / "transformer_2" / _DIFFUSERS_FILE).exists():
-        return _read_experts(folder)
-    return _read_one(folder)
+    return (_read_experts if (folder / "transformer_2" / LORA_FILE).exists() else _read_one)(folder)
 
 
 def _read_one(folder: Path) -> tuple[dict[str, Tensor], float]:
     """The LoRA of one network; see `read_lora`."""
-    if (folder / _DIFFUSERS_FILE).exists():
-        path, prefixes = folder / _DIFFUSERS_FILE, _PARTS
+    if (folder / LORA_FILE).exists():
+        path, prefixes = folder / LORA_FILE, _PARTS
         with safe_open(path, framework="pt") as file:
             stated = json.loads((file.metadata() or {}).get("lora_adapter_metadata", "{}"))
         stated = {_without(prefixes, key): value for key, value in stated.items()}
@@ -192,9 +196,7 @@ def _read_one(folder: Path) -> tuple[dict[str, Tensor], float]:
             raise ValueError(f"{path} needs the adapter_config.json it was saved with: only that one states its alpha")
         stated = json.loads(config.read_text(encoding="utf-8"))
     else:
-        raise ValueError(
-            f"no LoRA in {folder}: looked for {_DIFFUSERS_FILE} (diffusers) and {_PEFT_FILE} (PEFT, flow_grpo)"
-        )
+        raise ValueError(f"no LoRA in {folder}: looked for {LORA_FILE} (diffusers) and {_PEFT_FILE} (PEFT, flow_grpo)")
     refused = [key for key in ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern") if stated.get(key)]
     if refused:
         raise ValueError(

@@ -15,16 +15,11 @@ from typing import Any
 from diffusers import LTXVideoTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
+from flowrl.pipelines import common, stock_schedules, wan
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
+from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
 from flowrl.trajectory import Conditioning, Schedule
-
-LORA_TARGETS = (
-    "attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0",
-    "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0",
-)  # fmt: skip
-"""The projections of self- and cross-attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +76,6 @@ def _read(p: FamilyPipeline, output: Tensor, x: Tensor) -> Tensor:
     return split.reshape(x.shape)
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    return {"embeds": common.meta(1, tokens, p.card.network.caption_channels), "mask": common.meta(1, tokens)}
-
-
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
     """Grid "diffusers" is "linspace" here: the stock pipeline passes evenly spaced sigmas in."""
     scheduler = p.pipe.scheduler
@@ -101,11 +92,7 @@ def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
 def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
     vae = p.pipe.vae
     time = z.new_full((len(z),), p.options.decode_timestep) if vae.config.timestep_conditioning else None
-    return vae.decode(z * p.constants["std"] + p.constants["mean"], time, return_dict=False)[0]
-
-
-def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
-    return (p.pipe.vae.encode(x).latent_dist.mode() - p.constants["mean"]) / p.constants["std"]
+    return vae.decode(common.restored(p, z), time, return_dict=False)[0]
 
 
 def _suits(card: Card, options: Any) -> None:
@@ -116,10 +103,10 @@ def _suits(card: Card, options: Any) -> None:
 
 
 FAMILY = Family(
-    name="ltx_video", title="LTX-Video", network=LTXVideoTransformer3DModel, lora_targets=LORA_TARGETS,
+    name="ltx_video", title="LTX-Video", network=LTXVideoTransformer3DModel, lora_targets=SELF_AND_CROSS_ATTENTION,
     options=LTXVideoOptions, encoders=("text_encoder",), length=128,
     own_size=lambda card: Size(height=512, width=704, num_frames=161, fps=25.0), grid=_grid, factors=_factors,
-    embed=_embed, arguments=_arguments, read=_read, conditioning=_conditioning, schedule=_schedule,
-    constants=_constants, decode=_decode, encode=_encode, suits=_suits,
+    embed=_embed, arguments=_arguments, read=_read, conditioning=given("caption_channels", mask=True),
+    schedule=_schedule, constants=_constants, decode=_decode, encode=wan.encode, suits=_suits,
     check_scheduler=stock_schedules.check_flow_scheduler,
 )  # fmt: skip

@@ -18,18 +18,17 @@ from diffusers import QwenImageTransformer2DModel
 from torch import Tensor, nn
 
 from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.cards import Card, square
+from flowrl.pipelines.cards import square
 from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.flux import packed_grid, read
+from flowrl.pipelines.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-    "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
+    *JOINT_ATTENTION, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
 )  # fmt: skip
 """Joint attention and both streams' MLPs, as published RL recipes of Qwen-Image train them (rank 64, alpha 128).
 
@@ -94,20 +93,11 @@ def rescaled_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tenso
 
 def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
     """Images are decoded as videos of one frame."""
-    mean, std = p.constants["mean"], p.constants["std"]
-    return p.pipe.vae.decode((z * std + mean).unsqueeze(2), return_dict=False)[0][:, :, 0]
+    return p.pipe.vae.decode(common.restored(p, z).unsqueeze(2), return_dict=False)[0][:, :, 0]
 
 
 def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
-    latents = p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0]
-    return (latents - p.constants["mean"]) / p.constants["std"]
-
-
-def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
-    """Mean and std of each latent channel `[C, 1, 1]`, as the checkpoint states them."""
-    config = p.pipe.vae.config
-    stated = {"mean": config.latents_mean, "std": config.latents_std}
-    return {name: torch.tensor(values, device=p.device).view(-1, 1, 1) for name, values in stated.items()}
+    return common.normalised(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
 
 
 def factors(vae: Mapping[str, Any]) -> tuple[int, int]:
@@ -115,16 +105,10 @@ def factors(vae: Mapping[str, Any]) -> tuple[int, int]:
     return 2 * common.pixels_per_latent(vae, "temperal_downsample", 3), 1
 
 
-def _tokens(card: Card, options: Any) -> int:
-    length = 512 if options.max_sequence_length is None else int(options.max_sequence_length)
-    if not 1 <= length <= LONGEST_PROMPT:
-        raise ValueError(f"pipeline.max_sequence_length ({length}) must lie in 1 .. {LONGEST_PROMPT}")
-    return length
-
-
 FAMILY = Family(
     name="qwen_image", title="Qwen-Image", network=QwenImageTransformer2DModel, lora_targets=LORA_TARGETS,
-    encoders=("text_encoder",), own_size=square(128), grid=packed_grid, factors=factors, constants=_constants,
-    embed=_embed, arguments=_arguments, read=read, conditioning=conditioning, guided=_guided,
-    schedule=stock_schedules.by_image_size, decode=_decode, encode=_encode, tokens=_tokens,
+    encoders=("text_encoder",), own_size=square(128), grid=packed_grid, factors=factors,
+    constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read, conditioning=conditioning,
+    guided=_guided, schedule=stock_schedules.by_image_size, decode=_decode, encode=_encode,
+    longest=lambda card: LONGEST_PROMPT,
 )  # fmt: skip

@@ -120,10 +120,6 @@ def image_tokens(model: str, height: int, width: int) -> int:
     return int(reader.get_number_of_image_patches(height, width)) // int(reader.merge_size) ** 2
 
 
-def _count_sources(card: Card, options: Any) -> tuple[int, int]:
-    return options.num_sources, options.num_sources
-
-
 def _tokens(card: Card, options: Any) -> int:
     """Tokens that prompts are padded to: what is given, else `TEXT_TOKENS` and those of the source images."""
     second, count, asked = card.stock == _SECOND, options.num_sources, options.max_sequence_length
@@ -149,6 +145,6 @@ def _tokens(card: Card, options: Any) -> int:
 
 FAMILY = replace(
     qwen_image.FAMILY, name="qwen_image_edit", title="Qwen-Image-Edit", options=QwenImageEditOptions, num_sources=None,
-    sources_option="num_sources", count_sources=_count_sources, embed=_embed, conditioning=_conditioning,
-    suits=_suits, tokens=_tokens,
+    sources_option="num_sources", count_sources=lambda card, options: (options.num_sources, options.num_sources),
+    embed=_embed, conditioning=_conditioning, suits=_suits, tokens=_tokens,
 )  # fmt: skip

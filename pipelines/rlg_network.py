@@ -7,8 +7,8 @@ of rows, with the LoRA masked or left out for the base's, was measured too and i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from peft import LoraConfig, inject_adapter_in_model
@@ -39,7 +39,7 @@ def active_adapters(layers: Sequence[BaseTunerLayer]) -> list[str]:
 def acting(layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Iterator[None]:
     """Within, exactly these adapters are at work, each with its own weight; none is the network without adapters.
 
-    Costs microseconds a layer: PEFT's own switches flip requires_grad of every tensor too, which is left as it is here.
+    Costs microseconds per layer: PEFT's own switches flip requires_grad of every tensor too, which is left alone here.
     """
     before = [(layer._active_adapter, layer._disable_adapters) for layer in layers]
     try:
@@ -82,26 +82,16 @@ def add_adapter(network: nn.Module, folder: Path, name: str) -> None:
         warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)  # several adapters are meant
         inject_adapter_in_model(config, network, adapter_name=name)
     own = {n.replace(f".{name}.", "."): p for n, p in network.named_parameters() if "lora_" in n and f".{name}." in n}
-    _check_shapes(own, tensors, folder)
+    if wrong := sorted(own.keys() ^ tensors.keys()) or [k for k in own if own[k].shape != tensors[k].shape]:
+        raise ValueError(f"the LoRA in {folder} does not fit this network: {len(wrong)} tensors, first {wrong[0]}")
     for key, parameter in own.items():
         parameter.requires_grad_(False)
         parameter.data = tensors[key].to(parameter.device).float()
 
 
-def _check_shapes(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], folder: Path) -> None:
-    wrong = sorted(own.keys() ^ tensors.keys()) or [k for k in own if own[k].shape != tensors[k].shape]
-    if wrong:
-        raise ValueError(f"the LoRA in {folder} does not fit this network: {len(wrong)} tensors, first {wrong[0]}")
-
-
 def adapter_network(network: Network, layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Network:
     """A network that runs with exactly these adapters at work."""
-
-    def under(x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        with acting(layers, names):
-            return network(x, timestep, cond)
-
-    return under
+    return _within(network, lambda: acting(layers, names))
 
 
 def slot_network(network: Network, policy: Policy, slot: str) -> Network:
@@ -110,9 +100,12 @@ def slot_network(network: Network, policy: Policy, slot: str) -> Network:
     Raises:
         ValueError: at the first call, if there is no such slot.
     """
+    return _within(network, lambda: policy.under(slot))
 
+
+def _within(network: Network, state: Callable[[], AbstractContextManager[None]]) -> Network:
     def under(x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        with policy.under(slot):
+        with state():
             return network(x, timestep, cond)
 
     return under

@@ -145,11 +145,10 @@ class _Guided:
                 raise ValueError(
                     "a schedule needs the steps of the pipeline's own loop: call the pipeline, or give a number"
                 )
-            level = float(self.step) if self.by == "step" else self._noise(self.scheduler.timesteps[self.step])
+            level = float(self.step)
+            if self.by == "noise":
+                level = float(self.scheduler.timesteps[self.step]) / self.scheduler.config.num_train_timesteps
         return [float(scale_at(self.scales[k], level)) for k in experts]
-
-    def _noise(self, timestep: Any) -> float:
-        return float(timestep) / self.scheduler.config.num_train_timesteps
 
     def _check_timestep(self, timestep: Any) -> None:
         """A schedule by noise looked up the wrong level if the loop did not begin with the scheduler's first step."""
@@ -175,7 +174,7 @@ class _Guided:
         if len(self.calls) == 1 or not rest:
             return model_output
         tokens = model_output.shape[1]  # editing appends the image's tokens to what the network returns
-        positive, negative = ([_first(out)[:, :tokens].float() for out in outputs] for outputs, _ in self.calls)
+        positive, negative = ([out[0][:, :tokens].float() for out in outputs] for outputs, _ in self.calls)
         guided = [qwen_norm_rescale(n, p, self.true_cfg_scale) for n, p in zip(negative, positive, strict=True)]
         mixed = [mix_outputs(outputs[0], outputs[1:], rest) for outputs in (negative, positive)]
         pipelines_own = qwen_norm_rescale(mixed[0], mixed[1], self.true_cfg_scale)
@@ -198,12 +197,6 @@ def _run(
 
 def _own(value: Any) -> Any:
     return value.copy() if isinstance(value, (dict, list)) else value
-
-
-def _first(output: Any) -> Tensor:
-    found = output[0]
-    assert isinstance(found, Tensor)
-    return found
 
 
 def _mixed(outputs: Sequence[Any], weights: list[float]) -> Any:

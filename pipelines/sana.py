@@ -22,7 +22,7 @@ from torch import Tensor
 from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.attention import exact_linear
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -62,10 +62,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     }  # fmt: skip
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    return {"embeds": common.meta(1, tokens, p.card.network.caption_channels), "mask": common.meta(1, tokens)}
-
-
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
     """Grid "diffusers" visits what the checkpoint's scheduler does, "linspace" is shifted once, from sigma 1.
 
@@ -102,7 +98,7 @@ def _prepare(p: FamilyPipeline) -> None:
 
 FAMILY = Family(
     name="sana", title="Sana", network=SanaTransformer2DModel, lora_targets=LORA_TARGETS, options=SanaOptions,
-    encoders=("text_encoder",), length=300, own_size=sample_size, factors=_factors,
-    grid=_grid, embed=_embed, arguments=_arguments,
-    conditioning=_conditioning, schedule=_schedule, encode=_encode, refuse=_refuse, prepare=_prepare,
+    encoders=("text_encoder",), length=300, own_size=sample_size, factors=_factors, grid=_grid, embed=_embed,
+    arguments=_arguments, conditioning=given("caption_channels", mask=True), schedule=_schedule, encode=_encode,
+    refuse=_refuse, prepare=_prepare,
 )  # fmt: skip

@@ -16,9 +16,8 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from flowrl.pipelines import common
 from flowrl.pipelines.cards import Card, Grid, clip_context, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
 from flowrl.samplers.flow_coordinates import (
     diffusion_schedule,
     flow_levels,
@@ -42,11 +41,6 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
 def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """What a `UNet2DConditionModel` is called with."""
     return {"sample": x, "timestep": timestep, "encoder_hidden_states": cond.tensors["embeds"]}
-
-
-def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    """What a prompt gives, without numbers."""
-    return {"embeds": common.meta(1, tokens, p.card.network.cross_attention_dim)}
 
 
 # ---- diffusion models in flow coordinates ----------------------------------------------------------------------------
@@ -138,9 +132,10 @@ def _tokens(card: Card, options: Any) -> int:
 FAMILY = Family(
     name="sd", title="Stable Diffusion 1 or 2", network=UNet2DConditionModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), denoisers=("unet",), own_size=sample_size,
-    grid=lambda config: Grid(channels=config.in_channels), embed=_embed, arguments=arguments, conditioning=conditioning,
-    schedule=_schedule, evaluate=evaluate, constants=lambda p: levels_on(p.device, p.pipe.scheduler.config),
-    check_scheduler=_check_scheduler, refuse=_refuse, tokens=_tokens,
+    grid=lambda config: Grid(channels=config.in_channels), embed=_embed, arguments=arguments,
+    conditioning=given("cross_attention_dim"), schedule=_schedule, evaluate=evaluate,
+    constants=lambda p: levels_on(p.device, p.pipe.scheduler.config), check_scheduler=_check_scheduler, refuse=_refuse,
+    tokens=_tokens,
     stock_options={
         "safety_checker": None, "feature_extractor": None, "image_encoder": None, "requires_safety_checker": False,
     },

@@ -12,18 +12,13 @@ from typing import Any
 from diffusers import SD3Transformer2DModel
 from torch import Tensor
 
-from flowrl.pipelines import common, stock_schedules
+from flowrl.pipelines import stock_schedules
 from flowrl.pipelines.attention import dispatched
 from flowrl.pipelines.cards import Card, Grid, clip_context, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
+from flowrl.pipelines.lora import JOINT_ATTENTION
 from flowrl.samplers.schedules import build_schedule
 from flowrl.trajectory import Conditioning, Schedule
-
-LORA_TARGETS = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-)  # fmt: skip
-"""The eight joint-attention projections that every published SD3.5 recipe trains."""
 
 
 def _grid(config: Any) -> Grid:
@@ -46,14 +41,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     }  # fmt: skip
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    config = p.card.network
-    return {
-        "embeds": common.meta(1, tokens, config.joint_attention_dim),
-        "pooled": common.meta(1, config.pooled_projection_dim),
-    }
-
-
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
     """Grid "diffusers" is the stock pipeline's; "linspace" is shifted once (`samplers/schedules.py`)."""
     return build_schedule(stock_schedules.with_shift(p.pipe.scheduler.config, shift), num_steps, grid=grid)
@@ -65,8 +52,8 @@ def _seen_tokens(card: Card, length: int) -> int:
 
 
 FAMILY = Family(
-    name="sd3", title="Stable Diffusion 3", network=SD3Transformer2DModel, lora_targets=LORA_TARGETS,
+    name="sd3", title="Stable Diffusion 3", network=SD3Transformer2DModel, lora_targets=JOINT_ATTENTION,
     encoders=("text_encoder", "text_encoder_2", "text_encoder_3"), length=128, own_size=sample_size, grid=_grid,
-    embed=_embed, arguments=_arguments, conditioning=_conditioning, schedule=_schedule, seen_tokens=_seen_tokens,
-    prepare=lambda p: dispatched(p.pipe.transformer),
+    embed=_embed, arguments=_arguments, conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"),
+    schedule=_schedule, seen_tokens=_seen_tokens, prepare=lambda p: dispatched(p.pipe.transformer),
 )  # fmt: skip

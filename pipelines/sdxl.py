@@ -38,7 +38,7 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     config = p.card.network
     pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
-    return {**sd.conditioning(p, tokens), "pooled": common.meta(1, pooled)}
+    return {**sd.FAMILY.conditioning(p, tokens), "pooled": common.meta(1, pooled)}
 
 
 def _positions(p: FamilyPipeline) -> dict[str, Tensor]:

@@ -25,15 +25,10 @@ from flowrl.media.images import to_pixels
 from flowrl.pipelines import cogvideox, common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.samplers.parametrization import Sigma, column
 from flowrl.trajectory import Conditioning, Schedule
-
-LORA_TARGETS = (
-    "attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0",
-    "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0",
-)  # fmt: skip
-"""The projections of self- and cross-attention, which published recipes train."""
 
 _TEXT_TO_VIDEO, _IMAGE_TO_VIDEO = "WanPipeline", "WanImageToVideoPipeline"
 _EXPERTS = ("transformer", "transformer_2")
@@ -68,11 +63,6 @@ def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
     return int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))
 
 
-def from_image(card: Card) -> bool:
-    """Whether a checkpoint, as it is loaded, starts from an image."""
-    return card.stock == _IMAGE_TO_VIDEO
-
-
 # ---- conditioning ----------------------------------------------------------------------------------------------------
 
 
@@ -89,9 +79,9 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     num_frames, _rgb, height, width = p.image_shape
     first = p.pipe.video_processor.preprocess(image, height=height, width=width).to(p.device).unsqueeze(2)
     if p.card.index.get("expand_timesteps"):
-        return {"first_frame": _encode(p, first)}
+        return {"first_frame": encode(p, first)}
     grey = first.new_zeros(1, 3, num_frames - 1, height, width)
-    latents = _encode(p, torch.cat([first, grey], dim=2))
+    latents = encode(p, torch.cat([first, grey], dim=2))
     given = latents.new_zeros(1, p.card.factors[1], *latents.shape[2:])
     given[:, :, 0] = 1
     tensors = {"beside": torch.cat([given, latents], dim=1).to(p.dtype)}
@@ -191,18 +181,13 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
 # ---- autoencoder and loading -----------------------------------------------------------------------------------------
 
 
-def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
-    config = p.pipe.vae.config
-    stated = {"mean": config.latents_mean, "std": config.latents_std}
-    return {name: torch.tensor(values, device=p.device).view(1, -1, 1, 1, 1) for name, values in stated.items()}
-
-
 def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    return p.pipe.vae.decode(z * p.constants["std"] + p.constants["mean"], return_dict=False)[0]
+    return p.pipe.vae.decode(common.restored(p, z), return_dict=False)[0]
 
 
-def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
-    return (p.pipe.vae.encode(x).latent_dist.mode() - p.constants["mean"]) / p.constants["std"]
+def encode(p: FamilyPipeline, x: Tensor) -> Tensor:
+    """Normalised latents of clips."""
+    return common.normalised(p, p.pipe.vae.encode(x).latent_dist.mode())
 
 
 def has_part(card: Card, name: str) -> bool:
@@ -246,14 +231,6 @@ def _stock_class(card: Card, options: Any) -> str | None:
     return _IMAGE_TO_VIDEO if options.image_to_video else _TEXT_TO_VIDEO
 
 
-def _count_sources(card: Card, options: Any) -> tuple[int, int]:
-    return (1, 1) if from_image(card) else (0, 0)
-
-
-def _seen_tokens(card: Card, length: int) -> int:
-    return length if card.network.added_kv_proj_dim is None else _IMAGE_TEXT
-
-
 def _prepare(p: FamilyPipeline) -> None:
     for expert in p.experts.values():
         in_float32(expert.condition_embedder.time_embedder)
@@ -271,11 +248,13 @@ def in_float32(module: nn.Module) -> None:
 
 
 FAMILY = Family(
-    name="wan", title="Wan", network=WanTransformer3DModel, lora_targets=LORA_TARGETS, denoisers=_EXPERTS,
+    name="wan", title="Wan", network=WanTransformer3DModel, lora_targets=SELF_AND_CROSS_ATTENTION, denoisers=_EXPERTS,
     exact=("vae", "image_encoder"), options=WanOptions, encoders=("text_encoder",), num_sources=None,
     own_size=_own_size, grid=_grid, factors=_factors, embed=_embed, embed_sources=_embed_sources,
-    count_sources=_count_sources, arguments=_arguments, conditioning=_conditioning, evaluate=_evaluate, guided=_guided,
-    schedule=_schedule, constants=_constants, decode=_decode, encode=_encode, seen_tokens=_seen_tokens,
+    count_sources=lambda card, options: (1, 1) if card.stock == _IMAGE_TO_VIDEO else (0, 0), arguments=_arguments,
+    conditioning=_conditioning, evaluate=_evaluate, guided=_guided, schedule=_schedule,
+    constants=common.latent_statistics, decode=_decode, encode=encode,
+    seen_tokens=lambda card, length: length if card.network.added_kv_proj_dim is None else _IMAGE_TEXT,
     check_scheduler=stock_schedules.check_flow_scheduler, refuse=_refuse, suits=_suits, stock_class=_stock_class,
     prepare=_prepare,
 )  # fmt: skip

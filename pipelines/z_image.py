@@ -74,11 +74,6 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return {"embeds": common.meta(1, tokens, p.card.network.cap_feat_dim), "length": torch.tensor([tokens])}
 
 
-def _passes(card: Card | None, scale: float) -> int:
-    """Two where guidance is on: at any scale but 0, from which this family counts."""
-    return 1 if scale == 0 else 2
-
-
 def _guided(
     p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float
 ) -> Velocity:
@@ -107,18 +102,14 @@ def _guided(
     )
 
 
-def _tokens(card: Card, options: Any) -> int:
-    # A prompt is filled up to a multiple of 32 tokens, and the image's position comes after it.
-    longest = (card.network.axes_lens[0] - 2) // 32 * 32
-    length = 512 if options.max_sequence_length is None else int(options.max_sequence_length)
-    if not 1 <= length <= longest:
-        raise ValueError(f"pipeline.max_sequence_length ({length}) must lie in 1 .. {longest} for {card.model}")
-    return length
+def _longest(card: Card) -> int:
+    """A prompt is filled up to a multiple of 32 tokens, and the image's position comes after it."""
+    return int((card.network.axes_lens[0] - 2) // 32 * 32)
 
 
 FAMILY = Family(
-    name="z_image", title="Z-Image", network=ZImageTransformer2DModel, lora_targets=LORA_TARGETS,
-    options=ZImageOptions, encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024), grid=_grid,
-    embed=_embed, arguments=_arguments, read=_read, conditioning=_conditioning, guided=_guided, passes=_passes,
-    schedule=stock_schedules.by_image_size, tokens=_tokens,
+    name="z_image", title="Z-Image", network=ZImageTransformer2DModel, lora_targets=LORA_TARGETS, options=ZImageOptions,
+    encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024), grid=_grid, embed=_embed,
+    arguments=_arguments, read=_read, conditioning=_conditioning, guided=_guided,
+    passes=lambda card, scale: 1 if scale == 0 else 2, schedule=stock_schedules.by_image_size, longest=_longest,
 )  # fmt: skip

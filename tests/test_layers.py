@@ -56,6 +56,7 @@ PUBLIC: tuple[str, ...] = (
     "group_advantages",
     "parse_reply",
     "rlg_pipeline",
+    "slot_network",
 )
 """Definitions that no product code uses, because they are for the users of the package."""
 _NAME = re.compile(r"[:.]([A-Za-z_]\w*)$|^([A-Za-z_]\w*)$")  # the end of "module:name", or a name alone

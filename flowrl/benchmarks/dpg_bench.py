@@ -8,11 +8,10 @@ The published judge is mPLUG-large; the answers of any other are a metric of ano
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 YES = "yes"
 """An answer counts only if it is exactly this."""
@@ -118,8 +117,7 @@ def after_dependencies(answers: Mapping[int, float], questions: Sequence[Questio
 
 def item_score(crops: Sequence[Mapping[int, float]], questions: Sequence[Question]) -> float:
     """The mean over samples of the mean over questions, after dependencies."""
-    shares = [math.fsum(after_dependencies(answers, questions).values()) / len(answers) for answers in crops]
-    return math.fsum(shares) / len(shares)
+    return fmean(fmean(after_dependencies(answers, questions).values()) for answers in crops)
 
 
 def aggregate(items: Sequence[Item], answers: Mapping[str, Sequence[Mapping[int, float]] | None]) -> Scores:
@@ -156,12 +154,8 @@ def aggregate(items: Sequence[Item], answers: Mapping[str, Sequence[Mapping[int,
     for category, values in details.items():
         broad.setdefault(category.partition("-")[0].strip(), []).extend(values)
     return Scores(
-        score=100 * _mean(scores),
-        categories={name: 100 * _mean(values) for name, values in sorted(broad.items())},
-        details={name: 100 * _mean(values) for name, values in sorted(details.items())},
+        score=100 * fmean(scores),
+        categories={name: 100 * fmean(values) for name, values in sorted(broad.items())},
+        details={name: 100 * fmean(values) for name, values in sorted(details.items())},
         skipped=skipped,
     )
-
-
-def _mean(values: Sequence[Any]) -> float:
-    return math.fsum(values) / len(values)

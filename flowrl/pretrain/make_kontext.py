@@ -15,15 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, FluxKontextPipeline
+from diffusers import FluxKontextPipeline
 from torch import Tensor
 
-from flowrl.config.train import resolve_path
 from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.flux import token_ids
 from flowrl.pipelines.kontext import FAMILY
-from flowrl.pretrain.making import describe, encode_once, prepare, scaled_latents, write_asset
-from flowrl.pretrain.network_training import Course, Noised, train_denoiser, velocity_error
+from flowrl.pretrain.making import describe, embedded_autoencoder, encode_once, prepare, scaled_latents, write_asset
+from flowrl.pretrain.network_training import Making, Noised, train_denoiser, velocity_error
 from flowrl.pretrain.tiny_families import build_tiny_kontext
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_seed
@@ -61,31 +60,18 @@ Training: transformer and text encoders {steps} updates of {batch_size} edits in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KontextConfig:
+class KontextConfig(Making):
     """Settings of this pre-training."""
 
     out: str = "runs/pretrain-kontext"
-    """Folder of the checkpoints and of the finished pipeline."""
-    seed: int = 0
-    """Seed of initial weights, scenes and noise."""
-    threads: int = 1
-    """CPU threads."""
     num_edits: int = 12_288
     """Pairs of images encoded once."""
     undone: float = 0.3
     """Share of the pairs whose edit was left undone, as pairs collected at scale have them: something to unlearn."""
     steps: int = 3000
-    """Updates of transformer and text encoders."""
-    batch_size: int = 64
-    """Edits per update."""
-    lr: float = 1e-3
-    """Peak learning rate."""
     shift: float = 1.6
     """Shift of the training noise levels; sampling uses exp(mu) of 16 tokens, 1.56."""
     prompt_dropout: float = 0.05
-    """Share of empty instructions."""
-    checkpoint_every: int = 500
-    """Updates between checkpoints; each also writes a complete pipeline folder."""
 
 
 def encode_edits(pipe: FluxKontextPipeline, config: KontextConfig, path: Path) -> tuple[Tensor, Tensor, list[str]]:
@@ -126,17 +112,10 @@ def velocity_loss(
 def main(config: KontextConfig) -> Path:
     """Runs the training and returns the folder of the finished pipeline."""
     out = prepare(config.out, config.threads)
-    vae = AutoencoderKL.from_pretrained(resolve_path("asset:tiny-sd3") / "vae").requires_grad_(False)
-    pipe = build_tiny_kontext(vae, WORDS, config.seed)
+    pipe = build_tiny_kontext(embedded_autoencoder(), WORDS, config.seed)
     sources, edited, prompts = encode_edits(pipe, config, out / "latents.pt")
-
-    def loss(chosen: list[int], step: int) -> Tensor:
-        clean, source = edited[chosen].float(), sources[chosen].float()
-        return velocity_loss(pipe, clean, source, [prompts[i] for i in chosen], config, step)
-
-    course = Course(steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every)
     parts = ("transformer", "text_encoder", "text_encoder_2")
-    seconds = train_denoiser(pipe, parts, loss, len(prompts), course, config, out)
+    seconds = train_denoiser(pipe, parts, velocity_loss, [edited, sources], prompts, config, out)
     folder = write_asset(pipe, out / "tiny-kontext")
     return describe(
         folder, _README, config, seconds,

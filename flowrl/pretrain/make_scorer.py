@@ -27,8 +27,9 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.benchmarks.geneval.metadata import RELATIONS, TASKS
 from flowrl.benchmarks.geneval.rules import verdict
+from flowrl.benchmarks.geneval.wording import position
 from flowrl.files import replacing, write_atomically
 from flowrl.pretrain.making import draw
 from flowrl.pretrain.network_training import average_weights
@@ -38,7 +39,7 @@ from flowrl.prompts.loading import Prompt
 from flowrl.randomness import counter_seed
 from flowrl.rewards.embedded.attributes import GRID, MAX_COUNT, PAIRS, AttributeNet, attribute_scores, load_net
 from flowrl.world.detector import color_of, detect_shapes
-from flowrl.world.scene_prompts import RELATIONS, Record, combinations, position, split
+from flowrl.world.scene_prompts import Record, combinations, split
 from flowrl.world.scenes import SHAPES, Shape, draw_scene, random_scene
 
 _SCENES_A_TASK = 100  # drawn for prompts, to measure accuracy

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL, StableDiffusionPipeline
+from diffusers import StableDiffusionPipeline
 from torch import Tensor, nn
 
-from flowrl.config.train import resolve_path
 from flowrl.pipelines.sd import FAMILY
 from flowrl.pretrain.make_sd3 import encode_scenes
-from flowrl.pretrain.making import describe, prepare, write_asset
-from flowrl.pretrain.network_training import Course, some_empty, train_denoiser
+from flowrl.pretrain.making import describe, embedded_autoencoder, prepare, write_asset
+from flowrl.pretrain.network_training import Making, some_empty, train_denoiser
 from flowrl.pretrain.tiny_families import build_tiny_sd15
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_seed
@@ -53,27 +52,13 @@ Training: network and text encoder {steps} updates of {batch_size} scenes in bfl
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sd15Config:
+class Sd15Config(Making):
     """Settings of this pre-training."""
 
     out: str = "runs/pretrain-sd15"
-    """Folder of the checkpoints and of the finished pipeline."""
-    seed: int = 0
-    """Seed of initial weights, scenes and noise."""
-    threads: int = 1
-    """CPU threads."""
     num_scenes: int = 24_576
     """Scenes encoded once."""
     steps: int = 2500
-    """Updates of network and text encoder."""
-    batch_size: int = 64
-    """Scenes per update."""
-    lr: float = 1e-3
-    """Peak learning rate."""
-    prompt_dropout: float = 0.1
-    """Share of empty prompts."""
-    checkpoint_every: int = 500
-    """Updates between checkpoints; each also writes a complete pipeline folder."""
 
 
 def noise_loss(
@@ -96,15 +81,10 @@ def noise_loss(
 def main(config: Sd15Config) -> Path:
     """Runs the training and returns the folder of the finished pipeline."""
     out = prepare(config.out, config.threads)
-    vae = AutoencoderKL.from_pretrained(resolve_path("asset:tiny-sd3") / "vae").requires_grad_(False)
+    vae = embedded_autoencoder()
     pipe = build_tiny_sd15(vae, config.seed)
     latents, prompts = encode_scenes(vae, out / "latents.pt", config.num_scenes, config.seed, "sd15")
-
-    def loss(chosen: list[int], step: int) -> Tensor:
-        return noise_loss(pipe, latents[chosen].float(), [prompts[i] for i in chosen], config, step)
-
-    course = Course(steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every)
-    seconds = train_denoiser(pipe, ("unet", "text_encoder"), loss, len(prompts), course, config, out)
+    seconds = train_denoiser(pipe, ("unet", "text_encoder"), noise_loss, [latents], prompts, config, out)
     folder = write_asset(pipe, out / "tiny-sd15")
     return describe(
         folder, _README, config, seconds,

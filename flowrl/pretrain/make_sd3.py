@@ -25,7 +25,7 @@ from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.pipelines.sd3 import FAMILY
 from flowrl.pretrain.making import encode_once, held_out_values, prepare, scaled_latents, write_asset, write_readme
 from flowrl.pretrain.network_training import (
-    Course,
+    Making,
     Noised,
     reconstructed,
     train_autoencoder,
@@ -45,15 +45,10 @@ TASK_SHARES = {"single_object": 1, "two_object": 2, "counting": 3, "colors": 1, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainConfig:
+class PretrainConfig(Making):
     """Settings of the embedded model's pre-training."""
 
     out: str = "runs/pretrain"
-    """Folder of the checkpoints and of the finished pipeline."""
-    seed: int = 0
-    """Seed of initial weights, scenes and noise."""
-    threads: int = 1
-    """CPU threads."""
     vae_steps: int = 1150
     """Updates of the autoencoder."""
     vae_batch_size: int = 32
@@ -65,19 +60,11 @@ class PretrainConfig:
     num_scenes: int = 24_576
     """Scenes encoded once for stage 3."""
     steps: int = 5200
-    """Updates of transformer and text encoders."""
-    batch_size: int = 64
-    """Scenes per update of stage 3."""
     lr: float = 1.2e-3
-    """Peak learning rate of stage 3."""
     ema_decay: float = 0.998
     """Decay of the averaged weights that are shipped."""
     shift: float = 3.0
     """Shift of the training noise levels."""
-    prompt_dropout: float = 0.1
-    """Share of empty prompts."""
-    checkpoint_every: int = 500
-    """Updates between checkpoints; each also writes a complete pipeline folder."""
 
 
 def scene_batch(indices: range, seed: int, stage: str) -> tuple[Tensor, list[Record]]:
@@ -190,15 +177,10 @@ def main(config: PretrainConfig) -> Path:
     train_autoencoder(pipe.vae, lambda step: reconstruction_loss(pipe, config, step), config, out)
     set_latent_statistics(pipe.vae, config.seed)
     latents, prompts = encode_scenes(pipe.vae, out / "latents.pt", config.num_scenes, config.seed, "denoiser")
-
-    def loss(chosen: list[int], step: int) -> Tensor:
-        return flow_matching_loss(pipe, latents[chosen].float(), [prompts[i] for i in chosen], config, step)
-
-    course = Course(
-        steps=config.steps, lr=config.lr, ema_decay=config.ema_decay, checkpoint_every=config.checkpoint_every
-    )
     parts = ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
-    seconds = train_denoiser(pipe, parts, loss, len(prompts), course, config, out)
+    seconds = train_denoiser(
+        pipe, parts, flow_matching_loss, [latents], prompts, config, out, ema_decay=config.ema_decay
+    )
     folder = write_asset(pipe, out / "tiny-sd3", half=False)
     rows = held_out_rows(folder)
     tasks = task_scores(rows)

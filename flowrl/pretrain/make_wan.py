@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from flowrl.pipelines.wan import FAMILY
 from flowrl.pretrain.making import describe, encode_once, prepare, write_asset
 from flowrl.pretrain.network_training import (
-    Course,
+    Making,
     Noised,
     reconstructed,
     train_autoencoder,
@@ -74,15 +74,10 @@ _GROUND = BACKGROUND[0] / 127.5 - 1.0  # of all three channels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WanConfig:
+class WanConfig(Making):
     """Settings of this pre-training."""
 
     out: str = "runs/pretrain-wan"
-    """Folder of the checkpoints and of the finished pipeline."""
-    seed: int = 0
-    """Seed of initial weights, clips and noise."""
-    threads: int = 1
-    """CPU threads."""
     vae_steps: int = 2400
     """Updates of the autoencoder."""
     vae_batch_size: int = 8
@@ -99,19 +94,11 @@ class WanConfig:
     wrong_direction: float = 0.3
     """Share of the clips whose caption names another direction, as captions written by machines do: to be unlearned."""
     steps: int = 3000
-    """Updates of transformer and text encoder."""
     lr_steps: int = 6000
     """Updates over which the learning rate falls; training stops before, so that there is something left to learn."""
     batch_size: int = 32
-    """Clips per update of stage 3."""
-    lr: float = 1e-3
-    """Peak learning rate of stage 3."""
     shift: float = 3.0
     """Shift of the training noise levels."""
-    prompt_dropout: float = 0.1
-    """Share of empty prompts."""
-    checkpoint_every: int = 500
-    """Updates between checkpoints; each also writes a complete pipeline folder."""
 
 
 def clip_batch(numbers: range, seed: int, stage: str) -> tuple[Tensor, list[str]]:
@@ -201,14 +188,9 @@ def main(config: WanConfig) -> Path:
     set_latent_statistics(pipe, config.seed)
     latents, prompts = encode_clips(pipe, config, out / "latents.pt")
     prompts = captions(prompts, config)
-
-    def loss(chosen: list[int], step: int) -> Tensor:
-        return velocity_loss(pipe, latents[chosen].float(), [prompts[i] for i in chosen], config, step)
-
-    course = Course(
-        steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every, lr_steps=config.lr_steps
+    seconds = train_denoiser(
+        pipe, ("transformer", "text_encoder"), velocity_loss, [latents], prompts, config, out, lr_steps=config.lr_steps
     )
-    seconds = train_denoiser(pipe, ("transformer", "text_encoder"), loss, len(prompts), course, config, out)
     folder = write_asset(pipe, out / "tiny-wan")
     pipeline = FAMILY.load(
         str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64, num_frames=FRAMES, fps=FPS

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import AutoencoderKL
 from torch import Tensor
 
 from flowrl.config.options import unknown_name
@@ -95,6 +96,11 @@ def encode_once(
     joined = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     save_atomically({**joined, "prompts": prompts}, path)
     return joined, prompts
+
+
+def embedded_autoencoder() -> AutoencoderKL:
+    """That of the embedded SD3 model, frozen."""
+    return AutoencoderKL.from_pretrained(resolve_path("asset:tiny-sd3") / "vae").requires_grad_(False)
 
 
 def describe(

@@ -45,6 +45,28 @@ class Course:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Making:
+    """What can be set of every embedded model's pre-training; each says what is usual for it."""
+
+    out: str
+    """Folder of the checkpoints and of the finished pipeline."""
+    seed: int = 0
+    """Seed of initial weights, of what is drawn, and of noise."""
+    threads: int = 1
+    """CPU threads."""
+    steps: int
+    """Updates of the denoiser and its text encoders."""
+    batch_size: int = 64
+    """Examples per update."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    prompt_dropout: float = 0.1
+    """Share of empty prompts."""
+    checkpoint_every: int = 500
+    """Updates between checkpoints; each also writes a complete pipeline folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Noised:
     """A batch for flow matching.
 
@@ -141,28 +163,36 @@ def train_autoencoder(vae: nn.Module, loss_of: Callable[[int], Tensor], config: 
 
 
 def train_denoiser(
-    pipe: Any, parts: Sequence[str], loss: Callable[[list[int], int], Tensor], total: int, course: Course, config: Any,
-    out: Path,
+    pipe: Any, parts: Sequence[str], loss: Callable[..., Tensor], latents: Sequence[Tensor], prompts: Sequence[str],
+    config: Making, out: Path, *, ema_decay: float = 0.998, lr_steps: int = 0,
 ) -> float:  # fmt: skip
     """Trains parts of a stock pipeline together; writes `pipeline-<step>` folders with the averaged weights.
 
     Args:
         pipe: the pipeline.
         parts: names of what is trained.
-        loss: of an update, by the places of its examples and its number.
-        total: examples there are.
-        course: length and pace.
-        config: seed and batch_size are read.
+        loss: of an update: `loss(pipe, *latents, prompts, config, step)`, with float32 latents of its examples.
+        latents: of all examples.
+        prompts: of all examples.
+        config: settings.
         out: folder of checkpoints.
+        ema_decay: decay of the averaged weights.
+        lr_steps: updates that the learning rate is laid out for; 0 takes `config.steps`.
 
     Returns:
         The seconds it took, earlier sessions included.
     """
 
     def loss_of(step: int) -> Tensor:
-        return loss(batch_of(total, config.batch_size, config.seed, step), step)
+        chosen = batch_of(len(prompts), config.batch_size, config.seed, step)
+        shown = [part[chosen].float() for part in latents]
+        return loss(pipe, *shown, [prompts[i] for i in chosen], config, step)
 
     network = nn.ModuleDict({name: getattr(pipe, name) for name in parts}).train()
+    course = Course(
+        steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every, ema_decay=ema_decay,
+        lr_steps=lr_steps,
+    )  # fmt: skip
     return train_network(
         "denoiser", network, loss_of, course, out / "denoiser.pt",
         lambda done: pipe.save_pretrained(out / f"pipeline-{done:05d}"),

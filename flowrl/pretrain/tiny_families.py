@@ -21,28 +21,9 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTokenizer,
-    T5Config,
-    T5EncoderModel,
-    UMT5Config,
-    UMT5EncoderModel,
-)
+from transformers import CLIPTextModel, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
-from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer, t5_tokenizer
-
-
-def _clip_text(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModel:
-    return CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4 * width, projection_dim=width,
-            num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=CONTEXT, hidden_act="quick_gelu",
-            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )  # fmt: skip
+from flowrl.pretrain.tiny_sd3 import clip_config, clip_tokenizer, t5_settings, t5_tokenizer
 
 
 def build_tiny_sd15(
@@ -64,7 +45,7 @@ def build_tiny_sd15(
             attention_head_dim=4, down_block_types=("CrossAttnDownBlock2D",) * 2,
             up_block_types=("CrossAttnUpBlock2D",) * 2,
         )  # fmt: skip
-        text_encoder = _clip_text(tokenizer, 128)
+        text_encoder = CLIPTextModel(clip_config(tokenizer, 128))
     vae.register_to_config(shift_factor=None)
     scheduler = DDIMScheduler(
         beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1, clip_sample=False,
@@ -88,12 +69,7 @@ def build_tiny_wan(words: Sequence[str], seed: int = 0, *, width: int = 160, num
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer = t5_tokenizer(words)
-        text_encoder = UMT5EncoderModel(
-            UMT5Config(
-                vocab_size=len(tokenizer), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=4,
-                is_encoder_decoder=False, tie_word_embeddings=True,
-            )
-        )  # fmt: skip
+        text_encoder = UMT5EncoderModel(UMT5Config(**t5_settings(tokenizer, width)))
         transformer = WanTransformer3DModel(
             patch_size=(1, 2, 2), num_attention_heads=width // 32, attention_head_dim=32, in_channels=16,
             out_channels=16, text_dim=width, freq_dim=64, ffn_dim=2 * width, num_layers=num_layers, rope_max_seq_len=32,
@@ -126,13 +102,8 @@ def build_tiny_kontext(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer, tokenizer_2 = clip_tokenizer(words), t5_tokenizer(words)
-        text_encoder = _clip_text(tokenizer, 64)
-        text_encoder_2 = T5EncoderModel(
-            T5Config(
-                vocab_size=len(tokenizer_2), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=4,
-                is_encoder_decoder=False, tie_word_embeddings=True,
-            )
-        )  # fmt: skip
+        text_encoder = CLIPTextModel(clip_config(tokenizer, 64))
+        text_encoder_2 = T5EncoderModel(T5Config(**t5_settings(tokenizer_2, width)))
         transformer = FluxTransformer2DModel(
             patch_size=1, in_channels=4 * vae.config.latent_channels, num_layers=blocks[0],
             num_single_layers=blocks[1], attention_head_dim=32, num_attention_heads=width // 32,

@@ -10,6 +10,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from diffusers import (
@@ -94,21 +95,21 @@ def t5_tokenizer(more: Sequence[str] = ()) -> T5TokenizerFast:
     return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=CONTEXT)
 
 
-def _clip_encoder(tokenizer: CLIPTokenizer, width: int) -> CLIPTextModelWithProjection:
-    config = CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=4 * width,
-        projection_dim=width,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=CONTEXT,
-        hidden_act="quick_gelu",
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return CLIPTextModelWithProjection(config)
+def clip_config(tokenizer: CLIPTokenizer, width: int) -> CLIPTextConfig:
+    """A CLIP text encoder of two layers."""
+    return CLIPTextConfig(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4 * width, projection_dim=width,
+        num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=CONTEXT, hidden_act="quick_gelu",
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+
+
+def t5_settings(tokenizer: T5TokenizerFast, width: int) -> dict[str, Any]:
+    """What a T5 or UMT5 encoder of one layer is configured with."""
+    return {
+        "vocab_size": len(tokenizer), "d_model": width, "d_kv": 32, "d_ff": 2 * width, "num_layers": 1, "num_heads": 4,
+        "is_encoder_decoder": False, "tie_word_embeddings": True,
+    }  # fmt: skip
 
 
 def build_tiny_sd3(
@@ -125,13 +126,9 @@ def build_tiny_sd3(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer, tokenizer_3 = clip_tokenizer(), t5_tokenizer()
-        text_encoder, text_encoder_2 = _clip_encoder(tokenizer, width // 2), _clip_encoder(tokenizer, width // 2)
-        text_encoder_3 = T5EncoderModel(
-            T5Config(
-                vocab_size=len(tokenizer_3), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=4,
-                is_encoder_decoder=False, tie_word_embeddings=True,
-            )
-        )  # fmt: skip
+        clip = clip_config(tokenizer, width // 2)
+        text_encoder, text_encoder_2 = CLIPTextModelWithProjection(clip), CLIPTextModelWithProjection(clip)
+        text_encoder_3 = T5EncoderModel(T5Config(**t5_settings(tokenizer_3, width)))
         transformer = SD3Transformer2DModel(
             sample_size=8, patch_size=1, in_channels=8, out_channels=8, num_layers=num_layers,
             attention_head_dim=32, num_attention_heads=width // 32, joint_attention_dim=width,
@@ -144,13 +141,7 @@ def build_tiny_sd3(
             use_post_quant_conv=False, shift_factor=0.0, scaling_factor=1.0,
         )  # fmt: skip
     return StableDiffusion3Pipeline(
-        transformer=transformer,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=vae,
-        text_encoder=text_encoder,
-        tokenizer=tokenizer,
-        text_encoder_2=text_encoder_2,
-        tokenizer_2=tokenizer,
-        text_encoder_3=text_encoder_3,
-        tokenizer_3=tokenizer_3,
-    )
+        transformer=transformer, scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0), vae=vae,
+        text_encoder=text_encoder, tokenizer=tokenizer, text_encoder_2=text_encoder_2, tokenizer_2=tokenizer,
+        text_encoder_3=text_encoder_3, tokenizer_3=tokenizer_3,
+    )  # fmt: skip

@@ -154,7 +154,7 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
         missing: what to say of a record without a prompt.
 
     Raises:
-        ValueError: a wrong type, an empty prompt, or an image or video that is not there or is none.
+        ValueError: a wrong type, an empty prompt, or an image or video that is not there or is not one.
     """
     text = row.get("prompt") if isinstance(row, dict) else None
     if not isinstance(text, str) or not text.strip():
@@ -234,7 +234,7 @@ def _cell(name: str, cell: str, where: str) -> Any:
             return json.loads(cell)
         except json.JSONDecodeError as error:
             raise ValueError(
-                f"{where}: {name} begins like a JSON list and is none ({error.msg} at column {error.colno}); write "
+                f"{where}: {name} begins like a JSON list and is not one ({error.msg} at column {error.colno}); write "
                 "a.png;b.png instead, or a list whose double quotes CSV has doubled"
             ) from error
     return cell

@@ -16,9 +16,10 @@ from jaxtyping import UInt8
 
 from flowrl.benchmarks.geneval.detections import MIN_SCORE
 from flowrl.benchmarks.geneval.metadata import parse_record
+from flowrl.benchmarks.geneval.wording import colors
 from flowrl.prompts.grids import cell_pairs, cell_prompts, split_grid
 from flowrl.world.detector import color_of, detect_shapes
-from flowrl.world.scene_prompts import Record, colors, split
+from flowrl.world.scene_prompts import Record, split
 
 ROWS = COLUMNS = 2
 CELLS = ROWS * COLUMNS

@@ -11,67 +11,24 @@ from typing import Any
 
 import numpy as np
 
+from flowrl.benchmarks.geneval.metadata import RELATIONS
+from flowrl.benchmarks.geneval.wording import color_attr, colors, counting, position, single_object, two_object
 from flowrl.world.scenes import COLORS, SHAPES
 
 Record = dict[str, Any]
 
-RELATIONS = ("left of", "right of", "above", "below")
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-_NUMBERS = {2: "two", 3: "three", 4: "four"}
+_COUNTS = (2, 3, 4)
 _HELD_OUT_SHARE = {"two_object": 1 / 3, "colors": 4 / 12, "position": 4 / 12, "color_attr": 12 / 36}
 _SPLIT_SEED = 43
 EVAL_IMAGES_PER_TASK = 80
 
 
-def _article(noun: str) -> str:
-    return "an" if noun[0] in "aeiou" else "a"
-
-
-def _named(noun: str) -> str:
-    return f"{_article(noun)} {noun}"
-
-
-def single_object(label: str) -> Record:
-    """The record "a photo of a LABEL"."""
-    return _record("single_object", [{"class": label, "count": 1}], f"a photo of {_named(label)}")
-
-
-def two_object(first: str, second: str) -> Record:
-    """The record "a photo of a FIRST and a SECOND"."""
-    include = [{"class": first, "count": 1}, {"class": second, "count": 1}]
-    return _record("two_object", include, f"a photo of {_named(first)} and {_named(second)}")
-
-
-def counting(label: str, count: int) -> Record:
-    """The record "a photo of COUNT LABELs", which one object more makes wrong."""
-    record = _record("counting", [{"class": label, "count": count}], f"a photo of {_NUMBERS[count]} {label}s")
-    record["exclude"] = [{"class": label, "count": count + 1}]
+def _counting(label: str, count: int) -> Record:
+    """GenEval's record, with what is forbidden last, as the shipped lists have it."""
+    record = counting(label, count)
+    record["exclude"] = record.pop("exclude")
     return record
-
-
-def colors(label: str, color: str) -> Record:
-    """The record "a photo of a COLOR LABEL"."""
-    return _record("colors", [{"class": label, "count": 1, "color": color}], f"a photo of {_named(color)} {label}")
-
-
-def position(subject: str, relation: str, reference: str) -> Record:
-    """The record "a photo of a SUBJECT RELATION a REFERENCE"."""
-    include = [{"class": reference, "count": 1}, {"class": subject, "count": 1, "position": [relation, 0]}]
-    return _record("position", include, f"a photo of {_named(subject)} {relation} {_named(reference)}")
-
-
-def color_attr(first: str, first_color: str, second: str, second_color: str) -> Record:
-    """The record "a photo of a COLOR FIRST and a COLOR SECOND"."""
-    include = [
-        {"class": first, "count": 1, "color": first_color},
-        {"class": second, "count": 1, "color": second_color},
-    ]
-    prompt = f"a photo of {_named(first_color)} {first} and {_named(second_color)} {second}"
-    return _record("color_attr", include, prompt)
-
-
-def _record(tag: str, include: list[dict[str, Any]], prompt: str) -> Record:
-    return {"tag": tag, "include": include, "prompt": prompt}
 
 
 def combinations() -> dict[str, list[list[Record]]]:
@@ -80,7 +37,7 @@ def combinations() -> dict[str, list[list[Record]]]:
     found: dict[str, list[list[Record]]] = {
         "single_object": [[single_object(a)] for a in SHAPES],
         "two_object": [[two_object(a, b), two_object(b, a)] for a, b in pairs],
-        "counting": [[counting(a, n)] for a in SHAPES for n in _NUMBERS],
+        "counting": [[_counting(a, n)] for a in SHAPES for n in _COUNTS],
         "colors": [[colors(a, c)] for a in SHAPES for c in COLORS],
         "position": [
             [position(a, relation, b), position(b, _OPPOSITE[relation], a)] for a, b in pairs for relation in RELATIONS

@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from flowrl import cli
+from flowrl.benchmarks.geneval import wording as world
 from flowrl.commands.eval.run import run
-from flowrl.world import scene_prompts as world
 from flowrl.world.scenes import draw_scene, random_scene
 
 RECORDS = [

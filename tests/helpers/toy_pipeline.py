@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.pipelines import ModelFamily
-from flowrl.pipelines.common import two_pass_guidance, two_passes
+from flowrl.pipelines.common import two_pass_guidance
 from flowrl.pipelines.known_checkpoints import Published
 from flowrl.pipelines.lora import lora_ready_for_diffusers
 from flowrl.randomness import counter_normal
@@ -118,7 +118,7 @@ class Toy:
         return velocity
 
     def passes(self, scale: float) -> int:
-        return two_passes(scale)
+        return 1 if scale == 1 else 2
 
     def guided(self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float) -> Velocity:
         return two_pass_guidance(network, cond, negative, scale)
@@ -174,7 +174,7 @@ class ToyFamily:
         return 0
 
     def rows(self, model: str, scale: float) -> int:
-        return two_passes(scale)
+        return 1 if scale == 1 else 2
 
     def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
         raise NotImplementedError

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
+from family_sampling import fill_lora, start_noise
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from tiny_models import ALPHA, PROMPTS, RANK, adapted, fill_lora, guided, load_tiny, probe, sample_ode, start_noise
+from tiny_models import ALPHA, PROMPTS, RANK, adapted, guided, load_tiny, probe, sample_ode
 from torch import Tensor
 
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import Policy, add_saved_lora, read_lora
-from flowrl.pipelines.sd3 import LORA_TARGETS
+from flowrl.pipelines.lora import JOINT_ATTENTION, Policy, add_saved_lora, read_lora
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training import checkpoints as saving
 
@@ -24,7 +24,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def new_policy(pipeline: FamilyPipeline, *, rank: int = RANK, alpha: int = ALPHA, seed: int = 1) -> Policy:
-    return Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=LORA_TARGETS, seed=seed)
+    return Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=JOINT_ATTENTION, seed=seed)
 
 
 # ---- initial weights and gradients -----------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def write_peft(folder: Path, target: Path, *, alpha: int = ALPHA, **options: boo
     """A LoRA as PEFT (and flow_grpo with it) saves one; returns the fingerprint of the network it belongs to."""
     pipeline = load_tiny(folder)
     config = LoraConfig(
-        r=RANK, lora_alpha=alpha, target_modules=list(LORA_TARGETS), init_lora_weights="gaussian", **options
+        r=RANK, lora_alpha=alpha, target_modules=list(JOINT_ATTENTION), init_lora_weights="gaussian", **options
     )
     wrapped = get_peft_model(pipeline.denoiser, config)
     generator = torch.Generator().manual_seed(5)

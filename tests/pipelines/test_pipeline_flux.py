@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import family_sampling
 import pytest
 import torch
 from diffusers import FluxPipeline
+from family_sampling import adapted, check_targets, fresh_stock, same, start_noise
 from flow_family import bare, edited
-from tiny_flux import ALPHA, PROMPTS, RANK, STEPS, adapted, check_replay, same, sample_ode, save_tiny_flux, start_noise
+from tiny_flux import (
+    PROMPTS,
+    STEPS,
+    check_published_with_lora,
+    check_replay,
+    check_stock_draws_with_the_saved_lora,
+    sample_ode,
+    save_tiny_flux,
+)
 from torch import Tensor
 
 from flowrl.pipelines import common
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.flux import FAMILY, token_ids
-from flowrl.pipelines.lora import Policy
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 
 DEV, SCHNELL = "black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"
@@ -32,17 +42,11 @@ def distilled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_flux(tmp_path_factory.mktemp("flux") / "schnell", distilled=True)
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> FamilyPipeline:
-    return FAMILY.load(
-        str(folder), dtype=dtype, **{"height": 32, "width": 32, "max_sequence_length": CONTEXT} | options
-    )  # fmt: skip
+load = partial(family_sampling.load, FAMILY, {"height": 32, "width": 32, "max_sequence_length": CONTEXT})
 
 
 def stock_call(folder: Path, latents: Tensor, scale: float, output: str, size: tuple[int, int], **lora: Path) -> Tensor:
-    pipe = FluxPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora["lora"])
+    pipe = fresh_stock(FluxPipeline, folder, **lora)
     b, c, h, w = latents.shape
     images: Tensor = pipe(
         prompt=PROMPTS[:b], latents=FluxPipeline._pack_latents(latents, b, c, h, w), guidance_scale=scale,
@@ -155,13 +159,12 @@ def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dty
 
 def test_a_saved_lora_draws_the_same_in_stock_diffusers(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
-    plain = ode(pipeline, 3.5)
-    policy = adapted(pipeline)
-    trained = ode(pipeline, 3.5)
-    pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
-    stock = stock_call(folder, start_noise(pipeline, 2), 3.5, "latent", (32, 32), lora=tmp_path)
-    torch.testing.assert_close(trained, FluxPipeline._unpack_latents(stock, 32, 32, 4), atol=1e-5, rtol=1e-5)
-    assert (trained - plain).abs().max() > 1e-2
+
+    def stock() -> Tensor:
+        latents = stock_call(folder, start_noise(pipeline), 3.5, "latent", (32, 32), lora=tmp_path)
+        return FluxPipeline._unpack_latents(latents, 32, 32, 4)
+
+    check_stock_draws_with_the_saved_lora(pipeline, tmp_path, lambda: ode(pipeline, 3.5), stock)
 
 
 # ---- refusals, and the real networks ---------------------------------------------------------------------------------
@@ -199,11 +202,9 @@ def test_more_tokens_than_a_distilled_model_was_released_for_are_refused(distill
 def test_folders_targets_and_sizes_that_do_not_fit_are_refused(
     folder: Path, tiny_sd3_folder: Path, tmp_path: Path
 ) -> None:
-    FAMILY.check(str(folder), FAMILY.lora_targets)
+    check_targets(FAMILY, folder, "attn.to_w")
     with pytest.raises(ValueError, match=r"is a StableDiffusion3Pipeline, and pipeline\.name=flux loads FluxPipeline"):
         FAMILY.check(str(tiny_sd3_folder), None)
-    with pytest.raises(ValueError, match=r"'attn\.to_w' matches no linear layer of FluxTransformer2DModel"):
-        FAMILY.check(str(folder), ["attn.to_w"])
     with pytest.raises(ValueError, match=r"pipeline\.width \(36\) must be a multiple of 8"):
         load(folder, width=36)
     copied = bare(folder, tmp_path)
@@ -216,10 +217,5 @@ def test_folders_targets_and_sizes_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(("model", "count"), [(DEV, 11_901_408_320), (SCHNELL, 11_891_178_560)])
 def test_the_real_network_and_its_lora(model: str, count: int) -> None:
     """11.90 billion numbers; r (in + out) numbers per layer, of width 3072 and 12288 inside the feed-forward layers."""
-    network = FAMILY.meta_denoiser(model)
-    assert network is not None
-    assert sum(parameter.numel() for parameter in network.parameters()) == count
-    FAMILY.check(model, FAMILY.lora_targets)
-    policy = Policy(network, rank=RANK, alpha=ALPHA, targets=FAMILY.lora_targets, seed=0)
-    trained = RANK * (19 * (8 * 2 * 3072 + 4 * (3072 + 12288)) + 38 * 3 * 2 * 3072)
-    assert sum(p.numel() for p in policy.parameters.values()) == trained
+    width = 19 * (8 * 2 * 3072 + 4 * (3072 + 12288)) + 38 * 3 * 2 * 3072
+    check_published_with_lora(FAMILY, model, count, width)

@@ -11,8 +11,17 @@ import pytest
 import torch
 from diffusers import Flux2KleinPipeline, Flux2Pipeline
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
+from family_sampling import adapted, fresh_stock, same, start_noise
 from PIL import Image
-from tiny_flux import ALPHA, PROMPTS, RANK, STEPS, adapted, check_replay, images, same, sample_ode, start_noise
+from tiny_flux import (
+    PROMPTS,
+    STEPS,
+    check_published_with_lora,
+    check_replay,
+    check_stock_draws_with_the_saved_lora,
+    images,
+    sample_ode,
+)
 from tiny_flux2 import LENGTH, save_tiny_flux2, save_tiny_flux2_dev
 from torch import Tensor
 
@@ -20,7 +29,6 @@ from flowrl.media.images import to_pixels
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.flux2 import FAMILY, empirical_mu, pack, token_ids
 from flowrl.pipelines.known_checkpoints import checkpoints
-from flowrl.pipelines.lora import Policy
 
 Images = list[list[Tensor]]
 
@@ -57,18 +65,14 @@ def shared(folder: Path, **options: Any) -> FamilyPipeline:
 
 @cache
 def stock(folder: Path, lora: Path | None = None) -> Any:
-    pipe = (Flux2Pipeline if "dev" in folder.name else Flux2KleinPipeline).from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora is not None:
-        pipe.load_lora_weights(lora)
-    return pipe
+    return fresh_stock(Flux2Pipeline if "dev" in folder.name else Flux2KleinPipeline, folder, lora)
 
 
 def stock_call(
     folder: Path, latents: Tensor, scale: float, output: str, size: tuple[int, int], sources: Images | None = None,
     lora: Path | None = None,
 ) -> Tensor:  # fmt: skip
-    """One call a prompt, since stock gives all prompts of a call the same references."""
+    """One call per prompt, since stock gives all prompts of a call the same references."""
     images = []
     for row, x in enumerate(latents):
         files = [Image.fromarray(to_pixels(image)) for image in sources[row]] if sources else []
@@ -225,13 +229,11 @@ def test_the_ratio_is_one_and_every_target_learns(
 @pytest.mark.parametrize("kind", ["dev", "base"])
 def test_a_saved_lora_draws_the_same_in_stock_diffusers(folders: dict[str, Path], kind: str, tmp_path: Path) -> None:
     pipeline = load(folders[kind])
-    plain = ode(pipeline, 4.0)
-    policy = adapted(pipeline)
-    trained = ode(pipeline, 4.0)
-    pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
-    theirs = stock_call(folders[kind], start_noise(pipeline, 2), 4.0, "latent", (64, 64), lora=tmp_path)
-    torch.testing.assert_close(as_stock(pipeline, trained), theirs, atol=1e-5, rtol=1e-5)
-    assert (trained - plain).abs().max() > 1e-2
+    start = start_noise(pipeline)
+    check_stock_draws_with_the_saved_lora(
+        pipeline, tmp_path, lambda: as_stock(pipeline, ode(pipeline, 4.0)),
+        lambda: stock_call(folders[kind], start, 4.0, "latent", (64, 64), lora=tmp_path),
+    )  # fmt: skip
 
 
 # ---- refusals, and the real networks ---------------------------------------------------------------------------------
@@ -268,12 +270,7 @@ def test_folders_targets_and_sizes_that_do_not_fit_are_refused(
 def test_the_real_network_and_its_lora(model: str, count: int, width: int, blocks: tuple[int, int]) -> None:
     """32, 9 and 4 billion numbers; feed-forward layers are 3 widths wide, behind a gated input of 6."""
     name = f"black-forest-labs/FLUX.2-{model}"
-    network = FAMILY.meta_denoiser(name)
-    assert network is not None
-    assert sum(parameter.numel() for parameter in network.parameters()) == count
-    FAMILY.check(name, FAMILY.lora_targets)
-    policy = Policy(network, rank=RANK, alpha=ALPHA, targets=FAMILY.lora_targets, seed=0)
-    trained = RANK * width * (blocks[0] * (8 * 2 + 2 * (7 + 4)) + blocks[1] * (1 + 3 + 6))
-    assert sum(p.numel() for p in policy.parameters.values()) == trained
+    widths = width * (blocks[0] * (8 * 2 + 2 * (7 + 4)) + blocks[1] * (1 + 3 + 6))
+    check_published_with_lora(FAMILY, name, count, widths)
     assert [FAMILY.rows(name, scale) for scale in (1.0, 4.0)] == [1, 2 if "base" in name else 1]
     assert checkpoints()[name].gated == ("4B" not in name)

@@ -9,24 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import video_family as video
 from diffusers import FlowMatchEulerDiscreteScheduler, HunyuanVideoPipeline
-from flow_family import OnSchedule, bare, edited, published, start_noise
+from family_sampling import check_published, check_targets, fresh_stock, load, start_noise
+from flow_family import OnSchedule, bare, edited, published
 from tiny_hunyuan_video import OPTIONS, save_tiny_hunyuan_video
 from torch import Tensor
-from video_family import (
-    PROMPTS,
-    STEPS,
-    adapted,
-    check_autoencoder,
-    check_prompts_are_embedded_by_themselves,
-    check_ratio_is_one,
-    check_stock_loads_the_saved_lora,
-    sample_ode,
-)
 
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.hunyuan_video import FAMILY
-from flowrl.pipelines.lora import Policy
 
 
 @pytest.fixture(scope="session")
@@ -34,37 +25,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_hunyuan_video(tmp_path_factory.mktemp("tiny") / "hunyuan_video")
 
 
-def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> FamilyPipeline:
-    return FAMILY.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
-
-
-@cache
-def shared(folder: Path, dtype: torch.dtype) -> tuple[FamilyPipeline, Policy]:
-    """With a LoRA, loaded once per setting; the tests that take it leave it as it was."""
-    pipeline = tiny(folder, dtype)
-    return pipeline, adapted(pipeline)
+tiny = partial(load, FAMILY, OPTIONS)
+shared = cache(lambda folder, dtype: video.with_lora(tiny(folder, dtype)))
 
 
 def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str) -> Tensor:
     frames, _, height, width = pipeline.image_shape
-    pipe.set_progress_bar_config(disable=True)
     return pipe(
-        prompt=PROMPTS, latents=start_noise(pipeline), guidance_scale=scale, height=height, width=width,
-        num_frames=frames, num_inference_steps=STEPS, max_sequence_length=16, output_type=output,
+        prompt=video.PROMPTS, latents=start_noise(pipeline), guidance_scale=scale, height=height, width=width,
+        num_frames=frames, num_inference_steps=video.STEPS, max_sequence_length=16, output_type=output,
     ).frames  # fmt: skip
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 def test_ode_sampling_equals_the_stock_pipeline_and_its_own_scheduler(folder: Path, scale: float) -> None:
-    pipeline, pipe = tiny(folder), HunyuanVideoPipeline.from_pretrained(folder)
-    final = sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), scale)
+    pipeline, pipe = tiny(folder), fresh_stock(HunyuanVideoPipeline, folder)
+    final = video.sample_ode(pipeline, pipeline.schedule(video.STEPS, "diffusers"), scale)
     stock = stock_call(pipe, pipeline, scale, "latent")
     torch.testing.assert_close(final, stock, atol=1e-5, rtol=1e-5)
     assert (stock - start_noise(pipeline)).abs().mean() > 0.1  # the network did something
     clips = stock_call(pipe, pipeline, scale, "pt")
     torch.testing.assert_close(pipeline.decode(stock), clips, atol=1e-5, rtol=0)
     assert clips.shape == (2, 5, 3, 16, 32)
-    assert (sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), scale + 1) - stock).abs().max() > 1e-4
+    assert (
+        video.sample_ode(pipeline, pipeline.schedule(video.STEPS, "diffusers"), scale + 1) - stock
+    ).abs().max() > 1e-4
     assert pipeline.passes(scale) == 1
 
 
@@ -82,7 +67,7 @@ def test_grid_is_evenly_spaced_and_shifted_once(folder: Path, shift: float | Non
 @pytest.mark.parametrize("kernel", ["flow_sde", "dance_sde"])
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, kernel: str, dtype: torch.dtype) -> None:
     pipeline, policy = shared(folder, dtype)
-    check_ratio_is_one(pipeline, policy, 6.0, kernel=kernel)
+    video.check_ratio_is_one(pipeline, policy, 6.0, kernel=kernel)
 
 
 def test_low_precision_rounds_the_scale_as_stock_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,22 +75,19 @@ def test_low_precision_rounds_the_scale_as_stock_does(folder: Path, monkeypatch:
     seen: list[float] = []
     embedder = pipeline.pipe.transformer.time_text_embed
     hook = embedder.register_forward_pre_hook(lambda module, given: seen.append(float(given[2][0])))
-    velocity = pipeline.guided(pipeline.network, pipeline.encode(PROMPTS), None, 6.0)
+    velocity = pipeline.guided(pipeline.network, pipeline.encode(video.PROMPTS), None, 6.0)
     velocity(start_noise(pipeline), torch.tensor(0.5), torch.tensor(500.0))
     hook.remove()
     assert seen == [6016.0]  # 6000 has no neighbour nearer in bfloat16
 
 
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
-    pipeline, policy = shared(folder, torch.float32)
-    final = sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), 6.0)
-    pipe = HunyuanVideoPipeline.from_pretrained(folder)
-    drawn = partial(stock_call, pipe, pipeline, 6.0, "latent")
-    check_stock_loads_the_saved_lora(pipeline, policy, tmp_path, pipe, drawn, final)
+    pipe = fresh_stock(HunyuanVideoPipeline, folder)
+    video.check_stock_loads_the_saved_lora(*shared(folder, torch.float32), tmp_path, pipe, stock_call, 6.0)
 
 
 def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
-    found = check_prompts_are_embedded_by_themselves(tiny(folder), tiny(folder))
+    found = video.check_prompts_are_embedded_by_themselves(tiny(folder), tiny(folder))
     shapes = {"embeds": (3, 16, 24), "mask": (3, 16), "pooled": (3, 16)}
     assert {name: tuple(t.shape) for name, t in found.items()} == shapes
 
@@ -113,7 +95,7 @@ def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
 def test_clips_go_through_the_autoencoder_in_slices_and_with_gradient(folder: Path) -> None:
     pipeline, sliced = tiny(folder, vae_slice=3), tiny(folder, vae_slice=1)
     assert (pipeline.latent_shape, pipeline.image_shape) == ((4, 2, 2, 4), (5, 3, 16, 32))
-    check_autoencoder(pipeline, sliced, lambda raw: 0.476986 * raw)
+    video.check_autoencoder(pipeline, sliced, lambda raw: 0.476986 * raw)
     assert tiny(folder, vae_tiling=True).pipe.vae.use_tiling
     other = pipeline.resized(32, 16)
     assert (other.latent_shape, other.image_shape) == ((4, 2, 4, 2), (5, 3, 32, 16))
@@ -125,9 +107,7 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"pipeline\.width \(24\) must be a multiple of 16"):
         tiny(folder, width=24)
     copied = bare(folder, tmp_path)
-    FAMILY.check(str(copied), FAMILY.lora_targets)
-    with pytest.raises(ValueError, match=r"'attn\.to_w' matches no linear layer"):
-        FAMILY.check(str(copied), ["attn.to_w"])
+    check_targets(FAMILY, copied, "attn.to_w")
     edited(copied / "transformer" / "config.json", guidance_embeds=False)
     with pytest.raises(ValueError, match="guidance_embeds false"):
         FAMILY.check(str(copied), None)
@@ -139,17 +119,14 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
 def test_published_size() -> None:
     """12.8 billion parameters ("13B"), and LoRA targets that bind there."""
     (name,) = published(FAMILY)
-    FAMILY.check(name, FAMILY.lora_targets)
-    network = FAMILY.meta_denoiser(name)
-    assert network is not None
-    assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(12.8, abs=0.05)
+    check_published(FAMILY, name, 12.8e9, rel=0.004)
 
 
 def test_the_stock_scheduler_can_be_replaced(folder: Path) -> None:
     """The same steps at another shift, which the stock pipeline would take from its scheduler."""
-    pipeline, pipe = tiny(folder), HunyuanVideoPipeline.from_pretrained(folder)
-    schedule = pipeline.schedule(STEPS, "linspace", 3.0)
+    pipeline, pipe = tiny(folder), fresh_stock(HunyuanVideoPipeline, folder)
+    schedule = pipeline.schedule(video.STEPS, "linspace", 3.0)
     pipe.scheduler = OnSchedule(schedule)
     torch.testing.assert_close(
-        sample_ode(pipeline, schedule, 6.0), stock_call(pipe, pipeline, 6.0, "latent"), atol=1e-5, rtol=1e-5
+        video.sample_ode(pipeline, schedule, 6.0), stock_call(pipe, pipeline, 6.0, "latent"), atol=1e-5, rtol=1e-5
     )

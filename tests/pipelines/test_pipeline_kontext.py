@@ -8,25 +8,22 @@ from typing import Any
 import pytest
 import torch
 from diffusers import AutoencoderKL, FluxKontextPipeline
+from family_sampling import adapted, check_targets, fresh_stock, same, start_noise
 from tiny_flux import (
-    ALPHA,
     PROMPTS,
-    RANK,
     STEPS,
-    adapted,
+    check_published_with_lora,
     check_replay,
+    check_stock_draws_with_the_saved_lora,
     images,
-    same,
     sample_ode,
     save_tiny_kontext,
-    start_noise,
 )
 from torch import Tensor
 
 from flowrl.pipelines import common, flux
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.kontext import FAMILY
-from flowrl.pipelines.lora import Policy
 from flowrl.pretrain.tiny_families import build_tiny_kontext
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 
@@ -38,12 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_kontext(tmp_path_factory.mktemp("flux") / "kontext")
 
 
-def load(
-    folder: Path, dtype: torch.dtype = torch.float32, size: tuple[int, int] = (32, 32), **options: Any
-) -> FamilyPipeline:
-    return FAMILY.load(
-        str(folder), dtype=dtype, max_sequence_length=CONTEXT, height=size[0], width=size[1], **options
-    )  # fmt: skip
+def load(folder: Path, dtype: torch.dtype = torch.float32, size: tuple[int, int] = (32, 32)) -> FamilyPipeline:
+    return FAMILY.load(str(folder), dtype=dtype, max_sequence_length=CONTEXT, height=size[0], width=size[1])
 
 
 def sources(count: int, size: tuple[int, int] = (32, 32)) -> list[list[Tensor]]:
@@ -51,10 +44,7 @@ def sources(count: int, size: tuple[int, int] = (32, 32)) -> list[list[Tensor]]:
 
 
 def stock_call(folder: Path, latents: Tensor, scale: float, output: str, size: tuple[int, int], **lora: Path) -> Tensor:
-    pipe = FluxKontextPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora["lora"])
+    pipe = fresh_stock(FluxKontextPipeline, folder, **lora)
     b, c, h, w = latents.shape
     drawn: Tensor = pipe(
         image=torch.stack(images(b, *size)), prompt=PROMPTS[:b], guidance_scale=scale,
@@ -177,13 +167,12 @@ def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dty
 
 def test_a_saved_lora_draws_the_same_in_stock_diffusers(folder: Path, tmp_path: Path) -> None:
     pipeline, given = load(folder), sources(2)
-    plain = ode(pipeline, 2.5, given)
-    policy = adapted(pipeline)
-    trained = ode(pipeline, 2.5, given)
-    pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
-    stock = stock_call(folder, start_noise(pipeline, 2), 2.5, "latent", (32, 32), lora=tmp_path)
-    torch.testing.assert_close(trained, FluxKontextPipeline._unpack_latents(stock, 32, 32, 4), atol=1e-5, rtol=1e-5)
-    assert (trained - plain).abs().max() > 1e-2
+
+    def stock() -> Tensor:
+        latents = stock_call(folder, start_noise(pipeline), 2.5, "latent", (32, 32), lora=tmp_path)
+        return FluxKontextPipeline._unpack_latents(latents, 32, 32, 4)
+
+    check_stock_draws_with_the_saved_lora(pipeline, tmp_path, lambda: ode(pipeline, 2.5, given), stock)
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
@@ -205,21 +194,14 @@ def test_the_embedded_models_parts_load(tmp_path: Path) -> None:
 
 
 def test_folders_and_targets_that_do_not_fit_are_refused(folder: Path) -> None:
-    FAMILY.check(str(folder), FAMILY.lora_targets)
+    check_targets(FAMILY, folder, "proj_mpl")
     with pytest.raises(ValueError, match=r"is a FluxKontextPipeline, and pipeline\.name=flux loads FluxPipeline"):
         flux.FAMILY.check(str(folder), None)
-    with pytest.raises(ValueError, match=r"'proj_mpl' matches no linear layer"):
-        FAMILY.check(str(folder), ["proj_mpl"])
     with pytest.raises(ValueError, match=r"pipeline\.height \(33\) must be a multiple of 8"):
         load(folder, size=(33, 32))
 
 
 def test_the_real_network_and_its_lora() -> None:
     """11.90 billion numbers; `proj_mlp` of 38 single-stream blocks beside FLUX.1's targets."""
-    network = FAMILY.meta_denoiser(MODEL)
-    assert network is not None
-    assert sum(parameter.numel() for parameter in network.parameters()) == 11_901_408_320
-    FAMILY.check(MODEL, FAMILY.lora_targets)
-    policy = Policy(network, rank=RANK, alpha=ALPHA, targets=FAMILY.lora_targets, seed=0)
-    trained = RANK * (19 * (8 * 2 * 3072 + 4 * 15360) + 38 * (3 * 2 * 3072 + 15360))
-    assert sum(p.numel() for p in policy.parameters.values()) == trained
+    width = 19 * (8 * 2 * 3072 + 4 * 15360) + 38 * (3 * 2 * 3072 + 15360)
+    check_published_with_lora(FAMILY, MODEL, 11_901_408_320, width)

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import family_sampling
+import flow_family as flow
 import pytest
 import torch
 from diffusers import QwenImagePipeline
-from flow_family import (
-    ALPHA,
-    NEGATIVE,
-    PROMPTS,
-    STEPS,
-    OnSchedule,
-    adapted,
-    check_replay,
-    check_schedule_is_stocks,
-    published,
-    sample_ode,
-    start_noise,
-)
+from family_sampling import start_noise
 from tiny_qwen_image import SIZE, save_tiny_qwen_image
 from torch import Tensor
 
 from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.qwen_image import FAMILY
 from flowrl.samplers.schedules import dynamic_sigmas
 
@@ -40,22 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_qwen_image(tmp_path_factory.mktemp("tiny") / "qwen")
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> FamilyPipeline:
-    options = {"height": SIZE, "width": SIZE, "max_sequence_length": LENGTH, **options}
-    return FAMILY.load(str(folder), dtype=dtype, **options)
-
-
-@cache
-def shared(folder: Path) -> FamilyPipeline:
-    """Loaded once; the tests that take it leave it as it was."""
-    return load(folder)
-
-
-@cache
-def stock(folder: Path) -> QwenImagePipeline:
-    pipe = QwenImagePipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+load = partial(family_sampling.load, FAMILY, {"height": SIZE, "width": SIZE, "max_sequence_length": LENGTH})
+shared = cache(load)
+stock = partial(family_sampling.stock, QwenImagePipeline)
 
 
 def stock_call(
@@ -63,15 +38,15 @@ def stock_call(
 ) -> Tensor:
     """The stock pipeline on the same embeddings and start noise, one prompt after the other, each without padding."""
     start, found = start_noise(pipeline, len(prompts)), []
-    pipe.scheduler = OnSchedule(pipeline.schedule(STEPS, "diffusers"))
-    negative, _ = pipe.encode_prompt(NEGATIVE)
+    pipe.scheduler = flow.OnSchedule(pipeline.schedule(flow.STEPS, "diffusers"))
+    negative, _ = pipe.encode_prompt(flow.NEGATIVE)
     for i, prompt in enumerate(prompts):
         embeds, mask = pipe.encode_prompt(prompt, max_sequence_length=LENGTH)
         assert mask is None
         found.append(
             pipe(
                 prompt_embeds=embeds, negative_prompt_embeds=negative if scale > 1 else None, true_cfg_scale=scale,
-                latents=pack(start[i : i + 1]), num_inference_steps=STEPS, output_type=output,
+                latents=pack(start[i : i + 1]), num_inference_steps=flow.STEPS, output_type=output,
                 height=pipeline.image_shape[1], width=pipeline.image_shape[2], max_sequence_length=LENGTH,
             ).images
         )  # fmt: skip
@@ -81,11 +56,11 @@ def stock_call(
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_ode_sampling_equals_the_stock_pipeline_called_without_padding(folder: Path, scale: float) -> None:
     pipeline = shared(folder)
-    negative = pipeline.encode([NEGATIVE]) if pipeline.passes(scale) == 2 else None
-    final = sample_ode(pipeline, pipeline.encode(PROMPTS), negative, scale)
-    expected = stock_call(stock(folder), pipeline, PROMPTS, scale, "latent")
+    negative = pipeline.encode([flow.NEGATIVE]) if pipeline.passes(scale) == 2 else None
+    final = flow.sample_ode(pipeline, pipeline.encode(flow.PROMPTS), negative, scale)
+    expected = stock_call(stock(folder), pipeline, flow.PROMPTS, scale, "latent")
     torch.testing.assert_close(pack(final), expected, atol=1e-5, rtol=1e-5)
-    images = stock_call(stock(folder), pipeline, PROMPTS, scale, "pt")
+    images = stock_call(stock(folder), pipeline, flow.PROMPTS, scale, "pt")
     torch.testing.assert_close(pipeline.decode(final), images, atol=1e-5, rtol=0)
     assert (final - start_noise(pipeline, 2)).abs().mean() > 0.1  # the network did something
 
@@ -94,22 +69,22 @@ def test_a_padded_batch_of_the_stock_pipeline_is_equal_too_at_a_size_that_is_not
     pipeline = shared(folder).resized(24, 16)
     assert pipeline.latent_shape == (4, 12, 8)
     assert shared(folder).latent_shape == (4, 8, 8)
-    cond, pipe = pipeline.encode(PROMPTS), stock(folder)
-    pipe.scheduler = OnSchedule(pipeline.schedule(STEPS, "diffusers"))
+    cond, pipe = pipeline.encode(flow.PROMPTS), stock(folder)
+    pipe.scheduler = flow.OnSchedule(pipeline.schedule(flow.STEPS, "diffusers"))
     latents = pipe(
         prompt_embeds=cond.tensors["embeds"], prompt_embeds_mask=cond.tensors["mask"], height=24, width=16,
-        latents=pack(start_noise(pipeline, 2)), num_inference_steps=STEPS, output_type="latent",
+        latents=pack(start_noise(pipeline, 2)), num_inference_steps=flow.STEPS, output_type="latent",
     ).images  # fmt: skip
-    final = sample_ode(pipeline, cond, None, 1.0)
+    final = flow.sample_ode(pipeline, cond, None, 1.0)
     torch.testing.assert_close(pack(final), latents, atol=1e-5, rtol=1e-5)
 
 
 def test_prompts_and_scales_change_the_image(folder: Path) -> None:
     pipeline, x = shared(folder), start_noise(shared(folder), 1).expand(2, -1, -1, -1)
-    timestep, cond = torch.full((2,), 700.0), pipeline.encode(PROMPTS)
+    timestep, cond = torch.full((2,), 700.0), pipeline.encode(flow.PROMPTS)
     with torch.no_grad():
         one, other = pipeline.network(x, timestep, cond)
-        guided = pipeline.guided(pipeline.network, cond, pipeline.encode([NEGATIVE]), 4.0)
+        guided = pipeline.guided(pipeline.network, cond, pipeline.encode([flow.NEGATIVE]), 4.0)
         outputs = guided(x, torch.tensor(0.7), torch.tensor(700.0))
     assert (one - other).abs().mean() > 1e-3
     assert (outputs[0] - one).abs().mean() > 1e-3
@@ -129,7 +104,7 @@ def test_columns_that_are_padding_for_all_are_dropped_and_a_full_mask_is_none(
         return forward(**given)
 
     monkeypatch.setattr(pipeline.denoiser, "forward", noted)
-    cond, x = pipeline.encode(PROMPTS), start_noise(pipeline, 2)
+    cond, x = pipeline.encode(flow.PROMPTS), start_noise(pipeline, 2)
     lengths = cond.tensors["mask"].sum(1).tolist()
     assert cond.tensors["embeds"].shape[1] == LENGTH > max(lengths) > min(lengths)
     with torch.no_grad():
@@ -142,28 +117,21 @@ def test_columns_that_are_padding_for_all_are_dropped_and_a_full_mask_is_none(
 
 
 def test_encoding_equals_stock_and_is_cut_where_stock_cuts(folder: Path) -> None:
-    cond = shared(folder).encode(PROMPTS)
-    for i, prompt in enumerate(PROMPTS):
+    cond = shared(folder).encode(flow.PROMPTS)
+    for i, prompt in enumerate(flow.PROMPTS):
         embeds, _ = stock(folder).encode_prompt(prompt, max_sequence_length=LENGTH)
         n = embeds.shape[1]
         assert torch.equal(cond.tensors["embeds"][i, :n], embeds[0])
         assert not cond.tensors["embeds"][i, n:].any()
         assert cond.tensors["mask"][i].tolist() == [True] * n + [False] * (LENGTH - n)
-    short, _ = stock(folder).encode_prompt(PROMPTS[1], max_sequence_length=6)
-    cut = load(folder, max_sequence_length=6).encode(PROMPTS)
+    short, _ = stock(folder).encode_prompt(flow.PROMPTS[1], max_sequence_length=6)
+    cut = load(folder, max_sequence_length=6).encode(flow.PROMPTS)
     assert torch.equal(cut.tensors["embeds"][1], short[0])
     assert cut.tensors["mask"].all()
 
 
 def test_known_prompts_stay_after_the_encoder_is_freed(folder: Path) -> None:
-    pipeline = load(folder)
-    before = pipeline.encode(PROMPTS)
-    pipeline.free_text_encoders()
-    assert pipeline.pipe.text_encoder is None
-    after = pipeline.resized(24, 16).encode(PROMPTS[::-1])
-    assert torch.equal(after.tensors["embeds"], before.tensors["embeds"].flip(0))
-    with pytest.raises(ValueError, match="was not encoded"):
-        pipeline.encode(["a cube"])
+    flow.check_known_prompts_stay(load(folder))
 
 
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
@@ -172,61 +140,49 @@ def test_replay_is_exact_and_every_lora_tensor_that_can_learn_has_gradient(
     folder: Path, dtype: torch.dtype, checkpointed: bool
 ) -> None:
     pipeline = load(folder, dtype, gradient_checkpointing=checkpointed)
-    policy = adapted(pipeline)
-    idle = check_replay(pipeline, policy, pipeline.encode(PROMPTS), pipeline.encode([NEGATIVE]), 4.0)
+    policy = flow.adapted(pipeline)
+    idle = flow.check_replay(pipeline, policy, pipeline.encode(flow.PROMPTS), pipeline.encode([flow.NEGATIVE]), 4.0)
     # The prompt's half of the last block ends in nothing.
     blind = ("add_q_proj", "to_add_out", "txt_mlp")
     assert idle == {n for n in policy.parameters if "transformer_blocks.1" in n and any(part in n for part in blind)}
     assert 0 < len(idle) < len(policy.parameters) / 4
-    assert {p.dtype for p in policy.parameters.values()} == {torch.float32}
-    assert {p.dtype for p in pipeline.pipe.vae.parameters()} == {torch.float32}
 
 
 def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
-    plain = sample_ode(pipeline, pipeline.encode(PROMPTS), pipeline.encode([NEGATIVE]), 4.0)
-    policy = adapted(pipeline)
-    ours = sample_ode(pipeline, pipeline.encode(PROMPTS), pipeline.encode([NEGATIVE]), 4.0)
+    plain = flow.sample_ode(pipeline, pipeline.encode(flow.PROMPTS), pipeline.encode([flow.NEGATIVE]), 4.0)
+    policy = flow.adapted(pipeline)
+    ours = flow.sample_ode(pipeline, pipeline.encode(flow.PROMPTS), pipeline.encode([flow.NEGATIVE]), 4.0)
     assert (ours - plain).abs().mean() > 1e-3
-    assert ALPHA != 2 * policy.config["r"]  # the scale travels too
+    assert flow.ALPHA != 2 * policy.config["r"]  # the scale travels too
     assert pipeline.save_lora(tmp_path, policy.tensors(), policy.config).is_file()
-    pipe = QwenImagePipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    pipe.load_lora_weights(tmp_path)
-    torch.testing.assert_close(pack(ours), stock_call(pipe, pipeline, PROMPTS, 4.0, "latent"), atol=1e-5, rtol=1e-5)
+    pipe = family_sampling.fresh_stock(QwenImagePipeline, folder, tmp_path)
+    torch.testing.assert_close(
+        pack(ours), stock_call(pipe, pipeline, flow.PROMPTS, 4.0, "latent"), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_images_survive_the_autoencoders_normalisation_and_carry_gradient(folder: Path) -> None:
-    pipeline = shared(folder)
-    latents = start_noise(pipeline, 3).requires_grad_()
-    images = pipeline.decode(latents, gradient=True)
-    assert images.shape == (3, *pipeline.image_shape)
-    assert images.dtype == torch.float32
-    (gradient,) = torch.autograd.grad(images.sum(), latents)
-    assert gradient.abs().sum() > 0
-    sliced = load(folder, vae_slice=2).decode(latents)
-    torch.testing.assert_close(sliced, images.detach(), atol=1e-6, rtol=0)
-    assert not sliced.requires_grad
-    # Unnormalised by hand: the posterior's mode of the same images.
-    vae = pipeline.pipe.vae
-    with torch.no_grad():
-        mode = vae.encode(2 * images.detach().unsqueeze(2) - 1).latent_dist.mode()[:, :, 0]
-    mean, std = (torch.tensor(v)[:, None, None] for v in (vae.config.latents_mean, vae.config.latents_std))
-    torch.testing.assert_close(pipeline.encode_images(images.detach()), (mode - mean) / std, atol=1e-5, rtol=1e-5)
+    mean, std = (torch.tensor(v)[:, None, None] for v in ([0.1, -0.2, 0.3, -0.4], [0.5, 1.5, 2.0, 0.8]))
+
+    def normalised(vae: Any, images: Tensor) -> Tensor:
+        return (vae.encode(images.unsqueeze(2)).latent_dist.mode()[:, :, 0] - mean) / std
+
+    flow.check_autoencoder(shared(folder), load(folder, vae_slice=2), normalised)
 
 
 def test_the_schedule_is_stocks_with_another_shift_where_asked_for(folder: Path) -> None:
     pipeline = load(folder, height=512, width=512)
     assert pipeline.latent_shape == (4, 256, 256)
-    check_schedule_is_stocks(pipeline.resized(16, 16), 0.5 + 0.4 * (16 - 256) / (8192 - 256))
+    flow.check_schedule_is_stocks(pipeline.resized(16, 16), 0.5 + 0.4 * (16 - 256) / (8192 - 256))
     schedule = pipeline.resized(64, 64).schedule(10, "diffusers")  # 32 x 32 latents, 256 tokens: mu is 0.5
     torch.testing.assert_close(schedule.sigma, dynamic_sigmas(10, 0.5, terminal=0.02), atol=1e-6, rtol=0)
     assert torch.equal(schedule.sigma, pipeline.resized(64, 64).schedule(10, "linspace").sigma)
     torch.testing.assert_close(schedule.timestep, 1000 * schedule.sigma[:-1], atol=1e-4, rtol=0)
     # Published: 1024 tokens, mu 0.538710.
     table = [1, .928970, .851485, .766624, .673281, .570117, .455497, .327400, .183301, .02, 0]  # fmt: skip
-    published = pipeline.resized(128, 128).schedule(10, "diffusers").sigma
-    torch.testing.assert_close(published, torch.tensor(table), atol=1e-6, rtol=0)
+    wanted = pipeline.resized(128, 128).schedule(10, "diffusers").sigma
+    torch.testing.assert_close(wanted, torch.tensor(table), atol=1e-6, rtol=0)
     shifted = pipeline.schedule(3, "diffusers", shift=2.0).sigma
     u = torch.tensor([1, 4 / 5, 1 / 2])  # 2 u / (1 + u) of 1, 2/3, 1/3
     torch.testing.assert_close(shifted[:-1], 1 - (1 - u) * 0.98 / 0.5, atol=1e-6, rtol=0)
@@ -244,24 +200,13 @@ def test_packing_is_undone() -> None:
 
 
 def test_known_checkpoints_have_the_published_size_and_the_targets_bind() -> None:
-    for model in published(FAMILY):
-        network = FAMILY.meta_denoiser(model)
-        assert network is not None
-        assert sum(p.numel() for p in network.parameters()) == 20_430_401_088
-        check_targets(network, FAMILY.lora_targets)
-        FAMILY.check(model, FAMILY.lora_targets)
-    assert FAMILY.meta_denoiser("someone/unknown") is None
+    for model in flow.published(FAMILY):
+        family_sampling.check_published(FAMILY, model, 20_430_401_088)
 
 
 def test_wrong_folders_targets_and_options_are_refused(folder: Path, tmp_path: Path) -> None:
-    FAMILY.check(str(folder), FAMILY.lora_targets)
-    with pytest.raises(ValueError, match=r"'attn\.to_qkv' matches no linear layer"):
-        FAMILY.check(str(folder), ["attn.to_qkv"])
-    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"is a FluxPipeline, and pipeline\.name=qwen_image loads QwenImagePipeline"):
-        FAMILY.check(str(tmp_path), None)
-    with pytest.raises(ValueError, match="is a FluxPipeline, and"):
-        FAMILY.load(str(tmp_path))
+    family_sampling.check_targets(FAMILY, folder, "attn.to_qkv")
+    flow.check_another_class_is_refused(FAMILY, tmp_path)
     with pytest.raises(ValueError, match=r"pipeline\.width \(18\) must be a multiple of 4"):
         load(folder, width=18)
     with pytest.raises(ValueError, match=r"max_sequence_length \(1025\) must lie in 1 \.\. 1024"):

@@ -8,22 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import flow_family as flow
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
-from flow_family import (
-    NEGATIVE,
-    PROMPTS,
-    STEPS,
-    OnSchedule,
-    adapted,
-    check_replay,
-    check_schedule_is_stocks,
-    published,
-    sample_ode,
-    start_noise,
-)
+from family_sampling import start_noise
 from PIL import Image
 from tiny_qwen_image import SIZE, save_tiny_qwen_image, save_tiny_qwen_image_edit
 from torch import Tensor
@@ -87,16 +77,16 @@ def stock_call(
         plus, "calculate_dimensions", lambda area, ratio: real(area, ratio) if area == seen else (width, height)
     )
     pipe.set_progress_bar_config(disable=True)
-    pipe.scheduler = OnSchedule(pipeline.schedule(STEPS, "diffusers"))
+    pipe.scheduler = flow.OnSchedule(pipeline.schedule(flow.STEPS, "diffusers"))
     start, found = start_noise(pipeline, 2), []
-    for i, (prompt, sources) in enumerate(zip(PROMPTS, sources_of(pipeline), strict=True)):
+    for i, (prompt, sources) in enumerate(zip(flow.PROMPTS, sources_of(pipeline), strict=True)):
         images = [Image.fromarray(to_pixels(source)) for source in sources]
         found.append(
             pipe(
                 image=images if pipeline.num_sources[1] > 1 else images[0], prompt=prompt,
-                negative_prompt=NEGATIVE if scale > 1 else None, true_cfg_scale=scale, latents=pack(start[i : i + 1]),
-                num_inference_steps=STEPS, output_type=output, height=pipeline.image_shape[1],
-                width=pipeline.image_shape[2],
+                negative_prompt=flow.NEGATIVE if scale > 1 else None, true_cfg_scale=scale,
+                latents=pack(start[i : i + 1]), num_inference_steps=flow.STEPS, output_type=output,
+                height=pipeline.image_shape[1], width=pipeline.image_shape[2],
             ).images
         )  # fmt: skip
     return torch.cat(found)
@@ -104,8 +94,8 @@ def stock_call(
 
 def sampled(pipeline: FamilyPipeline, scale: float) -> Tensor:
     sources = sources_of(pipeline)
-    negative = pipeline.encode([NEGATIVE] * 2, sources) if pipeline.passes(scale) == 2 else None
-    return sample_ode(pipeline, pipeline.encode(PROMPTS, sources), negative, scale)
+    negative = pipeline.encode([flow.NEGATIVE] * 2, sources) if pipeline.passes(scale) == 2 else None
+    return flow.sample_ode(pipeline, pipeline.encode(flow.PROMPTS, sources), negative, scale)
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
@@ -122,7 +112,7 @@ def test_ode_sampling_equals_the_stock_pipeline(
 
 def test_sources_may_have_another_size_than_what_is_drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = load(root, "one", height=24, width=16, source_height=16, source_width=32)
-    cond = pipeline.encode(PROMPTS, sources_of(pipeline))
+    cond = pipeline.encode(flow.PROMPTS, sources_of(pipeline))
     assert cond.tensors["sources"].shape == (2, 1, 4, 8, 16)
     final, pipe = sampled(pipeline, 4.0), DiffusionPipeline.from_pretrained(root / "one")
     images = stock_call(monkeypatch, pipe, pipeline, 4.0, "pt")
@@ -131,7 +121,7 @@ def test_sources_may_have_another_size_than_what_is_drawn(root: Path, monkeypatc
     # What was encoded stays what it is at another drawn size.
     other = pipeline.resized(16, 16)
     assert other.latent_shape == (4, 8, 8)
-    assert torch.equal(other.encode(PROMPTS, sources_of(pipeline)).tensors["sources"], cond.tensors["sources"])
+    assert torch.equal(other.encode(flow.PROMPTS, sources_of(pipeline)).tensors["sources"], cond.tensors["sources"])
 
 
 @pytest.mark.parametrize("kind", ["one", "several"])
@@ -143,20 +133,20 @@ def test_prompts_and_every_source_change_the_image(root: Path, kind: str) -> Non
         with torch.no_grad():
             return pipeline.network(x, torch.tensor([700.0]), pipeline.encode([prompt], [sources]))
 
-    plain = velocity(PROMPTS[0], given)
-    assert (velocity(PROMPTS[1], given) - plain).abs().mean() > 1e-3
+    plain = velocity(flow.PROMPTS[0], given)
+    assert (velocity(flow.PROMPTS[1], given) - plain).abs().mean() > 1e-3
     for i in range(len(given)):
         changed = [image(40) if i == j else source for j, source in enumerate(given)]
-        assert (velocity(PROMPTS[0], changed) - plain).abs().mean() > 1e-3
+        assert (velocity(flow.PROMPTS[0], changed) - plain).abs().mean() > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["one", "several"])
 def test_encoding_equals_stock(root: Path, kind: str) -> None:
     pipeline, pipe = shared(root, kind), DiffusionPipeline.from_pretrained(root / kind)
     sources = sources_of(pipeline)
-    cond = pipeline.encode(PROMPTS, sources)
+    cond = pipeline.encode(flow.PROMPTS, sources)
     size = {"one": [(16, 16), (16, 16)], "several": [(448, 320), (320, 480)]}[kind]  # about 384 x 384, by 32s
-    for i, prompt in enumerate(PROMPTS):
+    for i, prompt in enumerate(flow.PROMPTS):
         images = [pipe.image_processor.resize(Image.fromarray(to_pixels(s)), *size[i][::-1]) for s in sources[i]]
         embeds, mask = pipe.encode_prompt([prompt], images if kind == "several" else images[0])
         n = embeds.shape[1]
@@ -167,7 +157,7 @@ def test_encoding_equals_stock(root: Path, kind: str) -> None:
             ready = pipe.image_processor.preprocess(Image.fromarray(to_pixels(source)), SIZE, SIZE)
             latents = pipe._encode_vae_image(ready.unsqueeze(2), None)[0, :, 0]
             torch.testing.assert_close(cond.tensors["sources"][i, j], latents, atol=1e-5, rtol=1e-5)
-    again = pipeline.encode(PROMPTS[::-1], sources[::-1])
+    again = pipeline.encode(flow.PROMPTS[::-1], sources[::-1])
     assert all(torch.equal(tensor.flip(0), cond.tensors[name]) for name, tensor in again.tensors.items())
 
 
@@ -178,10 +168,10 @@ def test_replay_is_exact_and_every_lora_tensor_that_can_learn_has_gradient(
     root: Path, kind: str, dtype: torch.dtype
 ) -> None:
     pipeline = load(root, kind, dtype)
-    policy, sources = adapted(pipeline), sources_of(pipeline)
-    cond = pipeline.encode(PROMPTS, sources)
+    policy, sources = flow.adapted(pipeline), sources_of(pipeline)
+    cond = pipeline.encode(flow.PROMPTS, sources)
     assert {cond.tensors[name].dtype for name in ("embeds", "sources")} == {dtype}
-    idle = check_replay(pipeline, policy, cond, pipeline.encode([NEGATIVE] * 2, sources), 4.0)
+    idle = flow.check_replay(pipeline, policy, cond, pipeline.encode([flow.NEGATIVE] * 2, sources), 4.0)
     blind = ("add_q_proj", "to_add_out", "txt_mlp")
     assert idle == {n for n in policy.parameters if "transformer_blocks.1" in n and any(part in n for part in blind)}
 
@@ -191,7 +181,7 @@ def test_a_saved_lora_gives_the_same_images_in_stock(
     root: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = load(root, kind)
-    policy = adapted(pipeline)
+    policy = flow.adapted(pipeline)
     ours = sampled(pipeline, 4.0)
     assert (ours - sampled(shared(root, kind), 4.0)).abs().mean() > 1e-3
     pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
@@ -204,7 +194,7 @@ def test_a_saved_lora_gives_the_same_images_in_stock(
 def test_images_go_into_latents_and_back_as_in_qwen_image(root: Path) -> None:
     pipeline = shared(root, "one")
     images = torch.stack([image(i, SIZE, SIZE) for i in range(3)])
-    cond = pipeline.encode([PROMPTS[0]] * 3, [[image] for image in images])
+    cond = pipeline.encode([flow.PROMPTS[0]] * 3, [[image] for image in images])
     latents = pipeline.encode_images(images)
     torch.testing.assert_close(latents, cond.tensors["sources"][:, 0], atol=1e-5, rtol=1e-5)
     decoded = pipeline.decode(latents.requires_grad_(), gradient=True)
@@ -213,14 +203,14 @@ def test_images_go_into_latents_and_back_as_in_qwen_image(root: Path) -> None:
 
 
 def test_the_schedule_counts_drawn_tokens_only(root: Path) -> None:
-    check_schedule_is_stocks(shared(root, "several"), 0.5 + 0.4 * (16 - 256) / (8192 - 256))
+    flow.check_schedule_is_stocks(shared(root, "several"), 0.5 + 0.4 * (16 - 256) / (8192 - 256))
 
 
 # ---- what is known and what is refused -------------------------------------------------------------------------------
 
 
 def test_known_checkpoints_have_the_published_size_and_the_targets_bind() -> None:
-    for model in published(FAMILY):
+    for model in flow.published(FAMILY):
         network: Any = FAMILY.meta_denoiser(model)
         assert sum(p.numel() for p in network.parameters()) == 20_430_401_088
         assert network.config.zero_cond_t == model.endswith("2511")

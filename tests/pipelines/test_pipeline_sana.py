@@ -9,21 +9,21 @@ import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, SanaPipeline
 from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
+from family_sampling import check_targets, fresh_stock, start_noise
 from flow_family import bare, edited
 from tiny_sana import PUBLISHED, save_tiny_sana
 from tiny_sd import (
     PROMPTS,
-    adapted,
-    assert_every_tensor_gets_gradient,
-    assert_replay_gives_ratio_one,
+    check_autoencoder,
+    check_lora_binds,
+    check_replay,
+    check_stock_loads_the_saved_lora,
     sample_ode,
-    start_noise,
 )
 from torch import Tensor
 
 from flowrl.pipelines.attention import LinearAttention, linear_attention
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import read_lora
 from flowrl.pipelines.sana import FAMILY, INSTRUCTION
 from flowrl.randomness import counter_normal
 
@@ -47,10 +47,8 @@ def shared(folder: Path) -> FamilyPipeline:
     return loaded(folder)
 
 
-def stock(folder: Path, scheduler: Any) -> SanaPipeline:
-    pipe = SanaPipeline.from_pretrained(folder, scheduler=scheduler)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+def stock(folder: Path, scheduler: Any) -> Any:
+    return fresh_stock(SanaPipeline, folder, scheduler=scheduler)
 
 
 def drawn(pipe: Any, latents: Tensor, scale: float, output: str = "latent", **more: Any) -> Tensor:
@@ -204,14 +202,7 @@ def test_gemma_keeps_its_range_where_the_network_runs_in_float16(folder: Path) -
 
 
 def test_images_are_encoded_as_decode_undoes_it(shared: FamilyPipeline) -> None:
-    images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
-    latents, vae = shared.encode_images(images), shared.pipe.vae
-    with torch.no_grad():
-        bare = vae.encode(2 * images - 1).latent
-        torch.testing.assert_close(latents, bare * 0.41407, atol=1e-5, rtol=1e-5)
-        wanted = (vae.decode(bare).sample / 2 + 0.5).clamp(0, 1)
-        torch.testing.assert_close(shared.decode(latents), wanted, atol=1e-5, rtol=0)
-    assert shared.decode(latents.requires_grad_(), gradient=True).requires_grad
+    check_autoencoder(shared, lambda encoded: encoded.latent)
 
 
 # ---- the ratio is exactly 1, LoRA ------------------------------------------------------------------------------------
@@ -221,23 +212,13 @@ def test_images_are_encoded_as_decode_undoes_it(shared: FamilyPipeline) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, dtype: torch.dtype, kernel: str) -> None:
     pipeline = loaded(folder, dtype, gradient_checkpointing=kernel == "cps")
-    policy = adapted(pipeline)
-    assert_replay_gives_ratio_one(pipeline, kernel, 4.5)
-    assert_every_tensor_gets_gradient(pipeline, policy)
+    check_replay(pipeline, kernel, 4.5)
 
 
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipeline = loaded(folder)
-    policy = adapted(pipeline)
-    pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
     pipe = stock(folder, DPMSolverMultistepScheduler(**PUBLISHED | {"solver_order": 1}))
-    before = drawn(pipe, start_noise(pipeline, 2), 4.5)
-    pipe.load_lora_weights(tmp_path)
-    after = drawn(pipe, start_noise(pipeline, 2), 4.5)
-    assert (after - before).abs().max() > 1e-2
-    final = sample_ode(pipeline, 4.5, pipeline.schedule(STEPS, "diffusers"))
-    torch.testing.assert_close(final, after, atol=1e-5, rtol=1e-5)
-    assert read_lora(tmp_path)[1] == 4
+    check_stock_loads_the_saved_lora(pipeline, tmp_path, pipe, drawn, 4.5, STEPS)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -245,9 +226,7 @@ def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
 
 def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, tmp_path: Path) -> None:
     copied = bare(folder, tmp_path)
-    FAMILY.check(str(copied), FAMILY.lora_targets)
-    with pytest.raises(ValueError, match=r"'to_qq' matches no linear layer"):
-        FAMILY.check(str(copied), ["to_qq"])
+    check_targets(FAMILY, copied, "to_qq")
     edited(copied / "transformer" / "config.json", guidance_embeds=True)
     with pytest.raises(ValueError, match=r"guidance_embeds\): it is distilled"):
         FAMILY.check(str(copied), None)
@@ -266,9 +245,4 @@ def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, 
     ],
 )
 def test_lora_binds_to_the_real_network(model: str, parameters: int, blocks: int) -> None:
-    network = FAMILY.meta_denoiser(model)
-    assert network is not None
-    assert sum(p.numel() for p in network.parameters()) == parameters
-    FAMILY.check(model, FAMILY.lora_targets)
-    bound = [name for name, _ in network.named_modules() if name.endswith(FAMILY.lora_targets)]
-    assert len(bound) == blocks * 2 * 4
+    check_lora_binds(FAMILY, model, parameters, blocks * 2 * 4)

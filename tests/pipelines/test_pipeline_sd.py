@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline
+from family_sampling import adapted, check_targets, fresh_stock, start_noise
 from flow_family import bare, edited
 from tiny_sd import (
     NOISE,
     PROMPTS,
-    adapted,
-    assert_every_tensor_gets_gradient,
-    assert_replay_gives_ratio_one,
+    assert_same,
+    check_autoencoder,
+    check_lora_binds,
+    check_replay,
+    check_stock_loads_the_saved_lora,
     guided,
     sample_ode,
     save_tiny_sd,
-    start_noise,
 )
 from torch import Tensor
 
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import read_lora
 from flowrl.pipelines.sd import FAMILY
-from flowrl.randomness import counter_normal
 from flowrl.samplers import KERNELS, rollout
 from flowrl.samplers.flow_coordinates import alpha_bars
 
@@ -47,8 +47,7 @@ def shared(folder: Path) -> FamilyPipeline:
 
 def stock(folder: Path, **scheduler: Any) -> StableDiffusionPipeline:
     """The stock pipeline with DDIM that ends at clean data, as ours does."""
-    pipe = StableDiffusionPipeline.from_pretrained(folder, safety_checker=None, requires_safety_checker=False)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = fresh_stock(StableDiffusionPipeline, folder, safety_checker=None, requires_safety_checker=False)
     config = {**pipe.scheduler.config, "set_alpha_to_one": True, "clip_sample": False, **scheduler}
     pipe.scheduler = DDIMScheduler.from_config(config)
     return pipe
@@ -59,11 +58,6 @@ def drawn(pipe: StableDiffusionPipeline, latents: Tensor, scale: float, output: 
         prompt=PROMPTS, negative_prompt=["", ""], latents=latents.clone(), guidance_scale=scale,
         num_inference_steps=STEPS, output_type=output, **more,
     ).images  # fmt: skip
-
-
-def assert_same(found: Tensor, wanted: Tensor, tolerance: float = 2e-6) -> None:
-    """Equal up to float32 rounding: random networks leave latents of up to 40, so it counts from the largest."""
-    assert float((found - wanted).abs().max()) <= tolerance * float(wanted.abs().max())
 
 
 # ---- the same images as stock diffusers ------------------------------------------------------------------------------
@@ -158,10 +152,7 @@ def test_replayed_log_probs_equal_the_rollouts(
     folder: Path, kernel: str, dtype: torch.dtype, checkpointed: bool
 ) -> None:
     pipeline = FAMILY.load(str(folder), dtype=dtype, gradient_checkpointing=checkpointed)
-    policy = adapted(pipeline)
-    assert_replay_gives_ratio_one(pipeline, kernel, 5.0)
-    if kernel == "ddim_flow":
-        assert_every_tensor_gets_gradient(pipeline, policy)
+    check_replay(pipeline, kernel, 5.0, gradients=kernel == "ddim_flow")
 
 
 # ---- prompts, images, LoRA -------------------------------------------------------------------------------------------
@@ -182,32 +173,13 @@ def test_encode_equals_stock_and_not_its_batch(folder: Path, shared: FamilyPipel
 
 
 def test_images_are_encoded_as_decode_undoes_it(shared: FamilyPipeline) -> None:
-    images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
-    latents, vae = shared.encode_images(images), shared.pipe.vae
-    with torch.no_grad():
-        mean = vae.encode(2 * images - 1).latent_dist.mean
-        torch.testing.assert_close(latents, mean * vae.config.scaling_factor, atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(
-            shared.decode(latents), (vae.decode(mean).sample / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=0
-        )
-    asking = latents.requires_grad_()
-    assert not shared.decode(asking).requires_grad
-    assert shared.decode(asking, gradient=True).requires_grad
+    check_autoencoder(shared)
 
 
 def test_stock_loads_the_saved_lora_and_so_do_we(folder: Path, tmp_path: Path) -> None:
     pipeline = FAMILY.load(str(folder), dtype=torch.float32)
-    policy = adapted(pipeline)
-    pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
-    pipe, start = stock(folder), start_noise(pipeline, 2)
-    before = drawn(pipe, start, 5.0)
-    pipe.load_lora_weights(tmp_path)
-    after = drawn(pipe, start, 5.0)
-    assert (after - before).abs().max() > 0.1
-    assert_same(sample_ode(pipeline, 5.0, pipeline.schedule(STEPS, "diffusers")), after, 1e-5)
-    tensors, alpha = read_lora(tmp_path)
-    assert alpha == 4
-    assert all(torch.equal(tensors[name.replace(".default.", ".")], t) for name, t in policy.tensors().items())
+    pipe = stock(folder)
+    policy = check_stock_loads_the_saved_lora(pipeline, tmp_path, pipe, drawn, 5.0, STEPS)
     fresh = adapted(FAMILY.load(str(folder), dtype=torch.float32))
     fresh.load({name: torch.zeros_like(t) for name, t in fresh.tensors().items()})
     fresh.initialise_from(tmp_path)
@@ -219,9 +191,7 @@ def test_stock_loads_the_saved_lora_and_so_do_we(folder: Path, tmp_path: Path) -
 
 def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, tmp_path: Path) -> None:
     copied = bare(folder, tmp_path)
-    FAMILY.check(str(copied), FAMILY.lora_targets)
-    with pytest.raises(ValueError, match=r"'to_qq' matches no linear layer"):
-        FAMILY.check(str(copied), ["to_qq"])
+    check_targets(FAMILY, copied, "to_qq")
     edited(copied / "unet" / "config.json", in_channels=9)
     with pytest.raises(ValueError, match=r"takes 9 channels and predicts 4: .*inpainting"):
         FAMILY.check(str(copied), None)
@@ -256,10 +226,4 @@ def test_options_without_effect_are_refused(folder: Path, shared: FamilyPipeline
 )
 def test_lora_binds_to_the_real_network(model: str, parameters: int, projections: int) -> None:
     """Sixteen transformer blocks, each with self- and cross-attention of four projections."""
-    network = FAMILY.meta_denoiser(model)
-    assert network is not None
-    assert sum(p.numel() for p in network.parameters()) == parameters
-    FAMILY.check(model, FAMILY.lora_targets)
-    bound = [name for name, _ in network.named_modules() if name.endswith(FAMILY.lora_targets)]
-    assert len(bound) == projections
-    assert FAMILY.meta_denoiser("someone/unknown") is None
+    check_lora_binds(FAMILY, model, parameters, projections)

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
-from tiny_models import PROMPTS, adapted, bound, guided, load_tiny, sample_ode, sample_sde, start_noise
+from family_sampling import replayed, start_noise
+from family_sampling import stock as stock_pipeline
+from tiny_models import PROMPTS, adapted, bound, guided, load_tiny, sample_ode, sample_sde
 from torch import Tensor
 
 from flowrl.pipelines import family
@@ -45,8 +47,7 @@ def shared(folder: Path, dtype: torch.dtype, gradient_checkpointing: bool) -> tu
 
 
 def stock_call(folder: Path, latents: Tensor, scale: float, grid: str, output: str, **size: int) -> Tensor:
-    pipe = StableDiffusion3Pipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = stock_pipeline(StableDiffusion3Pipeline, folder)
     b = len(latents)
     grids = {"diffusers": {}, "linspace": {"sigmas": np.linspace(1, 1 / STEPS, STEPS).tolist()}}
     return pipe(
@@ -87,18 +88,9 @@ def test_replayed_log_probs_equal_the_rollouts(
     tiny_sd3_folder: Path, kernel: str, dtype: torch.dtype, scale: float, gradient_checkpointing: bool
 ) -> None:
     pipeline, policy = shared(tiny_sd3_folder, dtype, gradient_checkpointing)
-    schedule = pipeline.schedule(STEPS, "diffusers")
-    step_rule = bound(kernel, schedule)
-    trajectory = sample_sde(pipeline, PROMPTS[:2], scale, schedule, step_rule)
-    velocity = guided(pipeline, PROMPTS[:2], scale)
-    assert trajectory.steps == (0, 1, 2)
-    for k, step in enumerate(trajectory.steps):
-        x, sigma = trajectory.states[:, k], schedule.sigma[step]
-        transition = step_rule(x, velocity(x, sigma, schedule.timestep[step]), sigma, schedule.sigma[step + 1])
-        log_prob = gaussian_log_prob(trajectory.states[:, k + 1], transition)
-        assert log_prob.dtype == torch.float32
-        assert torch.equal(log_prob, trajectory.log_prob[:, k])
-    gradients = torch.autograd.grad(log_prob.sum(), list(policy.parameters.values()), allow_unused=True)
+    log_prob = replayed(pipeline, guided(pipeline, PROMPTS[:2], scale), 2, STEPS, kernel)
+    assert len(log_prob) == 3
+    gradients = torch.autograd.grad(log_prob[-1].sum(), list(policy.parameters.values()), allow_unused=True)
     assert sum(float(g.abs().sum()) for g in gradients if g is not None) > 0  # it was a training pass
 
 

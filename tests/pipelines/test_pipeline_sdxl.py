@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 import torch
 from diffusers import StableDiffusionXLPipeline
+from family_sampling import check_targets, fresh_stock, start_noise
 from flow_family import bare, edited, published
 from tiny_sd import (
     PROMPTS,
-    adapted,
-    assert_every_tensor_gets_gradient,
-    assert_replay_gives_ratio_one,
+    assert_same,
+    check_autoencoder,
+    check_lora_binds,
+    check_replay,
+    check_stock_loads_the_saved_lora,
     sample_ode,
     save_tiny_sdxl,
-    start_noise,
 )
 from torch import Tensor
 
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import read_lora
 from flowrl.pipelines.sdxl import FAMILY
-from flowrl.randomness import counter_normal
 
 STEPS = 5
 # The stock scheduler hands a tensor to numpy in a way that numpy 2 warns of.
@@ -41,11 +41,9 @@ def shared(folder: Path) -> FamilyPipeline:
     return FAMILY.load(str(folder), dtype=torch.float32)
 
 
-def stock(folder: Path) -> StableDiffusionXLPipeline:
+def stock(folder: Path) -> Any:
     """The stock pipeline with its own scheduler: Euler steps in another scale of the latents, which are DDIM's."""
-    pipe = StableDiffusionXLPipeline.from_pretrained(folder, add_watermarker=False)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return fresh_stock(StableDiffusionXLPipeline, folder, add_watermarker=False)
 
 
 def drawn(pipe: Any, latents: Tensor, scale: float, output: str = "latent", **more: Any) -> Tensor:
@@ -53,11 +51,6 @@ def drawn(pipe: Any, latents: Tensor, scale: float, output: str = "latent", **mo
         prompt=PROMPTS, latents=latents.clone(), guidance_scale=scale, num_inference_steps=STEPS, output_type=output,
         **more,
     ).images  # fmt: skip
-
-
-def assert_same(found: Tensor, wanted: Tensor, tolerance: float = 2e-6) -> None:
-    """Equal up to float32 rounding: random networks leave latents of up to 40, so it counts from the largest."""
-    assert float((found - wanted).abs().max()) <= tolerance * float(wanted.abs().max())
 
 
 # ---- the same images as stock diffusers ------------------------------------------------------------------------------
@@ -122,35 +115,17 @@ def test_the_empty_prompt_is_embedded_where_the_checkpoint_says_so(tmp_path: Pat
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, dtype: torch.dtype, checkpointed: bool) -> None:
     pipeline = FAMILY.load(str(folder), dtype=dtype, gradient_checkpointing=checkpointed)
-    policy = adapted(pipeline)
-    assert_replay_gives_ratio_one(pipeline, "ddim_flow", 5.0)
-    assert_every_tensor_gets_gradient(pipeline, policy)
+    check_replay(pipeline, "ddim_flow", 5.0)
 
 
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipeline = FAMILY.load(str(folder), dtype=torch.float32)
-    policy = adapted(pipeline)
-    pipeline.save_lora(tmp_path, policy.tensors(), policy.config)
-    pipe, start = stock(folder), start_noise(pipeline, 2)
-    before = drawn(pipe, start, 5.0)
-    pipe.load_lora_weights(tmp_path)
-    after = drawn(pipe, start, 5.0)
-    assert (after - before).abs().max() > 0.1
-    assert_same(sample_ode(pipeline, 5.0, pipeline.schedule(STEPS, "diffusers")), after, 1e-5)
-    tensors, alpha = read_lora(tmp_path)
-    assert alpha == 4
-    assert tensors.keys() == {name.replace(".default.", ".") for name in policy.parameters}
+    pipe = stock(folder)
+    check_stock_loads_the_saved_lora(pipeline, tmp_path, pipe, drawn, 5.0, STEPS)
 
 
 def test_images_are_encoded_as_decode_undoes_it(shared: FamilyPipeline) -> None:
-    images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
-    latents, vae = shared.encode_images(images), shared.pipe.vae
-    with torch.no_grad():
-        mean = vae.encode(2 * images - 1).latent_dist.mean
-        torch.testing.assert_close(latents, mean * vae.config.scaling_factor, atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(
-            shared.decode(latents), (vae.decode(mean).sample / 2 + 0.5).clamp(0, 1), atol=1e-5, rtol=0
-        )
+    check_autoencoder(shared)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -160,9 +135,7 @@ def test_check_refuses_what_cannot_be_trained_before_weights_load(
     folder: Path, shared: FamilyPipeline, tmp_path: Path
 ) -> None:
     copied = bare(folder, tmp_path)
-    FAMILY.check(str(copied), FAMILY.lora_targets)
-    with pytest.raises(ValueError, match=r"'to_qq' matches no linear layer"):
-        FAMILY.check(str(copied), ["to_qq"])
+    check_targets(FAMILY, copied, "to_qq")
     edited(copied / "model_index.json", _class_name="StableDiffusionPipeline")
     with pytest.raises(ValueError, match=r"is a StableDiffusionPipeline, and .*sdxl loads StableDiffusionXLPipeline"):
         FAMILY.check(str(copied), None)
@@ -175,8 +148,4 @@ def test_check_refuses_what_cannot_be_trained_before_weights_load(
 def test_lora_binds_to_the_real_network() -> None:
     """Seventy transformer blocks: 2 x 2 and 2 x 10 down, 10 in the middle, 3 x 10 and 3 x 2 up."""
     (model,) = published(FAMILY)
-    network = FAMILY.meta_denoiser(model)
-    assert network is not None
-    assert sum(p.numel() for p in network.parameters()) == 2_567_463_684
-    FAMILY.check(model, FAMILY.lora_targets)
-    assert len([name for name, _ in network.named_modules() if name.endswith(FAMILY.lora_targets)]) == 70 * 2 * 4
+    check_lora_binds(FAMILY, model, 2_567_463_684, 70 * 2 * 4)

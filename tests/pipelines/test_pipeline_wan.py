@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanImageToVideoPipeline, WanPipeline
-from flow_family import OnSchedule, start_noise
+from family_sampling import load, start_noise
+from flow_family import OnSchedule
 from PIL import Image
 from tiny_wan import BOUNDARY, CHANNELS, OPTIONS, Kind, save_tiny_wan
 from torch import Tensor, nn
@@ -20,16 +21,16 @@ from video_family import (
     PROMPTS,
     STEPS,
     Sources,
-    adapted,
     check_ratio_is_one,
     guided,
     image,
     sample_ode,
+    with_lora,
 )
 
 from flowrl.media.images import to_pixels
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import Policy, check_targets
+from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.wan import FAMILY
 from flowrl.samplers.schedules import build_schedule
 from flowrl.trajectory import Schedule
@@ -44,15 +45,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: save_tiny_wan(root / kind, kind) for kind in KINDS}
 
 
-def tiny(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> FamilyPipeline:
-    return FAMILY.load(str(folder), dtype=dtype, **{**OPTIONS, **more})
-
-
-@cache
-def shared(folder: Path, dtype: torch.dtype, image: bool | None) -> tuple[FamilyPipeline, Policy]:
-    """With a LoRA, loaded once per setting; the tests that take it leave it as it was."""
-    pipeline = tiny(folder, dtype, image_to_video=image)
-    return pipeline, adapted(pipeline)
+tiny = partial(load, FAMILY, OPTIONS)
+shared = cache(lambda folder, dtype, image: with_lora(tiny(folder, dtype, image_to_video=image)))
 
 
 def sources_of(pipeline: FamilyPipeline) -> Sources | None:

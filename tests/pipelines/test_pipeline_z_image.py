@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import family_sampling
+import flow_family as flow
 import pytest
 import torch
 from diffusers import ZImagePipeline
-from flow_family import (
-    NEGATIVE,
-    PROMPTS,
-    STEPS,
-    OnSchedule,
-    adapted,
-    check_replay,
-    check_schedule_is_stocks,
-    published,
-    sample_ode,
-    start_noise,
-)
+from family_sampling import start_noise
 from tiny_z_image import save_tiny_z_image
 from torch import Tensor
 
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.z_image import FAMILY
 from flowrl.samplers.schedules import linspace_sigmas
 
@@ -39,37 +28,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_z_image(tmp_path_factory.mktemp("tiny") / "z")
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> FamilyPipeline:
-    options = {"height": SIZE, "width": SIZE, "max_sequence_length": LENGTH, **options}
-    return FAMILY.load(str(folder), dtype=dtype, **options)
-
-
-@cache
-def shared(folder: Path) -> FamilyPipeline:
-    """Loaded once; the tests that take it leave it as it was."""
-    return load(folder)
-
-
-@cache
-def stock(folder: Path) -> ZImagePipeline:
-    pipe = ZImagePipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+load = partial(family_sampling.load, FAMILY, {"height": SIZE, "width": SIZE, "max_sequence_length": LENGTH})
+shared = cache(load)
+stock = partial(family_sampling.stock, ZImagePipeline)
 
 
 def stock_call(pipe: ZImagePipeline, pipeline: FamilyPipeline, scale: float, output: str, **options: Any) -> Tensor:
     """The stock pipeline on the same prompts and start noise, both prompts at once."""
-    pipe.scheduler = OnSchedule(pipeline.schedule(STEPS, "diffusers"))
+    pipe.scheduler = flow.OnSchedule(pipeline.schedule(flow.STEPS, "diffusers"))
     return pipe(
-        prompt=list(PROMPTS), negative_prompt=[NEGATIVE] * 2, guidance_scale=scale, latents=start_noise(pipeline, 2),
-        num_inference_steps=STEPS, output_type=output, height=pipeline.image_shape[1], width=pipeline.image_shape[2],
-        max_sequence_length=LENGTH, **options,
+        prompt=list(flow.PROMPTS), negative_prompt=[flow.NEGATIVE] * 2, guidance_scale=scale,
+        latents=start_noise(pipeline), num_inference_steps=flow.STEPS, output_type=output,
+        height=pipeline.image_shape[1], width=pipeline.image_shape[2], max_sequence_length=LENGTH, **options,
     ).images  # fmt: skip
 
 
 def sampled(pipeline: FamilyPipeline, scale: float) -> Tensor:
-    negative = pipeline.encode([NEGATIVE]) if pipeline.passes(scale) == 2 else None
-    return sample_ode(pipeline, pipeline.encode(PROMPTS), negative, scale)
+    negative = pipeline.encode([flow.NEGATIVE]) if pipeline.passes(scale) == 2 else None
+    return flow.sample_ode(pipeline, pipeline.encode(flow.PROMPTS), negative, scale)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
@@ -112,26 +88,20 @@ def test_a_sample_does_not_depend_on_the_prompts_beside_it(folder: Path) -> None
 
 
 def test_encoding_equals_stock_and_is_cut_where_stock_cuts(folder: Path) -> None:
-    cond = shared(folder).encode(PROMPTS)
-    for i, prompt in enumerate(PROMPTS):
+    cond = shared(folder).encode(flow.PROMPTS)
+    for i, prompt in enumerate(flow.PROMPTS):
         (embeds,), _ = stock(folder).encode_prompt([prompt], max_sequence_length=LENGTH)
         assert cond.tensors["length"][i] == len(embeds)
         assert torch.equal(cond.tensors["embeds"][i, : len(embeds)], embeds)
         assert not cond.tensors["embeds"][i, len(embeds) :].any()
-    (short,), _ = stock(folder).encode_prompt([PROMPTS[1]], max_sequence_length=12)
-    cut = load(folder, max_sequence_length=12).encode(PROMPTS)
+    (short,), _ = stock(folder).encode_prompt([flow.PROMPTS[1]], max_sequence_length=12)
+    cut = load(folder, max_sequence_length=12).encode(flow.PROMPTS)
     assert torch.equal(cut.tensors["embeds"][1], short)
     assert cut.tensors["length"].tolist() == [12, 12]
 
 
 def test_known_prompts_stay_after_the_encoder_is_freed(folder: Path) -> None:
-    pipeline = load(folder)
-    before = pipeline.encode(PROMPTS)
-    pipeline.free_text_encoders()
-    assert pipeline.pipe.text_encoder is None
-    assert torch.equal(pipeline.encode(PROMPTS[::-1]).tensors["embeds"], before.tensors["embeds"].flip(0))
-    with pytest.raises(ValueError, match="was not encoded"):
-        pipeline.encode(["a cube"])
+    flow.check_known_prompts_stay(load(folder))
 
 
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
@@ -140,69 +110,47 @@ def test_replay_is_exact_and_every_lora_tensor_has_gradient(
     folder: Path, dtype: torch.dtype, checkpointed: bool
 ) -> None:
     pipeline = load(folder, dtype, gradient_checkpointing=checkpointed)
-    policy = adapted(pipeline)
-    assert not check_replay(pipeline, policy, pipeline.encode(PROMPTS), pipeline.encode([NEGATIVE]), 4.0)
-    assert {p.dtype for p in policy.parameters.values()} == {torch.float32}
-    assert {p.dtype for p in pipeline.pipe.vae.parameters()} == {torch.float32}
+    policy = flow.adapted(pipeline)
+    assert not flow.check_replay(pipeline, policy, pipeline.encode(flow.PROMPTS), pipeline.encode([flow.NEGATIVE]), 4.0)
 
 
 def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
-    policy = adapted(pipeline)
+    policy = flow.adapted(pipeline)
     ours = sampled(pipeline, 4.0)
     assert (ours - sampled(shared(folder), 4.0)).abs().mean() > 1e-3
     assert pipeline.save_lora(tmp_path, policy.tensors(), policy.config).is_file()
-    pipe = ZImagePipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    pipe.load_lora_weights(tmp_path)
+    pipe = family_sampling.fresh_stock(ZImagePipeline, folder, tmp_path)
     torch.testing.assert_close(ours, stock_call(pipe, pipeline, 4.0, "latent"), atol=1e-5, rtol=1e-5)
 
 
 def test_images_go_into_latents_and_back(folder: Path) -> None:
-    pipeline = shared(folder)
-    latents = start_noise(pipeline, 3).requires_grad_()
-    images = pipeline.decode(latents, gradient=True)
-    assert images.shape == (3, *pipeline.image_shape)
-    (gradient,) = torch.autograd.grad(images.sum(), latents)
-    assert gradient.abs().sum() > 0
-    sliced = load(folder, vae_slice=2).decode(latents)
-    torch.testing.assert_close(sliced, images.detach(), atol=1e-5, rtol=0)
-    with torch.no_grad():
-        mode = pipeline.pipe.vae.encode(2 * images.detach() - 1).latent_dist.mode()
-    expected = (mode - 0.1159) * 0.3611
-    torch.testing.assert_close(pipeline.encode_images(images.detach()), expected, atol=1e-5, rtol=1e-5)
+    def normalised(vae: Any, images: Tensor) -> Tensor:
+        return (vae.encode(images).latent_dist.mode() - 0.1159) * 0.3611
+
+    flow.check_autoencoder(shared(folder), load(folder, vae_slice=2), normalised)
 
 
 def test_schedules_are_stocks_with_a_static_and_with_a_dynamic_shift(folder: Path, tmp_path: Path) -> None:
     pipeline = shared(folder)
-    check_schedule_is_stocks(pipeline, 0.5)
+    flow.check_schedule_is_stocks(pipeline, 0.5)
     torch.testing.assert_close(pipeline.schedule(8, "diffusers").sigma, linspace_sigmas(8, 3.0), atol=1e-6, rtol=0)
     torch.testing.assert_close(pipeline.schedule(8, "linspace", shift=6.0).sigma, linspace_sigmas(8, 6.0))
     dynamic = load(save_tiny_z_image(tmp_path, dynamic=True))
-    check_schedule_is_stocks(dynamic, 0.5 + 0.65 * (16 - 256) / (4096 - 256))
+    flow.check_schedule_is_stocks(dynamic, 0.5 + 0.65 * (16 - 256) / (4096 - 256))
 
 
 # ---- what is known and what is refused -------------------------------------------------------------------------------
 
 
 def test_known_checkpoints_have_the_published_size_and_the_targets_bind() -> None:
-    for model in published(FAMILY):
-        network = FAMILY.meta_denoiser(model)
-        assert network is not None
-        assert sum(p.numel() for p in network.parameters()) == 6_154_908_736
-        check_targets(network, FAMILY.lora_targets)
-    assert FAMILY.meta_denoiser("someone/unknown") is None
+    for model in flow.published(FAMILY):
+        family_sampling.check_published(FAMILY, model, 6_154_908_736)
 
 
 def test_wrong_folders_targets_and_options_are_refused(folder: Path, tmp_path: Path) -> None:
-    FAMILY.check(str(folder), FAMILY.lora_targets)
-    with pytest.raises(ValueError, match=r"'attn\.to_q' matches no linear layer"):
-        FAMILY.check(str(folder), ["attn.to_q"])
-    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"is a FluxPipeline, and pipeline\.name=z_image loads ZImagePipeline"):
-        FAMILY.check(str(tmp_path), None)
-    with pytest.raises(ValueError, match="is a FluxPipeline, and"):
-        FAMILY.load(str(tmp_path))
+    family_sampling.check_targets(FAMILY, folder, "attn.to_q")
+    flow.check_another_class_is_refused(FAMILY, tmp_path)
     with pytest.raises(ValueError, match=r"pipeline\.width \(18\) must be a multiple of 4"):
         load(folder, width=18)
     with pytest.raises(ValueError, match=r"pipeline\.height \(132\) .* at most 128"):
@@ -221,7 +169,7 @@ def test_wrong_folders_targets_and_options_are_refused(folder: Path, tmp_path: P
 
 def test_guidance_of_a_turbo_is_refused(folder: Path) -> None:
     pipeline = copy(shared(folder))
-    cond, negative = pipeline.encode(["a star"]), pipeline.encode([NEGATIVE])
+    cond, negative = pipeline.encode(["a star"]), pipeline.encode([flow.NEGATIVE])
     for name in ("Tongyi-MAI/Z-Image-Turbo", "/models/z-image-turbo/"):
         pipeline.model = name
         for scale in (1.0, 4.0):

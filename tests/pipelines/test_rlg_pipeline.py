@@ -25,8 +25,9 @@ from diffusers import (
     StableDiffusionPipeline,
     UNet2DConditionModel,
 )
+from family_sampling import fill_lora, start_noise
 from peft import LoraConfig
-from tiny_models import ALPHA, PROMPTS, RANK, adapted, fill_lora, load_tiny, sample_ode, start_noise
+from tiny_models import ALPHA, PROMPTS, RANK, adapted, load_tiny, sample_ode
 from torch import Tensor
 
 from flowrl.commands.sample.run import run as sample

@@ -170,7 +170,7 @@ def test_a_csv_cell_names_one_image_or_a_list(folder: Path) -> None:
         ("p.csv", 'prompt\na\n"b\nc\n', "p.csv, line 3: not valid CSV"),
         ("p.csv", "prompt,source\na,no.png\n", "p.csv, line 2: source names 'no.png'"),
         ("p.csv", "prompt,sources\na,a.png;\n", "p.csv, line 2: sources must be a path or a list of paths"),
-        ("p.csv", 'prompt,sources\na,"[a.png]"\n', "p.csv, line 2: sources begins like a JSON list and is none"),
+        ("p.csv", 'prompt,sources\na,"[a.png]"\n', "p.csv, line 2: sources begins like a JSON list and is not one"),
         ("p.tsv", "a\n", "(a column prompt) or dataset:ID_OR_FOLDER, not .tsv"),
         ("prompts", "a\n", "not a file without an ending"),
     ],

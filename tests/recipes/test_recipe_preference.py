@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from family_sampling import start_noise
 from PIL import Image
 from recorded_gradients import recorded_gradients
-from tiny_models import load_tiny, start_noise
+from tiny_models import load_tiny
 from tiny_runs import PROMPTS, TinyRuns, differences, lora, lora_tensors, metrics, state, tiny_runs
 from torch import Tensor
 

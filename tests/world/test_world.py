@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flowrl.benchmarks.geneval import wording
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.benchmarks.geneval.rules import verdict
@@ -100,20 +101,20 @@ def test_unknown_shape_is_refused() -> None:
 
 
 def test_records_use_genevals_wording() -> None:
-    assert prompts.single_object("triangle")["prompt"] == "a photo of a triangle"
-    assert prompts.two_object("triangle", "circle")["prompt"] == "a photo of a triangle and a circle"
-    assert prompts.counting("triangle", 3) == {
+    assert wording.single_object("triangle")["prompt"] == "a photo of a triangle"
+    assert wording.two_object("triangle", "circle")["prompt"] == "a photo of a triangle and a circle"
+    assert wording.counting("triangle", 3) == {
         "tag": "counting",
         "include": [{"class": "triangle", "count": 3}],
         "exclude": [{"class": "triangle", "count": 4}],
         "prompt": "a photo of three triangles",
     }
-    assert prompts.position("triangle", "left of", "circle") == {
+    assert wording.position("triangle", "left of", "circle") == {
         "tag": "position",
         "include": [{"class": "circle", "count": 1}, {"class": "triangle", "count": 1, "position": ["left of", 0]}],
         "prompt": "a photo of a triangle left of a circle",
     }
-    attributed = prompts.color_attr("triangle", "red", "circle", "blue")
+    attributed = wording.color_attr("triangle", "red", "circle", "blue")
     assert attributed["prompt"] == "a photo of a red triangle and a blue circle"
 
 

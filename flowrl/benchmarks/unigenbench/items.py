@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,10 +91,7 @@ def read_prompt_file(path: Path, *, en_variant: EnVariant = "head") -> PromptFil
         raise ValueError(f"the variant of the English prompts must be head or published, got {en_variant!r}.")
     rows, language, suffix = _rows(path)
     repairs: list[str] = []
-    items: list[Item] = []
-    for number, row in enumerate(rows, start=2):
-        where = f"{path}, row {number}"
-        items.append(_item(row, language, suffix, where, repairs))
+    items = [_item(row, language, suffix, f"{path}, row {n}", repairs) for n, row in enumerate(rows, start=2)]
     indexes = Counter(item.index for item in items)
     if twice := [index for index, count in indexes.items() if count > 1]:
         raise ValueError(f"{path}: index {twice[0]} occurs {indexes[twice[0]]} times: images are named by it.")
@@ -195,10 +192,7 @@ def _variant(item: Item, variant: EnVariant, repairs: list[str]) -> Item:
         repairs.append(
             f"Index {item.index}: the test point {_VARIANT_POINT} was left out, as in the repository's file."
         )
-    return Item(
-        index=item.index, prompt=item.prompt, points=tuple(p for p, _ in kept),
-        descriptions=tuple(d for _, d in kept), theme=item.theme, subject=item.subject,
-    )  # fmt: skip
+    return replace(item, points=tuple(p for p, _ in kept), descriptions=tuple(d for _, d in kept))
 
 
 def _differences(items: Sequence[Item], language: Language, long: bool, variant: EnVariant) -> list[str]:

@@ -41,7 +41,7 @@ def parse_reply(text: str | None, num_points: int) -> list[Any] | None:
 def read_reply(text: str | None, num_points: int) -> Reply | None:
     """The first `<analysis>` and the first `<score>` of a reply: Python lists with an entry for each test point.
 
-    What stands around them does not matter. A missing element, a list of another length, or something that is no
+    What stands around them does not matter. A missing element, a list of another length, or something that is not a
     Python literal (such as text without quotes) makes the whole reply unreadable.
     """
     analysis, score = (_tagged_list(text or "", tag) for tag in ("analysis", "score"))

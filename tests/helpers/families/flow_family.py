@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import family_sampling
+import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from family_sampling import idle_tensors, replayed, sample, start_noise
 from torch import Tensor
 
 from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.family_pipeline import Family
 from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.pipelines.lora import Policy
-from flowrl.randomness import counter_normal
-from flowrl.samplers import KERNELS, gaussian_log_prob, rollout
 from flowrl.trajectory import Conditioning, Schedule
 
 PROMPTS = ["a red circle", "two big blue squares left of a star"]
@@ -45,54 +47,58 @@ def check_schedule_is_stocks(pipeline: Any, mu: float) -> None:
     torch.testing.assert_close(schedule.timestep, scheduler.timesteps, atol=1e-3, rtol=0)
 
 
-def start_noise(pipeline: Any, b: int = len(PROMPTS)) -> Tensor:
-    """Start noise `[b, *latent]`, always the same."""
-    return counter_normal((b, *pipeline.latent_shape), "start")
-
-
-@torch.no_grad()
 def sample_ode(pipeline: Any, cond: Conditioning, negative: Conditioning | None, scale: float) -> Tensor:
     """Finished latents of the family's own grid, without any noise on the way."""
-    schedule, x = pipeline.schedule(STEPS, "diffusers"), start_noise(pipeline, len(cond))
     velocity = pipeline.guided(pipeline.network, cond, negative, scale)
-    kernel = replace(KERNELS["ode"], sigma_max=schedule.sigma_max)
-    return rollout(velocity, x, schedule, kernel, lambda step: x, stochastic=()).final
+    return sample(pipeline, velocity, pipeline.schedule(STEPS, "diffusers"), len(cond))
 
 
 def adapted(pipeline: Any) -> Policy:
-    """A LoRA on the family's targets that does something; with B zero A would get no gradient."""
-    policy = Policy(pipeline.denoiser, rank=RANK, alpha=ALPHA, targets=pipeline.lora_targets, seed=1)
-    for name, parameter in policy.parameters.items():
-        if "lora_B" in name:
-            parameter.data.copy_(0.1 * counter_normal(parameter.shape, 0, "filled", name))
-    return policy
+    """A LoRA whose alpha is not its rank's double: the scale has to travel."""
+    return family_sampling.adapted(pipeline, rank=RANK, alpha=ALPHA, scale=0.1)
 
 
 def check_replay(pipeline: Any, policy: Policy, cond: Conditioning, negative: Conditioning, scale: float) -> set[str]:
     """Replays a rollout's steps, bit for bit, and gives the names of the LoRA tensors that got no gradient."""
-    schedule, x = pipeline.schedule(STEPS, "diffusers"), start_noise(pipeline, len(cond))
-    kernel = replace(KERNELS["flow_sde"], sigma_max=schedule.sigma_max)
-    velocity = pipeline.guided(pipeline.network, cond, negative, scale)
+    log_prob = replayed(pipeline, pipeline.guided(pipeline.network, cond, negative, scale), len(cond), STEPS)
+    assert {p.dtype for p in policy.parameters.values()} == {torch.float32}
+    assert {p.dtype for p in pipeline.pipe.vae.parameters()} == {torch.float32}
+    return idle_tensors(policy, (log_prob * torch.linspace(1, 2, len(cond))).sum())
+
+
+def check_known_prompts_stay(pipeline: Any) -> None:
+    """Once the encoder is freed, only prompts that were embedded before can be asked for, at any size."""
+    before = pipeline.encode(PROMPTS)
+    pipeline.free_text_encoders()
+    assert pipeline.pipe.text_encoder is None
+    after = pipeline.resized(24, 16).encode(PROMPTS[::-1])
+    assert torch.equal(after.tensors["embeds"], before.tensors["embeds"].flip(0))
+    with pytest.raises(ValueError, match="was not encoded"):
+        pipeline.encode(["a cube"])
+
+
+def check_autoencoder(pipeline: Any, sliced: Any, normalised: Callable[[Any, Tensor], Tensor]) -> None:
+    """Images decode in slices as in one, with gradient, and are encoded as the posterior's mode, normalised by hand."""
+    latents = start_noise(pipeline, 3).requires_grad_()
+    images = pipeline.decode(latents, gradient=True)
+    assert (images.shape, images.dtype) == ((3, *pipeline.image_shape), torch.float32)
+    (gradient,) = torch.autograd.grad(images.sum(), latents)
+    assert gradient.abs().sum() > 0
+    again = sliced.decode(latents)
+    torch.testing.assert_close(again, images.detach(), atol=1e-5, rtol=0)
+    assert not again.requires_grad
     with torch.no_grad():
-        trajectory = rollout(
-            velocity,
-            x,
-            schedule,
-            kernel,
-            lambda step: counter_normal(x.shape, "step", step),
-            stochastic=range(STEPS - 1),
-        )
-    loss = torch.zeros(())
-    for k, step in enumerate(trajectory.steps):
-        state, sigma = trajectory.states[:, k], schedule.sigma[step]
-        transition = kernel(state, velocity(state, sigma, schedule.timestep[step]), sigma, schedule.sigma[step + 1])
-        log_prob = gaussian_log_prob(trajectory.states[:, k + 1], transition)
-        assert log_prob.dtype == torch.float32
-        assert torch.equal(log_prob, trajectory.log_prob[:, k])
-        loss = loss + (log_prob * torch.linspace(1, 2, len(log_prob))).sum()
-    found = torch.autograd.grad(loss, list(policy.parameters.values()), allow_unused=True)
-    named = zip(policy.parameters, found, strict=True)
-    return {name for name, gradient in named if gradient is None or not bool(gradient.abs().max() > 0)}
+        expected = normalised(pipeline.pipe.vae, 2 * images.detach() - 1)
+    torch.testing.assert_close(pipeline.encode_images(images.detach()), expected, atol=1e-5, rtol=1e-5)
+
+
+def check_another_class_is_refused(family: Family, folder: Path) -> None:
+    """A folder without anything but an index that names FLUX."""
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}), encoding="utf-8")
+    wanted = rf"is a FluxPipeline, and pipeline\.name={family.name} loads {family.stock[0]}"
+    for refusal in (lambda: family.check(str(folder), None), lambda: family.load(str(folder))):
+        with pytest.raises(ValueError, match=wanted):
+            refusal()
 
 
 def bare(folder: Path, to: Path) -> Path:

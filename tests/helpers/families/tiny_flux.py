@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,16 @@ from diffusers import (
     FluxPipeline,
     FluxTransformer2DModel,
 )
+from family_sampling import adapted, check_published, idle_tensors, replayed, sample
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-from flowrl.pipelines import Pipeline
+from flowrl.pipelines import ModelFamily, Pipeline
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer, t5_tokenizer
 from flowrl.randomness import counter_normal
-from flowrl.samplers import KERNELS, Velocity, gaussian_log_prob, rollout
+from flowrl.samplers import Velocity
 from flowrl.trajectory import Conditioning
 
 PROMPTS = ["a photo of a red circle", "two blue squares", "a green star"]
@@ -90,53 +92,32 @@ def images(count: int, height: int, width: int) -> list[Tensor]:
     return list(levels / 255)
 
 
-def start_noise(pipeline: Pipeline, b: int) -> Tensor:
-    """Start noise `[b, *latent]`, always the same."""
-    return counter_normal((b, *pipeline.latent_shape), "start")
-
-
-@torch.no_grad()
 def sample_ode(pipeline: Pipeline, velocity: Velocity, b: int, num_steps: int = STEPS) -> Tensor:
     """Finished latents on the stock pipeline's grid, without any noise on the way."""
-    x, schedule = start_noise(pipeline, b), pipeline.schedule(num_steps, "diffusers")
-    ode = replace(KERNELS["ode"], sigma_max=schedule.sigma_max)
-    return rollout(velocity, x, schedule, ode, lambda step: x, stochastic=()).final
-
-
-def adapted(pipeline: Pipeline) -> Policy:
-    """A LoRA on the family's own targets that does something: B is not zero."""
-    policy = Policy(pipeline.denoiser, rank=RANK, alpha=ALPHA, targets=pipeline.lora_targets, seed=1)
-    for name, parameter in policy.parameters.items():
-        if "lora_B" in name:
-            parameter.data.copy_(0.2 * counter_normal(parameter.shape, "filled", name))
-    return policy
+    return sample(pipeline, velocity, pipeline.schedule(num_steps, "diffusers"), b)
 
 
 def check_replay(
     pipeline: Pipeline, policy: Policy, cond: Conditioning, negative: Conditioning | None, scale: float
 ) -> None:
-    """The ratio is exactly 1, and every LoRA tensor gets a gradient."""
-    schedule = pipeline.schedule(STEPS, "diffusers")
-    kernel = replace(KERNELS["flow_sde"], sigma_max=schedule.sigma_max)
-    velocity = pipeline.guided(pipeline.network, cond, negative, scale)
-    x = start_noise(pipeline, len(cond))
-    with torch.no_grad():
-        trajectory = rollout(
-            velocity, x, schedule, kernel, lambda step: counter_normal(x.shape, "step", step), stochastic=(0, 1)
-        )
-    for k, step in enumerate(trajectory.steps):
-        source, sigma = trajectory.states[:, k], schedule.sigma[step]
-        predicted = velocity(source, sigma, schedule.timestep[step])
-        assert predicted.dtype == torch.float32
-        transition = kernel(source, predicted, sigma, schedule.sigma[step + 1])
-        log_prob = gaussian_log_prob(trajectory.states[:, k + 1], transition)
-        assert torch.equal(log_prob, trajectory.log_prob[:, k])
-    gradients = torch.autograd.grad(log_prob.sum(), list(policy.parameters.values()))
-    assert {g.dtype for g in gradients} == {torch.float32}
-    assert min(float(g.abs().max()) for g in gradients) > 0
+    """The ratio is exactly 1, and every LoRA tensor gets a gradient, from the last step alone."""
+    log_prob = replayed(pipeline, pipeline.guided(pipeline.network, cond, negative, scale), len(cond), STEPS)
+    assert not idle_tensors(policy, log_prob[-1].sum())
 
 
-def same(first: Conditioning, second: Conditioning) -> bool:
-    """Whether two conditionings hold the same numbers."""
-    names = first.tensors.keys() == second.tensors.keys()
-    return names and all(torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items())
+def check_stock_draws_with_the_saved_lora(
+    pipeline: FamilyPipeline, folder: Path, ours: Callable[[], Tensor], stock: Callable[[], Tensor]
+) -> None:
+    """What a new LoRA, saved to a folder, makes of our samples it makes of the stock pipeline's."""
+    plain, policy = ours(), adapted(pipeline)
+    trained = ours()
+    pipeline.save_lora(folder, policy.tensors(), policy.config)
+    torch.testing.assert_close(trained, stock(), atol=1e-5, rtol=1e-5)
+    assert (trained - plain).abs().max() > 1e-2
+
+
+def check_published_with_lora(family: ModelFamily, model: str, parameters: int, width: int) -> None:
+    """A published checkpoint's parameters, and those of a LoRA: its rank for each of `width` inputs and outputs."""
+    network = check_published(family, model, parameters)
+    policy = Policy(network, rank=RANK, alpha=ALPHA, targets=family.lora_targets, seed=0)
+    assert sum(p.numel() for p in policy.parameters.values()) == RANK * width

@@ -31,7 +31,7 @@ _DEV_TEMPLATE = (
 
 
 def _tokenizer(template: str) -> Any:
-    """A letter a token: Qwen2's byte-level tokenizer without merges."""
+    """One token per letter: Qwen2's byte-level tokenizer without merges."""
     special = ["<|endoftext|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     letters = dict.fromkeys([*special, *string.ascii_letters, *string.digits, *string.punctuation, "Ġ"])
     tokenizer = transformers.Qwen2Tokenizer(vocab={letter: i for i, letter in enumerate(letters)}, merges=[])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import family_sampling
 import torch
+from family_sampling import sample, start_noise
 from torch import Tensor
 
 from flowrl.pipelines.family_pipeline import FamilyPipeline
@@ -36,26 +38,12 @@ def load_tiny(
     )
 
 
-def fill_lora(policy: Policy, seed: int = 0, scale: float = 0.2) -> None:
-    """Gives B values, as after some training; with B zero a LoRA changes nothing and A gets no gradient."""
-    for name, parameter in policy.parameters.items():
-        if "lora_B" in name:
-            parameter.data.copy_(scale * counter_normal(parameter.shape, seed, "filled", name))
-
-
 def adapted(
     folder: Path, dtype: torch.dtype = torch.float32, *, gradient_checkpointing: bool = False
 ) -> tuple[FamilyPipeline, Policy]:
     """A pipeline with a LoRA on the published targets that does something."""
     pipeline = load_tiny(folder, dtype, gradient_checkpointing=gradient_checkpointing)
-    policy = Policy(pipeline.denoiser, rank=RANK, alpha=ALPHA, targets=pipeline.lora_targets, seed=1)
-    fill_lora(policy)
-    return pipeline, policy
-
-
-def start_noise(pipeline: FamilyPipeline, b: int) -> Tensor:
-    """Start noise `[b, *latent]`, always the same."""
-    return counter_normal((b, *pipeline.latent_shape), "start")
+    return pipeline, family_sampling.adapted(pipeline, rank=RANK, alpha=ALPHA)
 
 
 def probe(pipeline: FamilyPipeline) -> Tensor:
@@ -86,11 +74,9 @@ def sample_sde(
     )  # fmt: skip
 
 
-@torch.no_grad()
 def sample_ode(
     pipeline: FamilyPipeline, prompts: list[str], scale: float, num_steps: int, grid: str = "diffusers"
 ) -> Tensor:
     """Finished latents without any noise on the way."""
-    schedule, x = pipeline.schedule(num_steps, grid), start_noise(pipeline, len(prompts))
     velocity = guided(pipeline, prompts, scale)
-    return rollout(velocity, x, schedule, bound("ode", schedule), lambda step: x, stochastic=()).final
+    return sample(pipeline, velocity, pipeline.schedule(num_steps, grid), len(prompts))

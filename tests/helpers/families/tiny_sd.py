@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,16 @@ from diffusers import (
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
+from family_sampling import adapted, check_published, idle_tensors, replayed, sample, start_noise
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-from flowrl.pipelines import Pipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines import ModelFamily, Pipeline
+from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.lora import Policy, read_lora
 from flowrl.pretrain.tiny_sd3 import CONTEXT, clip_tokenizer
 from flowrl.randomness import counter_normal
-from flowrl.samplers import KERNELS, Velocity, gaussian_log_prob, rollout
+from flowrl.samplers import Velocity
 from flowrl.trajectory import Schedule
 
 PROMPTS = ["a photo of a red circle", "two blue squares"]
@@ -91,58 +93,68 @@ def save_tiny_sdxl(folder: Path, *, force_zeros: bool = True) -> Path:
 # ---- sampling, for any family ----------------------------------------------------------------------------------------
 
 
-def start_noise(pipeline: Pipeline, b: int) -> Tensor:
-    """Standard normal `[b, *latent]`, always the same."""
-    return counter_normal((b, *pipeline.latent_shape), "start")
-
-
 def guided(pipeline: Pipeline, prompts: list[str], scale: float, negative: str = "") -> Velocity:
     """The velocity of some prompts, guided as the family does."""
     against = pipeline.encode([negative] * len(prompts)) if pipeline.passes(scale) == 2 else None
     return pipeline.guided(pipeline.network, pipeline.encode(prompts), against, scale)
 
 
-@torch.no_grad()
 def sample_ode(pipeline: Pipeline, scale: float, schedule: Schedule, **options: Any) -> Tensor:
     """Finished latents of the two prompts without any noise on the way."""
     velocity = guided(pipeline, PROMPTS, scale, options.pop("negative", ""))
-    x = start_noise(pipeline, len(PROMPTS))
-    return rollout(velocity, x, schedule, KERNELS["ode"], lambda step: x, stochastic=(), **options).final
+    return sample(pipeline, velocity, schedule, len(PROMPTS), **options)
 
 
-def assert_replay_gives_ratio_one(pipeline: Pipeline, kernel: str, scale: float, num_steps: int = 3) -> None:
-    """Log-densities of a replay equal those of the rollout bit for bit, and the replay carries gradient."""
-    schedule = pipeline.schedule(num_steps, "diffusers")
-    step_rule = replace(KERNELS[kernel], sigma_max=schedule.sigma_max)
-    velocity, x = guided(pipeline, PROMPTS, scale), start_noise(pipeline, len(PROMPTS))
-    with torch.no_grad():
-        trajectory = rollout(
-            velocity, x, schedule, step_rule, lambda step: counter_normal(x.shape, "step", step),
-            stochastic=range(num_steps - 1),
-        )  # fmt: skip
-    for k, step in enumerate(trajectory.steps):
-        source, sigma = trajectory.states[:, k], schedule.sigma[step]
-        transition = step_rule(
-            source, velocity(source, sigma, schedule.timestep[step]), sigma, schedule.sigma[step + 1]
-        )
-        assert transition.mean.requires_grad
-        log_prob = gaussian_log_prob(trajectory.states[:, k + 1], transition)
-        assert torch.equal(log_prob, trajectory.log_prob[:, k])
+def check_replay(pipeline: Pipeline, kernel: str, scale: float, *, gradients: bool = True) -> None:
+    """A new LoRA's log-densities equal those of the rollout bit for bit, and a guided loss reaches every tensor."""
+    policy = adapted(pipeline)
+    assert replayed(pipeline, guided(pipeline, PROMPTS, scale), len(PROMPTS), 3, kernel).requires_grad
+    if gradients:
+        x, schedule = start_noise(pipeline), pipeline.schedule(4, "diffusers")
+        output = guided(pipeline, PROMPTS, 4.0)(x, schedule.sigma[1], schedule.timestep[1])
+        assert not idle_tensors(policy, output.square().sum())
 
 
-def adapted(pipeline: Pipeline) -> Policy:
-    """A LoRA on the default targets that does something: B is not zero."""
-    policy = Policy(pipeline.denoiser, rank=2, alpha=4, targets=pipeline.lora_targets, seed=1)
-    for name, parameter in policy.parameters.items():
-        if "lora_B" in name:
-            parameter.data.copy_(0.2 * counter_normal(parameter.shape, "filled", name))
+def assert_same(found: Tensor, wanted: Tensor, tolerance: float = 2e-6) -> None:
+    """Equal up to float32 rounding: random networks leave latents of up to 40, so it counts from the largest."""
+    assert float((found - wanted).abs().max()) <= tolerance * float(wanted.abs().max())
+
+
+def check_stock_loads_the_saved_lora(
+    pipeline: FamilyPipeline, folder: Path, pipe: Any, drawn: Callable[..., Tensor], scale: float, num_steps: int
+) -> Policy:
+    """A new LoRA, saved to a folder, makes the stock pipeline draw as ours does."""
+    policy, start = adapted(pipeline), start_noise(pipeline)
+    pipeline.save_lora(folder, policy.tensors(), policy.config)
+    before = drawn(pipe, start, scale)
+    pipe.load_lora_weights(folder)
+    after = drawn(pipe, start, scale)
+    assert (after - before).abs().max() > 1e-2
+    assert_same(sample_ode(pipeline, scale, pipeline.schedule(num_steps, "diffusers")), after, 1e-5)
+    tensors, alpha = read_lora(folder)
+    assert alpha == 4
+    assert tensors.keys() == {name.replace(".default.", ".") for name in policy.tensors()}
+    assert all(torch.equal(tensors[name.replace(".default.", ".")], t) for name, t in policy.tensors().items())
     return policy
 
 
-def assert_every_tensor_gets_gradient(pipeline: Pipeline, policy: Policy) -> None:
-    """A loss of the guided velocity reaches every tensor of the LoRA."""
-    x, schedule = start_noise(pipeline, len(PROMPTS)), pipeline.schedule(4, "diffusers")
-    output = guided(pipeline, PROMPTS, 4.0)(x, schedule.sigma[1], schedule.timestep[1])
-    gradients = torch.autograd.grad(output.square().sum(), list(policy.parameters.values()))
-    for name, gradient in zip(policy.parameters, gradients, strict=True):
-        assert float(gradient.abs().sum()) > 0, name
+def check_autoencoder(
+    pipeline: FamilyPipeline, mean_of: Callable[[Any], Tensor] = lambda encoded: encoded.latent_dist.mean
+) -> None:
+    """Images are encoded as the posterior's mean, scaled, and decoding undoes it."""
+    images = counter_normal((3, 3, 64, 64), "pictures").sigmoid()
+    latents, vae = pipeline.encode_images(images), pipeline.pipe.vae
+    with torch.no_grad():
+        mean = mean_of(vae.encode(2 * images - 1))
+        torch.testing.assert_close(latents, mean * vae.config.scaling_factor, atol=1e-6, rtol=1e-5)
+        wanted = (vae.decode(mean).sample / 2 + 0.5).clamp(0, 1)
+        torch.testing.assert_close(pipeline.decode(latents), wanted, atol=1e-5, rtol=0)
+    asking = latents.requires_grad_()
+    assert not pipeline.decode(asking).requires_grad
+    assert pipeline.decode(asking, gradient=True).requires_grad
+
+
+def check_lora_binds(family: ModelFamily, model: str, parameters: int, projections: int) -> None:
+    """A published checkpoint has its number of parameters, and the LoRA targets bind to so many layers."""
+    network = check_published(family, model, parameters)
+    assert len([name for name, _ in network.named_modules() if name.endswith(family.lora_targets)]) == projections

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flow_family import start_noise
+from family_sampling import adapted, idle_tensors, replayed, sample, start_noise
 from torch import Tensor
 
 from flowrl.pipelines.lora import Policy
-from flowrl.randomness import counter_normal
-from flowrl.samplers import KERNELS, Velocity, gaussian_log_prob, rollout
+from flowrl.samplers import Velocity
 from flowrl.trajectory import Schedule
 
 PROMPTS = ["a photo of a red circle", "two blue squares"]
@@ -36,49 +34,22 @@ def guided(pipeline: Any, scale: float, sources: Sources | None = None) -> Veloc
     return velocity
 
 
-@torch.no_grad()
 def sample_ode(pipeline: Any, schedule: Schedule, scale: float, sources: Sources | None = None) -> Tensor:
     """Finished latents without any noise on the way."""
-    kernel = replace(KERNELS["ode"], sigma_max=schedule.sigma_max)
-    x = start_noise(pipeline)
-    return rollout(guided(pipeline, scale, sources), x, schedule, kernel, lambda step: x, stochastic=()).final
+    return sample(pipeline, guided(pipeline, scale, sources), schedule)
 
 
-def adapted(pipeline: Any) -> Policy:
-    """A LoRA on the published targets that does something."""
-    policy = Policy(pipeline.denoiser, rank=2, alpha=4, targets=pipeline.lora_targets, seed=1)
-    for name, parameter in policy.parameters.items():
-        if "lora_B" in name:
-            parameter.data.copy_(0.2 * counter_normal(parameter.shape, 0, "filled", name))
-    return policy
+def with_lora(pipeline: Any) -> tuple[Any, Policy]:
+    """A pipeline and a LoRA in it; the tests that share them leave them as they were."""
+    return pipeline, adapted(pipeline)
 
 
 def check_ratio_is_one(
     pipeline: Any, policy: Policy, scale: float, sources: Sources | None = None, kernel: str = "flow_sde"
 ) -> None:
     """Replayed log-probabilities equal the rollout's to the bit, and every LoRA tensor is trained by some step."""
-    schedule = pipeline.schedule(STEPS, "diffusers")
-    step_rule = replace(KERNELS[kernel], sigma_max=schedule.sigma_max)
-    x = start_noise(pipeline)
-    with torch.no_grad():
-        trajectory = rollout(
-            guided(pipeline, scale, sources), x, schedule, step_rule, lambda step: counter_normal(x.shape, "s", step),
-            stochastic=range(STEPS - 1),
-        )  # fmt: skip
-    velocity = guided(pipeline, scale, sources)
-    loss = torch.zeros(())
-    for k, step in enumerate(trajectory.steps):
-        x, sigma = trajectory.states[:, k], schedule.sigma[step]
-        transition = step_rule(x, velocity(x, sigma, schedule.timestep[step]), sigma, schedule.sigma[step + 1])
-        log_prob = gaussian_log_prob(trajectory.states[:, k + 1], transition)
-        assert log_prob.dtype == torch.float32
-        assert torch.equal(log_prob, trajectory.log_prob[:, k])
-        loss = loss + (log_prob * torch.tensor([1.0, -2.0])).sum()
-    gradients = torch.autograd.grad(loss, list(policy.parameters.values()))
-    for name, gradient in zip(policy.parameters, gradients, strict=True):
-        assert gradient.dtype == torch.float32
-        assert bool(gradient.isfinite().all())
-        assert float(gradient.abs().sum()) > 0, name
+    log_prob = replayed(pipeline, guided(pipeline, scale, sources), len(PROMPTS), STEPS, kernel)
+    assert not idle_tensors(policy, (log_prob * torch.tensor([1.0, -2.0])).sum())
 
 
 def check_prompts_are_embedded_by_themselves(pipeline: Any, fresh: Any) -> dict[str, Tensor]:
@@ -112,11 +83,12 @@ def check_autoencoder(pipeline: Any, sliced: Any, normalised: Callable[[Tensor],
 
 
 def check_stock_loads_the_saved_lora(
-    pipeline: Any, policy: Policy, folder: Path, pipe: Any, drawn: Callable[[], Tensor], expected: Tensor
+    pipeline: Any, policy: Policy, folder: Path, pipe: Any, stock_call: Callable[..., Tensor], scale: float
 ) -> None:
-    """`drawn` is what the stock pipeline draws: as ours with the saved LoRA, and something else without."""
+    """The stock pipeline, whose latents `stock_call` gives as ours are, draws as we do; something else without."""
+    expected = sample_ode(pipeline, pipeline.schedule(STEPS, "diffusers"), scale)
     assert pipeline.save_lora(folder, policy.tensors(), policy.config).is_file()
-    without = drawn()
+    without = stock_call(pipe, pipeline, scale, "latent")
     pipe.load_lora_weights(folder)
-    torch.testing.assert_close(drawn(), expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(stock_call(pipe, pipeline, scale, "latent"), expected, atol=2e-5, rtol=1e-5)
     assert (without - expected).abs().max() > 1e-2

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from flowrl.benchmarks.geneval import wording as prompts
 from flowrl.cli import main
 from flowrl.pretrain import make_scorer as scorer
 from flowrl.pretrain.make_scorer import ScorerConfig, accuracy, roc_auc, train
@@ -27,10 +28,9 @@ from flowrl.rewards.embedded.attributes import (
     shipped_weights,
 )
 from flowrl.rewards.outputs import check_output
-from flowrl.world import scene_prompts as prompts
 from flowrl.world.scenes import BACKGROUND, COLORS, Shape, draw_scene, random_scene
 
-TASKS: dict[str, tuple[prompts.Record, prompts.Record]] = {
+TASKS: dict[str, tuple[prompts.MetadataRecord, prompts.MetadataRecord]] = {
     "single_object": (prompts.single_object("circle"), prompts.single_object("triangle")),
     "two_object": (prompts.two_object("circle", "square"), prompts.two_object("circle", "triangle")),
     "counting": (prompts.counting("square", 3), prompts.counting("square", 4)),
@@ -48,7 +48,7 @@ def as_images(images: list[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255.0
 
 
-def drawn(record: prompts.Record, count: int, seed: int = 0) -> Tensor:
+def drawn(record: prompts.MetadataRecord, count: int, seed: int = 0) -> Tensor:
     """Images in which a record holds."""
     rng = np.random.default_rng(seed)
     return as_images([draw_scene(random_scene(record, rng)) for _ in range(count)])
@@ -99,7 +99,7 @@ def test_counters_are_twelve_pairs_then_three_shapes() -> None:
 def test_count_clauses_in_numbers() -> None:
     square = [0.1, 0.2, 0.3, 0.25, 0.1, 0.05]
     found = made_up({13: square, 4: [0.4, 0.6, 0, 0, 0, 0], 12: [0.3, 0.7, 0, 0, 0, 0]})
-    cases: list[tuple[prompts.Record, float, float]] = [
+    cases: list[tuple[prompts.MetadataRecord, float, float]] = [
         (prompts.single_object("square"), 0.9, 0.9),  # at least one: extra squares harm nothing
         (prompts.counting("square", 3), 0.25, 0.25),  # its exclude clause makes it exactly three
         (prompts.counting("square", 4), 0.10, 0.10),
