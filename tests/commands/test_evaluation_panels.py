@@ -185,7 +185,7 @@ def test_diversity_of_clip_embeddings(tmp_path: Path, monkeypatch: pytest.Monkey
     for number, grey in enumerate((5, 50, 90)):
         path = tmp_path / f"{number}.png"
         flat(grey).save(path)
-        images.append(ImageFile(file=path.name, path=path, index=0, sample=number, record={"prompt": "a"}))
+        images.append(ImageFile(file=path.name, path=path, prompt="a", index=0, sample=number))
     found, version = features_of(images, "clip", "my/clip")
     assert found.tolist() == [[5.0] * 3, [50.0] * 3, [90.0] * 3]
     assert version == "clip:my/clip@none"

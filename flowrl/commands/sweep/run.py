@@ -28,11 +28,11 @@ from flowrl.files import locked, write_atomically
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import fingerprint, load_source, schedule_of
 from flowrl.generation.rlg import add_experts
+from flowrl.generation.scorers import load_rewards
 from flowrl.media.images import save_png
 from flowrl.progress import Advance, progress
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.rewards import Reward
-from flowrl.rewards.compose import build_weighted_sum
 from flowrl.training.parts import model_location
 
 STRIP = 6  # prompts whose images the page shows
@@ -85,8 +85,7 @@ def load_judges(asked: Sweep) -> tuple[Judges, dict[str, str]]:
         ValueError: a reward that needs what the prompts have not, or whose mean says nothing of a model.
     """
     question = asked.question
-    specs = [dict(spec) for spec in question.specs]
-    loaded = {term.key: term.reward for term in build_weighted_sum(specs, device=asked.device).terms}
+    loaded = load_rewards(question.specs, asked.device)
     measured = {measure.reward: loaded[measure.reward] for measure in question.measures}
     for name, reward in loaded.items():
         _check_reward(name, reward, asked.prompts, measured=name in measured)

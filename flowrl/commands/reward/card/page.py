@@ -113,7 +113,7 @@ def _gallery(card: Card) -> str:
     groups: dict[int, list[int]] = {}
     for place, item in enumerate(card.items):
         if math.isfinite(card.values[place]):
-            groups.setdefault(item.group, []).append(place)
+            groups.setdefault(item.index, []).append(place)
     rows = list(groups.values())
     figures = ""
     for places in (rows[index] for index in spread(len(rows), GROUPS)):
