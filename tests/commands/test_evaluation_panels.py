@@ -20,7 +20,7 @@ from flowrl.commands.eval import dpg_bench_runner as dpg_bench
 from flowrl.commands.eval import panel_runner as panel
 from flowrl.commands.eval import t2i_compbench_runner as t2i_compbench
 from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.eval_text import as_text
+from flowrl.commands.eval.result import as_text
 from flowrl.generation import features, scorers
 from flowrl.generation.features import check_features, features_of
 from flowrl.generation.folders import ImageFile

@@ -86,8 +86,6 @@ def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
         seeds=parsed.num_seeds or (asked.seeds if asked else 3), budget=budget, limit=limit,
         evals=parsed.evals or (asked.evals if asked else 2), overrides=overrides,
     )  # fmt: skip
-    for method, seed in question.runs[: len(methods)]:
-        settings_of(question, method, seed)  # a wrong key is said before hours are spent
     return question if asked is None else _joined(asked, question)
 
 

@@ -20,9 +20,10 @@ import torch
 from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
-from flowrl.commands.eval.benchmark import Result, Table
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.named_judges import check_alive, judge_identity, read_judge
 from flowrl.commands.eval.runner_parts import metrics_of, options_of
+from flowrl.commands.terminal_text import Table
 from flowrl.config.train import resolve_path
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import images_of, some

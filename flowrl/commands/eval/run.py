@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowrl.commands.eval.benchmark import BENCHMARKS
-from flowrl.commands.eval.eval_text import as_text
-from flowrl.commands.eval.result import over_models, with_notes, write, write_result
+from flowrl.commands.eval.result import as_text, over_models, with_notes, write, write_result
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path

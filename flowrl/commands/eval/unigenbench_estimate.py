@@ -15,8 +15,9 @@ import numpy as np
 from PIL import Image
 
 from flowrl.benchmarks.unigenbench.items import Item, PromptFile
-from flowrl.commands.eval.benchmark import Result, Table
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.unigenbench_judge import Asking, Wording
+from flowrl.commands.terminal_text import Table
 from flowrl.generation.journal import Journal, Row
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import duration, plural

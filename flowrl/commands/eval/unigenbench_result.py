@@ -12,8 +12,9 @@ from flowrl.benchmarks.unigenbench.items import PromptFile
 from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Scores, aggregate, paired_intervals, score_intervals
 from flowrl.benchmarks.unigenbench.points import ENGLISH, NUM_IMAGES, PRIMARIES
 from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
-from flowrl.commands.eval.benchmark import Result, Table
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.runner_parts import compared, metrics_of, score_table, trained_on
+from flowrl.commands.terminal_text import Table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings

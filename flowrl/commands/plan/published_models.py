@@ -34,17 +34,10 @@ MODELS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A part of a pipeline, or a reward's model.
-
-    Attributes:
-        name: its folder, or the model's id.
-        parameters: their number.
-        stored: bytes of its files here; None for what is to be downloaded.
-    """
+    """A part of a pipeline: its folder, and the number of its parameters."""
 
     name: str
     parameters: int
-    stored: int | None = None
 
 
 def other_parts(model: str) -> tuple[Part, ...] | None:
@@ -64,8 +57,7 @@ def folder_parts(folder: Path) -> tuple[Part, ...]:
         files = sorted(path.glob("*.safetensors"))
         plain = [file for file in files if ".fp16." not in file.name] or files
         if plain:
-            parameters = sum(_parameters(file) for file in plain)
-            parts.append(Part(name=path.name, parameters=parameters, stored=sum(file.stat().st_size for file in plain)))
+            parts.append(Part(name=path.name, parameters=sum(_parameters(file) for file in plain)))
     return tuple(parts)
 
 

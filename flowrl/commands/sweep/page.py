@@ -174,8 +174,7 @@ def _headed(results: Results, name: str) -> str:
 
 
 def _spent(one: SettingResult) -> str:
-    looks = 0 if one.setting.kind in ("rlg", "run") else one.setting.plan.looks
-    return f"{one.evaluations}<small>{looks} scored</small>" if looks else str(one.evaluations)
+    return f"{one.evaluations}<small>{one.looks} scored</small>" if one.looks else str(one.evaluations)
 
 
 def _far(one: SettingResult) -> str:
