@@ -139,6 +139,11 @@ def run_name(method: str, seed: int) -> str:
     return f"{method}-s{seed}"
 
 
+def is_finished(run: Path) -> bool:
+    """Whether a run came to its end."""
+    return (run / "summary.json").is_file()
+
+
 def read_journal(folder: Path) -> dict[str, Any]:
     """What the folder's journal holds; empty where there is none.
 

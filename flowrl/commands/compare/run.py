@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import __version__
-from flowrl.commands.compare.question import JOURNAL, Question, ask, command, read_journal, run_name, settings_of
+from flowrl.commands.compare.question import (
+    JOURNAL,
+    Question,
+    ask,
+    command,
+    is_finished,
+    read_journal,
+    run_name,
+    settings_of,
+)
 from flowrl.commands.compare.report import write
 from flowrl.commands.compare.trainings import Comparison
 from flowrl.commands.train.run import check_before_loading
@@ -50,7 +59,7 @@ def check_methods(folder: Path, question: Question) -> None:
     Raises:
         ValueError: a setting cannot work, or something is missing; names the configuration.
     """
-    to_come = [pair for pair in question.runs if not (folder / run_name(*pair) / "summary.json").is_file()]
+    to_come = [pair for pair in question.runs if not is_finished(folder / run_name(*pair))]
     for method, seed in dict(to_come).items():
         try:
             check_before_loading(settings_of(question, method, seed))

@@ -18,7 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from flowrl.commands.compare.question import JOURNAL, Question, base_key, overrides_of, run_name, settings_of
+from flowrl.commands.compare.question import (
+    JOURNAL,
+    Question,
+    base_key,
+    is_finished,
+    overrides_of,
+    run_name,
+    settings_of,
+)
 from flowrl.commands.compare.standing import Display, spent_share
 from flowrl.config.train import find_config
 from flowrl.files import locked, write_atomically
@@ -46,15 +54,12 @@ class Comparison:
         (self.folder / "logs").mkdir(exist_ok=True)
         runs = journal["runs"]
         for method, seed in question.runs:
-            entry = runs.setdefault(run_name(method, seed), {"method": method, "seed": seed, "wall_seconds": 0.0})
-            entry["state"] = "finished" if self.finished(run_name(method, seed)) else "waiting"
+            name = run_name(method, seed)
+            entry = runs.setdefault(name, {"method": method, "seed": seed, "wall_seconds": 0.0})
+            entry["state"] = "finished" if is_finished(folder / name) else "waiting"
             entry.pop("error", None)
         self.interrupts = 0
         self.working: list[Training] = []
-
-    def finished(self, name: str) -> bool:
-        """Whether a run came to its end."""
-        return (self.folder / name / "summary.json").is_file()
 
     def run(self, jobs: int) -> int:
         """Trains what is not finished, `jobs` at a time; returns 0, 1 where a run failed, 130 when interrupted.
@@ -120,7 +125,7 @@ class Comparison:
         entry, name = self._runs()[training.name], training.name
         seconds = time.monotonic() - training.begun
         entry["wall_seconds"] = round(entry["wall_seconds"] + seconds, 1)
-        if self.finished(name):
+        if is_finished(self.folder / name):
             entry["state"] = "finished"
         elif code in (130, -signal.SIGINT, -signal.SIGTERM) and self.interrupts:
             entry["state"] = "stopped"

@@ -88,7 +88,7 @@ def run(settings: Settings) -> Result:
 
 def scored_by(
     scorers: Mapping[str, Reward], subject: Subject, images: Sequence[ImageFile], *, batch_size: int
-) -> Scored:  # fmt: skip
+) -> Scored:
     """What every scorer says of a subject's images, taken from the journal where it is known."""
     values = {}
     rows: list[dict[str, Any]] = [

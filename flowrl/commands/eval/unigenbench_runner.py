@@ -198,9 +198,7 @@ def images_for(settings: Settings, subject: Subject, plan: Plan) -> list[ImageFi
     return read_numbered(folder, {item.index: item.prompt for item in plan.items}, settings.samples)
 
 
-def judged(
-    subject: Subject, images: Sequence[ImageFile], plan: Plan, chat: Chat, *, show: bool = True
-) -> Judging:  # fmt: skip
+def judged(subject: Subject, images: Sequence[ImageFile], plan: Plan, chat: Chat, *, show: bool = True) -> Judging:
     """Asks about every image and writes the result files in the published format."""
     by_index = {item.index: item for item in plan.items}
     work = [(image, by_index[image.index]) for image in images]

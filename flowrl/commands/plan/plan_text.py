@@ -193,7 +193,7 @@ def _downloads(plan: Plan) -> list[Row]:
         if checkpoints.in_cache(plan.model):
             wanted.append(f"{plan.model}: in the hub's cache already")
         elif plan.network is not None and plan.parts is not None:
-            size = sum(part.parameters for part in plan.parts) + plan.network.parameters
+            size = sum(plan.parts.values()) + plan.network.parameters
             wanted.append(f"{plan.model}: about {_bytes(size * _PUBLISHED)}, twice that where stored in float32")
         else:
             wanted.append(f"{plan.model}: not known")
