@@ -166,9 +166,7 @@ def _scores(
 
 
 def _detectable(summary: Summary, change: Comparison | None) -> float:
-    if change is not None:
-        return detectable(change.macro, paired=True)
-    return detectable(summary.macro, paired=False)
+    return detectable((change or summary).macro, paired=change is not None)
 
 
 def _failures(rows: Sequence[Sequence[Row]], names: Sequence[str]) -> Table:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -208,7 +208,9 @@ def load_model(asked: Sweep) -> Model:
 def _draw(asked: Sweep, model: Model, judges: Judges, job: Job, journals: Journals, advance: Advance) -> None:
     shown = {prompt.key: place for place, prompt in strip_prompts(asked)}
     count = asked.samples * max(setting.plan.num_candidates for setting in job.settings)
-    for prompts in _pieces(job.missing, max(1, asked.batch_size // count)):
+    size = max(1, asked.batch_size // count)
+    for start in range(0, len(job.missing), size):
+        prompts = job.missing[start : start + size]
         drawn = draw_prompts(model, judges, job.settings, prompts, samples=asked.samples, seed=asked.seed)
         for setting, (images, rows) in drawn.items():
             journal = journals[setting]
@@ -219,11 +221,6 @@ def _draw(asked: Sweep, model: Model, judges: Judges, job: Job, journals: Journa
                     journal.add(prompt.key, row)
         for _ in range(job.cost * len(prompts)):
             advance(job.settings[-1].label)
-
-
-def _pieces(prompts: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
-    for first in range(0, len(prompts), size):
-        yield prompts[first : first + size]
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from flowrl.files import plain, write_atomically
 from flowrl.generation.drawing import find_device
 from flowrl.generation.generate import choose, draw_folder
 from flowrl.generation.image_folder import check_needs, read_items
-from flowrl.generation.models import check_images, check_source, find_source
+from flowrl.generation.models import check_source, find_source
 from flowrl.generation.named_rewards import reward_label, reward_specs
 from flowrl.generation.scorers import has_prompts, load_rewards
 from flowrl.media.perturbations import PERTURBATIONS
@@ -110,8 +110,7 @@ def draw_images(parsed: argparse.Namespace, folder: Path) -> None:
         ValueError: before weights load: the model is not there or makes videos, or a prompt is bad.
     """
     source = find_source(parsed.model, **sampling_options(parsed))
-    check_source(source)
-    check_images(source, "flowrl reward card")
+    check_source(source, judging="flowrl reward card")
     prompts = choose(load_prompts(parsed.prompts, source.negative, resolve=resolve_path), parsed.num_prompts)
     draw_folder(
         source, prompts, folder, label="images", samples=parsed.samples, seed=parsed.seed, batch_size=DRAWN_AT_ONCE,
