@@ -1,10 +1,34 @@
-"""Text for a terminal of 80 columns."""
+"""Text for a terminal of 80 columns, and the tables of `flowrl compare` and `flowrl eval`."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 COLUMNS = 80
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A table of text: `head` and every row have as many cells; the first names the row."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def as_table(table: Table) -> str:
+    """The table below its title; last columns are left out where 80 do not suffice for them and names of 12 letters."""
+    title, head, rows = textwrap.fill(table.title, COLUMNS), table.head, table.rows
+    if not rows:
+        return title
+    widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
+    kept = len(head)
+    while kept > 2 and min(widths[0], 12) + sum(widths[1:kept]) + 2 * kept > COLUMNS:
+        kept -= 1
+    return f"{title}\n{aligned(head[:kept], [row[:kept] for row in rows], '  ')}"
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:

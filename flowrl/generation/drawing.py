@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt
-from flowrl.samplers import KERNELS, Velocity, rollout
+from flowrl.samplers import Velocity, ode_rollout
 from flowrl.training.devices import check_device
 from flowrl.training.prompting import device_of
 from flowrl.trajectory import Schedule
@@ -51,6 +51,4 @@ def draw(
     pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " b *latent"], schedule: Schedule
 ) -> Tensor:
     """Images float32 [b, 3, H, W], or videos [b, F, 3, H, W], on the host, of start noise that may lie anywhere."""
-    x = x.to(device_of(pipeline))
-    done = rollout(make(prompts), x, schedule, KERNELS["ode"], lambda step: x, stochastic=())
-    return pipeline.decode(done.final).cpu()
+    return pipeline.decode(ode_rollout(make(prompts), x.to(device_of(pipeline)), schedule)).cpu()

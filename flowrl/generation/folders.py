@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,19 @@ _NUMBER, _SAMPLE = re.compile(r"\d+"), re.compile(r"(\d+)\.png")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFile:
-    """One image: `file` is its path within the folder, `index` its prompt's number, `record` its prompt's record."""
+    """One image: `file` is its path within the folder, `index` the number of its prompt, whose images are a group.
+
+    `sample` is its number among those, `record` what the folder or a file says of it or of its prompt.
+    """
 
     file: str
     path: Path
+    prompt: str
     index: int
-    sample: int
-    record: dict[str, Any]
-
-    @property
-    def prompt(self) -> str:
-        return str(self.record["prompt"])
+    sample: int = 0
+    record: dict[str, Any] = field(default_factory=dict)
+    source_images: tuple[Path, ...] = ()
+    reference_images: tuple[Path, ...] = ()
 
     @property
     def stamp(self) -> str:
@@ -102,7 +104,7 @@ def _of_prompt(folder: Path, place: Path) -> list[ImageFile]:
         raise ValueError(f"{samples} holds two images of one number (such as 0000.png and 00000.png): keep one.")
     return [
         ImageFile(file=f"{place.name}/samples/{by_number[number]}", path=samples / by_number[number],
-                  index=int(place.name), sample=sample, record=record)
+                  prompt=record["prompt"], index=int(place.name), sample=sample, record=record)
         for sample, number in enumerate(sorted(by_number))
     ]  # fmt: skip
 

@@ -3,8 +3,8 @@
 A folder is one of
 
     images, at any depth, and --prompt TEXT, or --prompts FILE:
-        .txt     a prompt an image, in the order of the files' names
-        .jsonl   {"file": "a/0001.png", "prompt": ..., ...} a line; the whole object is the image's metadata, and
+        .txt     one prompt per image, in the order of the files' names
+        .jsonl   {"file": "a/0001.png", "prompt": ..., ...} per line; the whole object is the image's record, and
                  source_images and reference_images in it are paths (or lists of them) relative to the file
     NNNNN/metadata.jsonl with NNNNN/samples/*.png   (GenEval's), which names its own prompts
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,8 @@ from jaxtyping import Float64
 from PIL import Image
 from torch import Tensor
 
-from flowrl.config.options import unknown_name
-from flowrl.config.strict_yaml import Override, apply_override
 from flowrl.config.train import resolve_path
-from flowrl.generation.named_rewards import reward_list
+from flowrl.generation.folders import ImageFile
 from flowrl.progress import progress
 from flowrl.prompts.loading import read_prompts
 from flowrl.rewards import Reward, RewardInputs
@@ -37,19 +35,6 @@ from flowrl.rewards.outputs import check_output
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 POINTWISE = ("pointwise", "remote")
 Change = Callable[[Image.Image], Image.Image]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
-    """An image: `file` as it is listed, relative to the folder, and what belongs to it."""
-
-    file: str
-    path: Path
-    prompt: str
-    group: int
-    metadata: dict[str, Any] = field(default_factory=dict)
-    source_images: tuple[Path, ...] = ()
-    reference_images: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,41 +60,7 @@ class Scores:
         return int(np.isnan(self.values).sum())
 
 
-def reward_specs(rewards: str, options: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The rewards of a command line as specs: names by commas or a YAML file, and `--option` texts.
-
-    Args:
-        rewards: "pick_score,hps" or a file with a list `rewards:`.
-        options: "scale=raw", or "pick_score.scale=raw", which it must be with several rewards.
-
-    Raises:
-        ValueError: an unknown reward, an option without a reward, or no such file.
-    """
-    specs = [dict(spec) for spec in reward_list([name.strip() for name in rewards.split(",")])]
-    labels = [str(spec.get("name") or spec.get("function")) for spec in specs]
-    for text in options:
-        owner, dot, rest = text.partition("=")[0].partition(".")
-        if dot and owner in labels:
-            text = text.removeprefix(f"{owner}.")
-        elif len(specs) > 1:
-            raise ValueError(
-                f"--option {text}: with several rewards begin with the name of one, {labels[0]}.KEY=VALUE; "
-                + unknown_name("reward", owner if rest else text, labels)
-            )
-        spec = specs[labels.index(owner) if dot and owner in labels else 0]
-        merged: dict[str, Any] = dict(spec.get("options") or {})
-        apply_override(merged, text)
-        spec["options"] = _plain(merged)
-    return specs
-
-
-def _plain(value: Any) -> Any:
-    """Values of overrides in the place of the overrides themselves."""
-    value = value.value if isinstance(value, Override) else value
-    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
-
-
-def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path | None = None) -> list[Item]:
+def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path | None = None) -> list[ImageFile]:
     """The images of a folder with their prompts; see the module.
 
     Raises:
@@ -131,14 +82,18 @@ def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path |
         rows = _in_order(folder, prompt, file)
     if not rows:
         raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)}).")
+    samples: dict[Hashable, int] = {}
     numbers: dict[Hashable, int] = {}
-    return [
-        Item(file=path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path), path=path,
-             prompt=text, group=numbers.setdefault(group, len(numbers)), metadata=metadata,
-             source_images=_paths(metadata, "source_images", file),
-             reference_images=_paths(metadata, "reference_images", file))
-        for path, text, group, metadata in rows
-    ]  # fmt: skip
+    found = []
+    for path, text, group, record in rows:
+        found.append(ImageFile(
+            file=path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path), path=path,
+            prompt=text, index=numbers.setdefault(group, len(numbers)), sample=samples.setdefault(group, 0),
+            record=record, source_images=_paths(record, "source_images", file),
+            reference_images=_paths(record, "reference_images", file),
+        ))  # fmt: skip
+        samples[group] += 1
+    return found
 
 
 _Row = tuple[Path, str, Hashable, dict[str, Any]]
@@ -192,7 +147,7 @@ def _paths(metadata: Mapping[str, Any], key: str, prompts: Path | None) -> tuple
     return paths
 
 
-def check_needs(reward: Reward, items: Sequence[Item], *, key: str, prompts_given: bool) -> None:
+def check_needs(reward: Reward, items: Sequence[ImageFile], *, key: str, prompts_given: bool) -> None:
     """Refuses a reward that a folder of images cannot feed, and one that must be trained first.
 
     Args:
@@ -216,7 +171,7 @@ def check_needs(reward: Reward, items: Sequence[Item], *, key: str, prompts_give
 
 @torch.no_grad()
 def score_items(
-    reward: Reward, items: Sequence[Item], *, key: str, batch_size: int, iteration: int = 0,
+    reward: Reward, items: Sequence[ImageFile], *, key: str, batch_size: int, iteration: int = 0,
     change: Change | None = None, label: str | None = None,
 ) -> Scores:  # fmt: skip
     """Scores every item. Items of a batch have one size; a groupwise or pairwise reward gets whole groups.
@@ -266,7 +221,7 @@ def score_items(
     return Scores(values=values, parts=parts, errors=errors, seconds=seconds, batches=number)
 
 
-def inputs_of(items: Sequence[Item], places: Sequence[int]) -> RewardInputs | None:
+def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs | None:
     """Some items, of one size, as rewards take them, without those that cannot be read; None where none can."""
     images = {place: _load(items[place].path) for place in places}
     readable = [place for place in places if images[place] is not None]
@@ -274,7 +229,7 @@ def inputs_of(items: Sequence[Item], places: Sequence[int]) -> RewardInputs | No
 
 
 def batched(
-    items: Sequence[Item], sizes: Sequence[tuple[int, int] | None], *, whole_groups: bool, batch_size: int
+    items: Sequence[ImageFile], sizes: Sequence[tuple[int, int] | None], *, whole_groups: bool, batch_size: int
 ) -> list[list[int]]:
     """Places of the items by batch, of one size each; an item without a size is in none.
 
@@ -284,7 +239,7 @@ def batched(
     units: dict[Hashable, list[int]] = {}
     for place, (item, size) in enumerate(zip(items, sizes, strict=True)):
         if size is not None:
-            units.setdefault(item.group if whole_groups else place, []).append(place)
+            units.setdefault(item.index if whole_groups else place, []).append(place)
     by_size: dict[Hashable, list[list[int]]] = {}
     for unit in units.values():
         found = sorted({size for place in unit if (size := sizes[place]) is not None})
@@ -319,10 +274,10 @@ def _load(path: Path, change: Change | None = None) -> Tensor | None:
     return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255.0
 
 
-def _inputs(items: Sequence[Item], places: Sequence[int], images: Sequence[Any], iteration: int) -> RewardInputs:
+def _inputs(items: Sequence[ImageFile], places: Sequence[int], images: Sequence[Any], iteration: int) -> RewardInputs:
     chosen = [items[place] for place in places]
 
-    def others(pick: Callable[[Item], tuple[Path, ...]]) -> list[list[Tensor]] | None:
+    def others(pick: Callable[[ImageFile], tuple[Path, ...]]) -> list[list[Tensor]] | None:
         if not any(pick(item) for item in chosen):
             return None
         found = [[(path, _load(path)) for path in pick(item)] for item in chosen]
@@ -334,8 +289,8 @@ def _inputs(items: Sequence[Item], places: Sequence[int], images: Sequence[Any],
     return RewardInputs(
         prompts=[item.prompt for item in chosen],
         images=torch.stack(list(images)),
-        metadata=[item.metadata for item in chosen],
-        group_ids=torch.tensor([item.group for item in chosen]),
+        metadata=[item.record for item in chosen],
+        group_ids=torch.tensor([item.index for item in chosen]),
         sample_ids=torch.tensor(list(places)),
         source_images=others(lambda item: item.source_images),
         reference_images=others(lambda item: item.reference_images),

@@ -27,7 +27,8 @@ def read_numbered(folder: Path, prompts: Mapping[int, str], samples: int) -> lis
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give one with images named {{index}}_{{sample}}.png.")
     wanted = [(index, sample) for index in prompts for sample in range(samples)]
-    missing = [numbered_name(*key) for key in wanted if not (folder / numbered_name(*key)).is_file()]
+    names = [numbered_name(*key) for key in wanted]
+    missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         raise ValueError(
@@ -35,10 +36,9 @@ def read_numbered(folder: Path, prompts: Mapping[int, str], samples: int) -> lis
             f"--samples or --num-prompts; nothing was judged."
         )
     return [
-        ImageFile(file=numbered_name(index, sample), path=folder / numbered_name(index, sample), index=index,
-                  sample=sample, record={"prompt": prompts[index]})
-        for index, sample in wanted
-    ]  # fmt: skip
+        ImageFile(file=name, path=folder / name, prompt=prompts[index], index=index, sample=sample)
+        for (index, sample), name in zip(wanted, names, strict=True)
+    ]
 
 
 def put(images: Sequence[ImageFile], folder: Path, names: Iterable[str]) -> list[Path]:

@@ -167,8 +167,12 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     return str(named), folder
 
 
-def check_source(source: Source) -> None:
-    """Refuses a model or LoRA that is not there or is none, as far as it can be told without loading weights.
+def check_source(source: Source, *, judging: str | None = None) -> None:
+    """Refuses a model or LoRA that is not there or is not one, as far as it can be told without loading weights.
+
+    Args:
+        source: what is to draw.
+        judging: the command that judges what is drawn, which takes no model that makes videos; None: it takes any.
 
     Raises:
         ValueError: saying what is wrong.
@@ -176,22 +180,14 @@ def check_source(source: Source) -> None:
     from flowrl.pipelines import family
     from flowrl.training.parts import model_location
 
-    family(source.family).check(model_location(source.model), None)
+    known = family(source.family)
+    known.check(model_location(source.model), None)
     if source.lora is not None and not any((source.lora / name).is_file() for name in LORA_FILES):
         raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
 
-
-def check_images(source: Source, command: str) -> None:
-    """Refuses a model that makes videos, for a command that judges images.
-
-    Raises:
-        ValueError: naming model, family and command.
-    """
-    from flowrl.pipelines import family
-
-    if family(source.family).videos:
+    if judging is not None and known.videos:
         raise ValueError(
-            f"{source.model} makes videos (family {source.family}) and {command} judges images: give a model that "
+            f"{source.model} makes videos (family {source.family}) and {judging} judges images: give a model that "
             "makes images. Videos are drawn by 'flowrl sample' and scored by a run's own evaluations (eval.rewards)."
         )
 

@@ -1,4 +1,4 @@
-"""The rewards that a command line names: built-in names, or a YAML file with a list of rewards."""
+"""The rewards that a command line names (built-in names, or a YAML file with a list of rewards), and their options."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from flowrl.config.base import read_with_base
 from flowrl.config.options import unknown_name
+from flowrl.config.strict_yaml import Override, apply_override
 from flowrl.config.train import find_config
 from flowrl.rewards import REWARDS
 
@@ -36,3 +37,42 @@ def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
         raise ValueError(f"{path}: rewards must be a list with entries such as {{name: hps}}, got {rewards!r}.")
     training = ("weight", "schedule", "clip", "gate")
     return [{key: value for key, value in spec.items() if key not in training} for spec in rewards]
+
+
+def reward_label(spec: Mapping[str, Any]) -> str:
+    """What a reward is called where its spec gives no other name."""
+    return str(spec.get("name") or spec.get("function"))
+
+
+def reward_specs(rewards: str, options: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The rewards of a command line as specs: names by commas or a YAML file, and `--option` texts.
+
+    Args:
+        rewards: "pick_score,hps" or a file with a list `rewards:`.
+        options: "scale=raw", or "pick_score.scale=raw", which it must be with several rewards.
+
+    Raises:
+        ValueError: an unknown reward, an option without a reward, or no such file.
+    """
+    specs = [dict(spec) for spec in reward_list([name.strip() for name in rewards.split(",")])]
+    labels = [reward_label(spec) for spec in specs]
+    for text in options:
+        owner, dot, rest = text.partition("=")[0].partition(".")
+        if dot and owner in labels:
+            text = text.removeprefix(f"{owner}.")
+        elif len(specs) > 1:
+            raise ValueError(
+                f"--option {text}: with several rewards begin with the name of one, {labels[0]}.KEY=VALUE; "
+                + unknown_name("reward", owner if rest else text, labels)
+            )
+        spec = specs[labels.index(owner) if dot and owner in labels else 0]
+        merged: dict[str, Any] = dict(spec.get("options") or {})
+        apply_override(merged, text)
+        spec["options"] = _plain(merged)
+    return specs
+
+
+def _plain(value: Any) -> Any:
+    """A value with those of overrides in their place."""
+    value = value.value if isinstance(value, Override) else value
+    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
+from flowrl.files import plain
 from flowrl.generation.folders import ImageFile
-from flowrl.generation.image_folder import Item, check_needs, reward_specs, score_items
+from flowrl.generation.image_folder import check_needs, score_items
 from flowrl.generation.journal import Journal, Row
+from flowrl.generation.named_rewards import reward_specs
 from flowrl.rewards import Reward
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.specs import parse_reward_specs, validate_reward_specs
@@ -20,24 +22,17 @@ from flowrl.rewards.specs import parse_reward_specs, validate_reward_specs
 AT_ONCE = 512  # images whose answers are lost at most when a run is cut short
 
 
-def scorer_specs(
-    rewards: str, options: Mapping[str, str], defaults: Mapping[str, Mapping[str, Any]] | None = None
-) -> list[dict[str, Any]]:
+def scorer_specs(rewards: str, options: Mapping[str, str]) -> list[dict[str, Any]]:
     """The scorers of a command line as checked specs of rewards. Loads no weights.
 
     Args:
         rewards: names by commas, or a YAML file with a list `rewards:`.
         options: `pick_score.scale` -> text, as given with --option.
-        defaults: options by reward that the benchmark asks for; given ones win.
 
     Raises:
         ValueError: an unknown reward or option, or a bad value.
     """
     specs = reward_specs(rewards, [f"{name}={text}" for name, text in options.items()])
-    for spec in specs:
-        own = (defaults or {}).get(str(spec.get("name")), {})
-        if own:
-            spec["options"] = {**own, **(spec.get("options") or {})}
     validate_reward_specs(specs)
     return specs
 
@@ -69,7 +64,7 @@ def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str)
     return rewards
 
 
-def has_prompts(items: Sequence[Item], prompt: str | None) -> bool:
+def has_prompts(items: Sequence[ImageFile], prompt: str | None) -> bool:
     """Whether prompts were given; `--prompt ""` gives the empty one on purpose."""
     return prompt is not None or any(item.prompt for item in items)
 
@@ -83,17 +78,14 @@ def score_images(
     """
     keys = [image.key_with(image.prompt) for image in images]
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
-    items = {place: _item(images[place]) for place in missing}
-    check_needs(reward, list(items.values()), key=name, prompts_given=True)
+    check_needs(reward, [images[place] for place in missing], key=name, prompts_given=True)
     found: dict[int, Row] = {}
     for first in range(0, len(missing), AT_ONCE):
         places = missing[first : first + AT_ONCE]
-        scores = score_items(reward, [items[place] for place in places], key=name, batch_size=batch_size, label=label)
+        scores = score_items(reward, [images[place] for place in places], key=name, batch_size=batch_size, label=label)
         for row, place in enumerate(places):
-            found[place] = {
-                "value": _number(scores.values[row]), "error": scores.errors[row],
-                "parts": {part: _number(values[row]) for part, values in scores.parts.items()},
-            }  # fmt: skip
+            parts = {part: float(values[row]) for part, values in scores.parts.items()}
+            found[place] = plain({"value": float(scores.values[row]), "error": scores.errors[row], "parts": parts})
             if scores.errors[row] is None:
                 journal.add(keys[place], found[place])
     return [found.get(place) or journal.rows[key] for place, key in enumerate(keys)]
@@ -102,12 +94,3 @@ def score_images(
 def values_of(rows: Sequence[Row]) -> Float64[np.ndarray, " n"]:
     """Values of rows, NaN where they failed."""
     return np.array([math.nan if row["value"] is None else row["value"] for row in rows], dtype=np.float64)
-
-
-def _item(image: ImageFile) -> Item:
-    return Item(file=image.file, path=image.path, prompt=image.prompt, group=image.index,
-                metadata=dict(image.record))  # fmt: skip
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)

@@ -115,9 +115,7 @@ def line_chart(
     x_name: str = "iteration",
 ) -> str:  # fmt: skip
     """Lines with bands, for desktop and phone; hovering a point names its value, and its x as `x_name`."""
-    return responsive(
-        lambda width: draw_lines(series, width, height, x_label, y_label, description, x_name)
-    )  # fmt: skip
+    return responsive(lambda width: draw_lines(series, width, height, x_label, y_label, description, x_name))
 
 
 def draw_lines(

@@ -1,4 +1,4 @@
-"""What the numbers of an evaluation are worth: intervals, comparison of two models, overlap with training prompts.
+"""What the numbers of an evaluation are worth: intervals, and the comparison of two models.
 
 Intervals resample prompts (`flowrl.statistics.bootstrap`), so they speak of other prompts of the same kind. None of
 them covers another training run: for that, several runs are evaluated and `over_runs` takes their means.
@@ -6,9 +6,8 @@ them covers another training run: for that, several runs are evaluated and `over
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -120,54 +119,6 @@ def over_runs(metrics: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
     """
     shared = [name for name in metrics[0] if all(name in row and np.isfinite(row[name]) for row in metrics)]
     return {name: over_seeds([row[name] for row in metrics]) for name in shared}
-
-
-# ---- prompts in common -----------------------------------------------------------------------------------------------
-
-_OPPOSITE = {"and": "and", "left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-_TWO_THINGS = re.compile(
-    r"(?P<head>an? (?:photo|picture|image|drawing) of )?(?P<first>.+?) (?P<link>and|left of|right of|above|below) "
-    r"(?P<second>.+)"
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Overlap:
-    """Benchmark prompts that were trained on: word for word, or with their two objects in the other order."""
-
-    exact: tuple[str, ...]
-    swapped: tuple[str, ...]
-    total: int
-
-    def __bool__(self) -> bool:
-        return bool(self.exact or self.swapped)
-
-
-def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
-    """Looks for prompts in common; letter case, spaces and a final full stop do not count.
-
-    "a photo of a dog and a cat" swapped is "a photo of a cat and a dog"; "... a dog left of a cat" is "... a cat right
-    of a dog". The list of exact ones is not repeated in that of swapped ones.
-    """
-    known = {_plain(text) for text in train}
-    unique = list(dict.fromkeys(benchmark))
-    exact = tuple(text for text in unique if _plain(text) in known)
-    rest = [text for text in unique if _plain(text) not in known]
-    return Overlap(
-        exact=exact, swapped=tuple(text for text in rest if swapped(_plain(text)) in known), total=len(unique)
-    )  # fmt: skip
-
-
-def swapped(text: str) -> str | None:
-    """The same request with its two things in the other order; None where there are no two."""
-    match = _TWO_THINGS.fullmatch(text)
-    if match is None:
-        return None
-    return f"{match['head'] or ''}{match['second']} {_OPPOSITE[match['link']]} {match['first']}"
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.lower().split()).rstrip(".")
 
 
 def _ordered(scores: Mapping[str, Interval], order: Sequence[str]) -> dict[str, Interval]:

@@ -133,7 +133,6 @@ def over_groups(
     statistic: Statistic,
     *,
     bounds: tuple[float, float] = (-math.inf, math.inf),
-    seed: int = 0,
 ) -> Interval:
     """A statistic of sums over all groups, with its interval from groups drawn with replacement.
 
@@ -143,12 +142,11 @@ def over_groups(
         sum_KG: K sums of each group.
         statistic: from the K sums of whole samples.
         bounds: range of the statistic, which widened bounds keep to.
-        seed: same seed, same interval.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate = float(statistic(sum_KG.sum(axis=1, keepdims=True))[0])
         value_R = resampled(
-            sum_KG, statistic, estimate, bounds=bounds, num_resamples=RESAMPLES, rng=np.random.default_rng(seed)
+            sum_KG, statistic, estimate, bounds=bounds, num_resamples=RESAMPLES, rng=np.random.default_rng(0)
         )
     value_R = value_R[np.isfinite(value_R)]
     if 2 * len(value_R) < RESAMPLES:
@@ -156,7 +154,7 @@ def over_groups(
     return percentiles(estimate, value_R)
 
 
-def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Retest:
+def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Retest:
     """Two measurements `[N]` of the same images; `groups` `[N]` are labels of their prompts."""
     x, y, group = _paired(first, second, groups)
     if len(x) == 0:
@@ -166,16 +164,16 @@ def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: int 
     return Retest(
         count=len(x),
         largest=float(np.abs(difference).max()),
-        mean=bootstrap_mean(np.abs(difference), group, seed=seed),
-        correlation=_pearson(x, y, group, seed),
-        noise_std=over_groups(moments, lambda s: np.sqrt(s[1] / s[0]), bounds=(0, math.inf), seed=seed),
+        mean=bootstrap_mean(np.abs(difference), group),
+        correlation=_pearson(x, y, group),
+        noise_std=over_groups(moments, lambda s: np.sqrt(s[1] / s[0]), bounds=(0, math.inf)),
     )
 
 
-def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Agreement:
+def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Agreement:
     """Advantages of the measurement `second` `[N]` against those of `first` `[N]`; `groups` `[N]` are labels."""
     x, y, group = _paired(first, second, groups)
-    shift = bootstrap_mean(y - x, group, seed=seed) if len(x) else UNKNOWN
+    shift = bootstrap_mean(y - x, group) if len(x) else UNKNOWN
     kept = np.bincount(group)[group] >= 2
     x, y, group = x[kept], y[kept], codes(group[kept])
     if len(x) == 0:
@@ -197,16 +195,14 @@ def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: i
     return Agreement(
         groups=int(group.max()) + 1,
         shift=shift,
-        reliability=over_groups(moments, reliability, bounds=(-1, 1), seed=seed),
-        noise_share=over_groups(
-            moments, lambda s: np.sqrt(1 - np.clip(reliability(s), 0, 1)), bounds=(0, 1), seed=seed
-        ),
-        within_std=over_groups(moments, lambda s: np.sqrt(s[0] / 2 / s[2]), bounds=(0, math.inf), seed=seed),
-        rank=bootstrap_mean(ranks, seed=seed) if ranks else UNKNOWN,
+        reliability=over_groups(moments, reliability, bounds=(-1, 1)),
+        noise_share=over_groups(moments, lambda s: np.sqrt(1 - np.clip(reliability(s), 0, 1)), bounds=(0, 1)),
+        within_std=over_groups(moments, lambda s: np.sqrt(s[0] / 2 / s[2]), bounds=(0, math.inf)),
+        rank=bootstrap_mean(ranks) if ranks else UNKNOWN,
     )
 
 
-def spread(values: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Spread:
+def spread(values: ArrayLike, groups: ArrayLike) -> Spread:
     """Where the variance of values `[N]` lies; `groups` `[N]` are labels."""
     x, _, group = _paired(values, values, groups)
     if len(x) == 0:
@@ -219,9 +215,9 @@ def spread(values: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Spread:
     extent = np.array([np.ptp(x[group == g]) for g in range(len(size))])
     flat = (extent == 0)[size >= 2]
     return Spread(
-        std=over_groups(sum_KG, _std, bounds=(0, math.inf), seed=seed),
-        between_prompts=over_groups(sum_KG, _between, bounds=(0, 1), seed=seed),
-        flat_groups=bootstrap_mean(flat, seed=seed) if len(flat) else UNKNOWN,
+        std=over_groups(sum_KG, _std, bounds=(0, math.inf)),
+        between_prompts=over_groups(sum_KG, _between, bounds=(0, 1)),
+        flat_groups=bootstrap_mean(flat) if len(flat) else UNKNOWN,
     )
 
 
@@ -239,14 +235,13 @@ def _between(s: np.ndarray) -> np.ndarray:
     return np.asarray(variance / (variance + mean_within))
 
 
-def order_bias(first_shown: ArrayLike, other_order: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> OrderBias:
+def order_bias(first_shown: ArrayLike, other_order: ArrayLike, groups: ArrayLike) -> OrderBias:
     """Verdicts on P pairs (a, b) in both orders.
 
     Args:
         first_shown: [P] probability that a wins, a shown first; above 1/2 is a win, 1/2 a tie, NaN a failure.
         other_order: [P] probability that b wins, b shown first.
         groups: [P] labels of the pairs' prompts.
-        seed: of the intervals.
     """
     a, b, group = _paired(first_shown, other_order, groups)
     failed = np.asarray(first_shown).size - len(a)
@@ -254,15 +249,15 @@ def order_bias(first_shown: ArrayLike, other_order: ArrayLike, groups: ArrayLike
         return OrderBias(count=0, failed=failed, first_wins=UNKNOWN, agreement=UNKNOWN)
     a, b = (0.5 + 0.5 * np.sign(part - 0.5) for part in (a, b))
     return OrderBias(
-        count=len(a), failed=failed, first_wins=bootstrap_mean((a + b - 1) / 2, group, seed=seed),
-        agreement=bootstrap_mean(1 - np.abs(a + b - 1), group, seed=seed),
+        count=len(a), failed=failed, first_wins=bootstrap_mean((a + b - 1) / 2, group),
+        agreement=bootstrap_mean(1 - np.abs(a + b - 1), group),
     )  # fmt: skip
 
 
-def rank_correlation(first: ArrayLike, second: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> Interval:
+def rank_correlation(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Interval:
     """Spearman's correlation of two rewards over all images; resamples keep the ranks of the whole sample."""
     x, y, group = _paired(first, second, groups)
-    return _pearson(ranks(x), ranks(y), group, seed) if len(x) else UNKNOWN
+    return _pearson(ranks(x), ranks(y), group) if len(x) else UNKNOWN
 
 
 def ranks(values: ArrayLike) -> Values:
@@ -290,7 +285,7 @@ def _spearman(x: Values, y: Values) -> float:
     return float(a @ b) / scale if scale else 0.0
 
 
-def _pearson(x: Values, y: Values, group: Groups, seed: int) -> Interval:
+def _pearson(x: Values, y: Values, group: Groups) -> Interval:
     a, b = x - x.mean(), y - y.mean()
     sum_KG = _sums([np.ones_like(a), a, b, a * a, b * b, a * b], group)
 
@@ -299,7 +294,7 @@ def _pearson(x: Values, y: Values, group: Groups, seed: int) -> Interval:
         variances = np.maximum(0.0, saa - sa**2 / n) * np.maximum(0.0, sbb - sb**2 / n)
         return np.asarray(np.clip((sab - sa * sb / n) / np.sqrt(variances), -1, 1))
 
-    return over_groups(sum_KG, correlation, bounds=(-1, 1), seed=seed)
+    return over_groups(sum_KG, correlation, bounds=(-1, 1))
 
 
 def _paired(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> tuple[Values, Values, Groups]:

@@ -272,11 +272,16 @@ def test_a_real_training_process(
     assert "Starting real/tiny_slow-s0" in (tiny.folder / "real" / "logs" / "tiny_slow-s0.log").read_text()
 
 
-def test_a_wrong_key_is_refused_before_anything_starts(
-    tiny: TinyRuns, compare: Callable[..., int], started: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare("tiny_slow.yaml", *BUDGET, "--out", "typo", "optim.rl=1") == 1
-    assert "did you mean" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("optim.rl=1", "did you mean"), ("sampler.kernel=cpz", "tiny_slow.yaml: sampler.kernel must be one of")],
+)
+def test_what_a_training_would_refuse_is_refused_before_any_starts(
+    tiny: TinyRuns, compare: Callable[..., int], started: list[list[str]], capsys: pytest.CaptureFixture[str],
+    override: str, message: str,
+) -> None:  # fmt: skip
+    assert compare("tiny_slow.yaml", *BUDGET, "--out", "typo", override) == 1
+    assert message in capsys.readouterr().err
     assert started == []
     assert not (tiny.folder / "typo").exists()
 

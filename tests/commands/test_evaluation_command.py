@@ -12,10 +12,10 @@ import toy_pipeline
 from evaluation_folders import RECORDS, empty, flowrl_eval, mixed, parse, read_rows, write_folder
 from evaluation_runs import make_run
 
-from flowrl.commands.eval.benchmark import Result, Table
-from flowrl.commands.eval.eval_text import as_table, as_text
-from flowrl.commands.eval.result import over_models
+from flowrl.commands.eval.benchmark import Result
+from flowrl.commands.eval.result import as_text, over_models
 from flowrl.commands.eval.run import settings_of
+from flowrl.commands.terminal_text import Table, as_table
 from flowrl.files import plain
 from flowrl.generation import generate
 from flowrl.generation.models import Source

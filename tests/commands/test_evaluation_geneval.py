@@ -276,7 +276,7 @@ def test_default_prompts_and_judges(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"options": {"detectr": "x"}}, "unknown option 'detectr'"),
+        ({"options": {"detectr": "x"}}, "unknown key 'detectr'"),
         ({"judge": "shape"}, "shapes"),
         ({"judge": "shapes", "prompts": "published"}, "--judge shapes does not know airplane.*mask2former sees photos"),
         ({"judge": "mask2former"}, "--judge mask2former does not know circle"),

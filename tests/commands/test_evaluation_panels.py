@@ -20,7 +20,7 @@ from flowrl.commands.eval import dpg_bench_runner as dpg_bench
 from flowrl.commands.eval import panel_runner as panel
 from flowrl.commands.eval import t2i_compbench_runner as t2i_compbench
 from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.eval_text import as_text
+from flowrl.commands.eval.result import as_text
 from flowrl.generation import features, scorers
 from flowrl.generation.features import check_features, features_of
 from flowrl.generation.folders import ImageFile
@@ -185,7 +185,7 @@ def test_diversity_of_clip_embeddings(tmp_path: Path, monkeypatch: pytest.Monkey
     for number, grey in enumerate((5, 50, 90)):
         path = tmp_path / f"{number}.png"
         flat(grey).save(path)
-        images.append(ImageFile(file=path.name, path=path, index=0, sample=number, record={"prompt": "a"}))
+        images.append(ImageFile(file=path.name, path=path, prompt="a", index=0, sample=number))
     found, version = features_of(images, "clip", "my/clip")
     assert found.tolist() == [[5.0] * 3, [50.0] * 3, [90.0] * 3]
     assert version == "clip:my/clip@none"

@@ -19,8 +19,8 @@ from flowrl.benchmarks.unigenbench.points import MEANINGS
 from flowrl.commands.eval import unigenbench_judge
 from flowrl.commands.eval import unigenbench_runner as unigenbench
 from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.eval_text import as_text
 from flowrl.commands.eval.named_judges import judge_identity, read_judge
+from flowrl.commands.eval.result import as_text
 from flowrl.commands.eval.unigenbench_judge import RETRY_TEMPERATURE, read_wording
 from flowrl.generation.layouts import read_numbered
 from flowrl.generation.subject import Settings

@@ -17,7 +17,8 @@ from flowrl.commands.reward.card.card_text import overall, percent, summary, ver
 from flowrl.commands.reward.card.page import render
 from flowrl.commands.reward.card.run import as_json, draw_images, without_cache
 from flowrl.commands.reward.card.run import run as card
-from flowrl.generation.image_folder import Item, read_items
+from flowrl.generation.folders import ImageFile
+from flowrl.generation.image_folder import read_items
 from flowrl.media.perturbations import PERTURBATIONS, half_and_back, jpeg
 from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of
@@ -226,7 +227,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def items(images: Path) -> list[Item]:
+def items(images: Path) -> list[ImageFile]:
     return read_items(images)
 
 
@@ -249,11 +250,11 @@ def noisy_red(mean: np.ndarray, sample: int, iteration: int) -> float:
     return float(mean[0]) + NOISE * float(counter_normal((1,), 0, "card", sample, iteration))
 
 
-def measured(items: list[Item], value: Callable[[np.ndarray, int, int], float], *changes: str) -> Card:
+def measured(items: list[ImageFile], value: Callable[[np.ndarray, int, int], float], *changes: str) -> Card:
     return measure({"made": reward(value), "red": reward(red, "red")}, items, batch_size=16, changes=changes)
 
 
-def test_a_reward_with_known_noise(items: list[Item]) -> None:
+def test_a_reward_with_known_noise(items: list[ImageFile]) -> None:
     found = measured(items, noisy_red)
     # Six equal steps have the variance step² · 35 / 12, with the denominator 5 that of degrees of freedom step² · 3.5.
     signal = (STEP / 255) ** 2 * 3.5
@@ -272,7 +273,7 @@ def test_a_reward_with_known_noise(items: list[Item]) -> None:
     assert found.cost.hours_per_1000 == pytest.approx(found.cost.seconds.mean / 3.6)
 
 
-def test_a_steady_reward_is_good_throughout(items: list[Item]) -> None:
+def test_a_steady_reward_is_good_throughout(items: list[ImageFile]) -> None:
     found = measured(items, red, *PERTURBATIONS)
     assert found.retest.exact
     assert found.repeat.reliability.mean == pytest.approx(1.0)
@@ -282,7 +283,7 @@ def test_a_steady_reward_is_good_throughout(items: list[Item]) -> None:
     assert overall(verdicts(found)) == "Good in all that was judged: failures, signal, repeatability and steadiness."
 
 
-def test_a_constant_reward_teaches_nothing(items: list[Item]) -> None:
+def test_a_constant_reward_teaches_nothing(items: list[ImageFile]) -> None:
     found = measured(items, lambda mean, sample, iteration: 0.25, "jpeg50")
     told = {verdict.aspect: verdict for verdict in verdicts(found)}
     assert told["signal"].grade == "poor"
@@ -293,7 +294,7 @@ def test_a_constant_reward_teaches_nothing(items: list[Item]) -> None:
     assert render(found).count("<svg") == 2  # one scatter plot, for desktop and phone; there is nothing to rank
 
 
-def test_failures_are_told(items: list[Item]) -> None:
+def test_failures_are_told(items: list[ImageFile]) -> None:
     found = measured(items, lambda mean, sample, iteration: math.nan if sample % 9 == 0 else float(mean[0]))
     assert found.failed.mean == pytest.approx(16 / 144)
     assert found.errors == {"not_finite": 32}
@@ -301,7 +302,7 @@ def test_failures_are_told(items: list[Item]) -> None:
     assert "11 % of the values failed (not_finite 32)" in verdicts(found)[0].words
 
 
-def test_noise_hides_no_signal_where_there_is_none(items: list[Item]) -> None:
+def test_noise_hides_no_signal_where_there_is_none(items: list[ImageFile]) -> None:
     found = measured(items, lambda mean, sample, iteration: float(counter_normal((1,), sample, iteration)))
     assert found.repeat.reliability.mean == pytest.approx(0.0, abs=4 / math.sqrt(120))
     assert overall(verdicts(found)).startswith("Poor in repeatability")
@@ -317,7 +318,7 @@ def redder(first_images, second_images, prompts, metadata):
 
 @pytest.mark.parametrize(("function", "bias", "both"), [("first", 0.5, 0.0), ("redder", 0.0, 1.0)])
 def test_the_order_of_a_pairwise_judge(
-    function: str, bias: float, both: float, items: list[Item], tmp_path: Path
+    function: str, bias: float, both: float, items: list[ImageFile], tmp_path: Path
 ) -> None:
     (tmp_path / "judges.py").write_text(JUDGES, encoding="utf-8")
     found = judge_order({"file": str(tmp_path / "judges.py"), "function": function}, items)
@@ -378,7 +379,7 @@ def test_images_are_drawn_for_the_prompts_of_a_file(tmp_path: Path) -> None:
     drawn_items = read_items(out / "images")
     assert [item.file for item in drawn_items] == [f"{p:05d}/samples/{s:05d}.png" for p in (0, 1) for s in (0, 1)]
     assert [item.prompt for item in drawn_items] == [texts[0]] * 2 + [texts[2]] * 2
-    assert drawn_items[0].metadata["tag"] == "colors"
+    assert drawn_items[0].record["tag"] == "colors"
     assert len({item.path.read_bytes() for item in drawn_items}) == 4
     told = json.loads((out / "card.json").read_text(encoding="utf-8"))
     assert (told["images"], told["prompts"]) == (4, 2)
@@ -402,7 +403,7 @@ def test_edits_of_one_instruction_are_told_apart_by_their_images(tmp_path: Path)
     draw_images(cli.parse("reward card", given), tmp_path / "images")
     drawn_items = read_items(tmp_path / "images")
     assert [(item.file, item.prompt) for item in drawn_items] == [(f"{p:05d}/samples/00000.png", text) for p in (0, 1)]
-    assert [item.metadata["sources"] for item in drawn_items] == [
+    assert [item.record["sources"] for item in drawn_items] == [
         [str(tmp_path / "given" / f"{name}.png")] for name in "ab"
     ]
     assert len({item.path.read_bytes() for item in drawn_items}) == 2
@@ -415,7 +416,7 @@ def test_models_of_videos_are_refused_before_they_load(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_json_knows_no_infinity(items: list[Item]) -> None:
+def test_json_knows_no_infinity(items: list[ImageFile]) -> None:
     told = as_json(measured(items, red))
     assert told["repeat"]["signal_to_noise"] is None
     assert json.loads(json.dumps(told, allow_nan=False))["repeat"]["reliability"]["mean"] == pytest.approx(1.0)

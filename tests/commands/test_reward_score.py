@@ -18,7 +18,9 @@ from PIL import Image
 from flowrl import cli
 from flowrl.commands.reward.score.run import run as score
 from flowrl.commands.terminal_text import aligned, cut
-from flowrl.generation.image_folder import Item, batched, check_needs, read_items, reward_specs, score_items
+from flowrl.generation.folders import ImageFile
+from flowrl.generation.image_folder import batched, check_needs, read_items, score_items
+from flowrl.generation.named_rewards import reward_specs
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.jpeg import jpeg_bytes
 
@@ -54,13 +56,13 @@ def test_one_prompt_for_all_images_at_any_depth(tmp_path: Path) -> None:
     items = read_items(tmp_path, prompt="a dog")
     assert [item.file for item in items] == ["a/10.webp", "a/2.jpg", "a/x.JPEG", "b.png"]
     assert {item.prompt for item in items} == {"a dog"}
-    assert {item.group for item in items} == {0}
+    assert {item.index for item in items} == {0}
 
 
 def test_without_prompts_the_images_of_a_folder_are_a_group(tmp_path: Path) -> None:
     for name in ("a/1.png", "b/1.png", "a/2.png"):
         save(tmp_path / name)
-    assert [(item.file, item.group) for item in read_items(tmp_path)] == [
+    assert [(item.file, item.index) for item in read_items(tmp_path)] == [
         ("a/1.png", 0),
         ("a/2.png", 0),
         ("b/1.png", 1),
@@ -73,7 +75,7 @@ def test_a_text_file_gives_each_image_its_prompt(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat\na dog\na cat\n", encoding="utf-8")
     items = read_items(tmp_path / "images", prompts=prompts)
-    assert [(item.prompt, item.group) for item in items] == [("a cat", 0), ("a dog", 1), ("a cat", 0)]
+    assert [(item.prompt, item.index) for item in items] == [("a cat", 0), ("a dog", 1), ("a cat", 0)]
     prompts.write_text("a cat\na dog\n", encoding="utf-8")
     with pytest.raises(ValueError, match="holds 2 prompts for the 3 images"):
         read_items(tmp_path / "images", prompts=prompts)
@@ -90,7 +92,7 @@ def test_a_jsonl_file_names_images_and_brings_metadata(tmp_path: Path) -> None:
     prompts.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
     items = read_items(tmp_path / "p", prompts=prompts)
     assert [(item.file, item.prompt) for item in items] == [("3.png", "x"), ("1.png", "y")]
-    assert items[0].metadata == rows[0]
+    assert items[0].record == rows[0]
     assert items[0].source_images == (tmp_path / "lists" / "source.png",)
 
 
@@ -120,11 +122,11 @@ def test_genevals_layout_names_its_own_prompts(tmp_path: Path) -> None:
         row = {"tag": "counting", "include": [], "prompt": prompt}
         (folder / "metadata.jsonl").write_text(json.dumps(row), encoding="utf-8")
     items = read_items(tmp_path)
-    assert [(item.file, item.prompt, item.group) for item in items] == [
+    assert [(item.file, item.prompt, item.index) for item in items] == [
         ("00000/samples/0000.png", "a cup", 0), ("00000/samples/0001.png", "a cup", 0),
         ("00001/samples/0000.png", "two cups", 1), ("00001/samples/0001.png", "two cups", 1),
     ]  # fmt: skip
-    assert items[2].metadata["tag"] == "counting"
+    assert items[2].record["tag"] == "counting"
     with pytest.raises(ValueError, match="names its own prompts"):
         read_items(tmp_path, prompt="x")
 
@@ -168,7 +170,7 @@ def test_bad_command_lines_are_refused(names: str, options: list[str], message: 
 
 
 def test_what_a_folder_cannot_feed_is_refused(tmp_path: Path) -> None:
-    items = [Item(file="a.png", path=save(tmp_path / "a.png"), prompt="", group=0)]
+    items = [ImageFile(file="a.png", path=save(tmp_path / "a.png"), prompt="", index=0)]
     for unfit, message in (
         (reward(kind="adversarial"), "learns during a training run"),
         (reward(needs=("videos",)), "judges videos"),
@@ -183,8 +185,8 @@ def test_what_a_folder_cannot_feed_is_refused(tmp_path: Path) -> None:
 # ---- batches ---------------------------------------------------------------------------------------------------------
 
 
-def items_of(groups: Sequence[int]) -> list[Item]:
-    return [Item(file=str(i), path=Path(str(i)), prompt=f"p{g}", group=g) for i, g in enumerate(groups)]
+def items_of(groups: Sequence[int]) -> list[ImageFile]:
+    return [ImageFile(file=str(i), path=Path(str(i)), prompt=f"p{g}", index=g) for i, g in enumerate(groups)]
 
 
 def test_batches_hold_one_size_and_keep_to_theirs() -> None:
@@ -228,7 +230,7 @@ def test_items_get_their_own_values_whatever_the_batches(tmp_path: Path) -> None
 def test_groups_samples_and_sources_reach_the_reward(tmp_path: Path) -> None:
     source = save(tmp_path / "s" / "source.png", (4, 4), 255)
     items = [
-        Item(file=f"{i}", path=save(tmp_path / f"{i}.png"), prompt=f"p{i // 2}", group=i // 2, metadata={"i": i},
+        ImageFile(file=f"{i}", path=save(tmp_path / f"{i}.png"), prompt=f"p{i // 2}", index=i // 2, record={"i": i},
              source_images=(source,) * (i + 1))
         for i in range(4)
     ]  # fmt: skip

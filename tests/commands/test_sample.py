@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,11 +103,11 @@ def test_videos_are_drawn_one_by_one(
 
 
 def test_noise_goes_to_where_the_network_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def arrived(velocity: Any, x: Tensor, *rest: Any, **options: Any) -> Any:
-        return SimpleNamespace(final=x)
+    def arrived(velocity: Any, x: Tensor, schedule: Any) -> Tensor:
+        return x
 
-    monkeypatch.setattr(evaluate, "rollout", arrived)
-    monkeypatch.setattr(drawing, "rollout", arrived)
+    monkeypatch.setattr(evaluate, "ode_rollout", arrived)
+    monkeypatch.setattr(drawing, "ode_rollout", arrived)
     pipeline = Toy()
     pipeline.denoiser.to("meta")
     x, schedule = torch.zeros(1, 3, 2, 2), pipeline.schedule(2, "diffusers")

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 from flowrl.generation.models import (
     EMBEDDED,
-    check_images,
     check_source,
     find_source,
     fingerprint,
@@ -115,10 +114,10 @@ def test_a_model_is_loaded_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_models_of_videos_are_refused_where_images_are_judged() -> None:
-    check_images(find_source(EMBEDDED), "a card")
-    check_images(find_source("asset:tiny-kontext"), "a card")
+    check_source(find_source(EMBEDDED), judging="a card")
+    check_source(find_source("asset:tiny-kontext"), judging="a card")
     with pytest.raises(ValueError, match=r"asset:tiny-wan makes videos \(family wan\) and a card judges images"):
-        check_images(find_source("asset:tiny-wan"), "a card")
+        check_source(find_source("asset:tiny-wan"), judging="a card")
 
 
 def test_the_lora_folder_of_a_run_is_the_run(tmp_path: Path) -> None:

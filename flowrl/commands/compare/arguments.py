@@ -10,31 +10,21 @@ from flowrl.commands.sampling_arguments import count
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl compare` takes."""
+    add = parser.add_argument
     parser.description = (
         "Train every CONFIG with every seed to the same budget, then write a table and a page. The same command "
         "resumes where it stopped; methods and seeds may be added."
     )
-    parser.add_argument(
-        "arguments",
-        nargs="*",
-        default=[],
-        metavar="CONFIG|key=value",
-        help="YAML files or names of methods; settings of all runs",
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="PATH", help="folder of the comparison")
-    parser.add_argument("--budget", metavar="UNIT=NUMBER", help="budget of each run: nfe, seconds or images")
-    parser.add_argument("--num-seeds", type=count, metavar="N", help="training seeds of each method (default: 3)")
-    parser.add_argument("--evals", type=count, metavar="N", help="evaluations spread over the budget (default: 2)")
-    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="trainings side by side (default: 1)")
-    parser.add_argument(
-        "--baseline", metavar="NAME", help="what the others are compared to: one of the methods (default: the first)"
-    )
-    parser.add_argument(
-        "--metric", metavar="NAME",
-        help="evaluation metric of the table (default: eval/geneval/score, else the first reward)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--targets", metavar="LIST",
-        help="scores whose cost is tabulated, such as 0.6,0.7 (default: thirds of the gain)",
-    )  # fmt: skip
-    parser.add_argument("--report-only", action="store_true", help="write table and page again, train nothing")
+    add("arguments", nargs="*", default=[], metavar="CONFIG|key=value",
+        help="YAML files or names of methods; settings of all runs")  # fmt: skip
+    add("--out", type=Path, required=True, metavar="PATH", help="folder of the comparison")
+    add("--budget", metavar="UNIT=NUMBER", help="budget of each run: nfe, seconds or images")
+    add("--num-seeds", type=count, metavar="N", help="training seeds of each method (default: 3)")
+    add("--evals", type=count, metavar="N", help="evaluations spread over the budget (default: 2)")
+    add("--jobs", type=count, default=1, metavar="N", help="trainings side by side (default: 1)")
+    add("--baseline", metavar="NAME", help="what the others are compared to: one of the methods (default: the first)")
+    add("--metric", metavar="NAME",
+        help="evaluation metric of the table (default: eval/geneval/score, else the first reward)")  # fmt: skip
+    add("--targets", metavar="LIST",
+        help="scores whose cost is tabulated, such as 0.6,0.7 (default: thirds of the gain)")  # fmt: skip
+    add("--report-only", action="store_true", help="write table and page again, train nothing")

@@ -5,27 +5,16 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from flowrl.commands.compare.measure import DIVERSITY_TEXT
 from flowrl.commands.compare.result import MethodResult, Results
-from flowrl.commands.terminal_text import COLUMNS, aligned
+from flowrl.commands.terminal_text import COLUMNS, Table, as_table
 from flowrl.statistics.crossed import Estimate
 from flowrl.training.drift import KL_TEXT
 from flowrl.training.evaluation_rows import SCORE
 
 _NO = "\u2013"
 UNITS = {"nfe": "network evaluations", "seconds": "seconds of training", "images": "images"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """A table of text: `head` has one cell more than a row's values, that of the row's name."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str
 
 
 def tables(results: Results) -> list[Table]:
@@ -55,7 +44,7 @@ def seeds_in_words(results: Results) -> str:
 def text(results: Results) -> str:
     """All tables for a terminal."""
     blocks = [textwrap.fill(line, COLUMNS) for line in (heading(results), conclusion(results), *results.notes)]
-    blocks += [_aligned(table) for table in tables(results)]
+    blocks += [as_table(table) for table in tables(results)]
     if results.missing:
         blocks.append("Not in the tables:\n" + "\n".join(f"  {name}: {state}" for name, state in results.missing))
     return "\n\n".join(blocks)
@@ -228,13 +217,3 @@ def _models(results: Results) -> Table | None:
         title="Final models", head=("method", "distance from base", "diversity"), rows=tuple(rows),
         note=f"Distance from base: {KL_TEXT}. Diversity: {DIVERSITY_TEXT}.",
     )  # fmt: skip
-
-
-def _aligned(table: Table) -> str:
-    """A table below its title; last columns are left out where 80 do not suffice for them and names of 12 letters."""
-    head, rows = table.head, table.rows
-    widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
-    kept = len(head)
-    while kept > 2 and min(widths[0], 12) + sum(widths[1:kept]) + 2 * kept > COLUMNS:
-        kept -= 1
-    return f"{table.title}\n{aligned(head[:kept], [row[:kept] for row in rows], '  ')}"

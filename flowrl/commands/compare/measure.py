@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.config.train import TrainConfig, load_config
+from flowrl.config.train import load_config
 from flowrl.files import write_atomically
+from flowrl.generation.drawing import find_device
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import add_saved_lora
 from flowrl.prompts.loading import EvalItem, eval_items
@@ -47,11 +48,14 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
         if not base or "base_diversity" in found:
             return found
     config = load_config(run_folder / "config.yaml")
-    trained = _load(config)
+    trained = load_pipeline(config.pipeline, find_device(config.pipeline.device))
     policy = add_saved_lora(trained.denoiser, lora)
     pipeline = at_eval_size(config, trained)
-    schedule, scale = _sampling(config, trained, pipeline)
-    prompts = held_out(config)
+    schedule, scale = eval_schedule(config, trained, pipeline), config.eval.guidance_scale
+    scale = config.sampler.guidance_scale if scale is None else scale
+    assert config.prompts.eval is not None
+    items = eval_items(read_prompts(config.prompts, config.prompts.eval), num_prompts=config.eval.num_prompts)
+    prompts = [item for item in items if item.sample == 0]  # each once
     result = {
         "kl": velocity_distance(
             pipeline, policy, spread(prompts, KL_PROMPTS), schedule, scale=scale, seed=config.eval.seed
@@ -83,25 +87,3 @@ def image_spread(images: Float[Tensor, " n 3 h w"]) -> float:
     frames = images.flatten(1, 2) if images.ndim == 5 else images
     small = torch.nn.functional.adaptive_avg_pool2d(frames.double(), PIXELS).flatten(1)
     return float(torch.nn.functional.pdist(small).mean()) / small.shape[1] ** 0.5
-
-
-def held_out(config: TrainConfig) -> list[EvalItem]:
-    """The first image of every distinct prompt of the evaluation."""
-    assert config.prompts.eval is not None
-    items = eval_items(read_prompts(config.prompts, config.prompts.eval), num_prompts=config.eval.num_prompts)
-    return [item for item in items if item.sample == 0]
-
-
-def _sampling(config: TrainConfig, trained: Pipeline, drawn: Pipeline) -> tuple[Schedule, float]:
-    """Schedule and guidance of the evaluation."""
-    settings, sampler = config.eval, config.sampler
-    scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
-    return eval_schedule(config, trained, drawn), scale
-
-
-def _load(config: TrainConfig) -> Pipeline:
-    settings = config.pipeline
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return load_pipeline(settings, device)

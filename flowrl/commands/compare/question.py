@@ -86,8 +86,6 @@ def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
         seeds=parsed.num_seeds or (asked.seeds if asked else 3), budget=budget, limit=limit,
         evals=parsed.evals or (asked.evals if asked else 2), overrides=overrides,
     )  # fmt: skip
-    for method, seed in question.runs[: len(methods)]:
-        settings_of(question, method, seed)  # a wrong key is said before hours are spent
     return question if asked is None else _joined(asked, question)
 
 
@@ -139,6 +137,11 @@ def base_key(config: TrainConfig) -> str:
 def run_name(method: str, seed: int) -> str:
     """Folder of a run inside the comparison's."""
     return f"{method}-s{seed}"
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run came to its end."""
+    return (run / "summary.json").is_file()
 
 
 def read_journal(folder: Path) -> dict[str, Any]:

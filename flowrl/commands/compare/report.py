@@ -7,7 +7,7 @@ from pathlib import Path
 from flowrl.commands.compare.comparison_table import amount_text, markdown, text
 from flowrl.commands.compare.measure import measure
 from flowrl.commands.compare.page import render
-from flowrl.commands.compare.question import Question, command, run_name
+from flowrl.commands.compare.question import Question, command, is_finished, run_name
 from flowrl.commands.compare.result import Results, read_results
 from flowrl.files import write_atomically
 from flowrl.progress import progress
@@ -27,9 +27,7 @@ def write(
         targets: scores whose cost is tabulated.
         measured: measure distance and diversity of runs that have no `measure.json` yet.
     """
-    finished = [
-        folder / run_name(*run) for run in question.runs if (folder / run_name(*run) / "summary.json").is_file()
-    ]
+    finished = [run for pair in question.runs if is_finished(run := folder / run_name(*pair))]
     if not finished:
         print("No run is finished yet, so there is no table.")
         return None

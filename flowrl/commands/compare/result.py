@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.commands.compare.question import Question, run_name
+from flowrl.commands.compare.question import Question, is_finished, run_name
 from flowrl.commands.report.run_data import RunData, read_run
 from flowrl.config.strict_yaml import closest
 from flowrl.statistics.bootstrap import ScoreRow
@@ -131,9 +131,6 @@ def read_results(
     if not runs:
         raise ValueError(f"no run of {folder} is finished yet, so there is nothing to compare")
     baseline = baseline or next(iter(question.methods))
-    notes = []
-    if baseline not in {run.method for run in runs}:
-        notes.append(f"No run of the baseline {baseline} is finished: there are no differences to it.")
     metric = metric or main_metric(runs[0].data.evaluations[-1]) or SCORE
     for run in runs:
         check_metric(metric, run.data.evaluations[-1], run.data.name)
@@ -141,6 +138,7 @@ def read_results(
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
     reference = by_method.get(baseline, [])
+    alone = () if reference else (f"No run of the baseline {baseline} is finished: there are no differences to it.",)
     starts = [images for run in reference if (images := start_images(run, metric)) is not None]
     base = crossed_estimate(starts[:1]) if starts else None
     wanted = _targets(targets, base, reference, metric)
@@ -152,7 +150,7 @@ def read_results(
         question=question, journal=journal, metric=metric, baseline=baseline, base=base,
         base_diversity=diversities[0] if diversities else math.nan, targets=wanted,
         methods=tuple(replace(row, holm=adjusted.get(row.name, math.nan)) for row in order),
-        missing=tuple(missing), notes=tuple(notes),
+        missing=tuple(missing), notes=alone,
     )  # fmt: skip
 
 
@@ -199,7 +197,7 @@ def _finished(
     entries = journal["runs"]
     for method, seed in question.runs:
         name = run_name(method, seed)
-        if (folder / name / "summary.json").is_file():
+        if is_finished(folder / name):
             read[name] = read_run(folder / name)
         else:
             entry = entries.get(name, {})

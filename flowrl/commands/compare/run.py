@@ -11,9 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from flowrl import __version__
-from flowrl.commands.compare.question import JOURNAL, ask, command, read_journal
+from flowrl.commands.compare.question import (
+    JOURNAL,
+    Question,
+    ask,
+    command,
+    is_finished,
+    read_journal,
+    run_name,
+    settings_of,
+)
 from flowrl.commands.compare.report import write
 from flowrl.commands.compare.trainings import Comparison
+from flowrl.commands.train.run import check_before_loading
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -31,6 +41,7 @@ def run(parsed: argparse.Namespace) -> int:
         raise ValueError(f"--baseline {view['baseline']} is none of the methods: {', '.join(question.methods)}")
     code = 0
     if not parsed.report_only:
+        check_methods(folder, question)
         journal = known or _new_journal()
         journal["jobs"] = parsed.jobs
         journal |= {"question": asdict(question), "view": view, "command": command(question, folder, parsed.jobs)}
@@ -40,6 +51,20 @@ def run(parsed: argparse.Namespace) -> int:
     if code != 130:
         write(folder, question, **view)
     return code
+
+
+def check_methods(folder: Path, question: Question) -> None:
+    """Refuses before hours are spent what the training of a method that is still to come would refuse.
+
+    Raises:
+        ValueError: a setting cannot work, or something is missing; names the configuration.
+    """
+    to_come = [pair for pair in question.runs if not is_finished(folder / run_name(*pair))]
+    for method, seed in dict(to_come).items():
+        try:
+            check_before_loading(settings_of(question, method, seed))
+        except ValueError as error:
+            raise ValueError(f"{question.methods[method]}: {error}") from error
 
 
 def _new_journal() -> dict[str, Any]:

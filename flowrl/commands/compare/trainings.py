@@ -11,14 +11,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
-from flowrl.commands.compare.question import JOURNAL, Question, base_key, overrides_of, run_name, settings_of
+from flowrl.commands.compare.question import (
+    JOURNAL,
+    Question,
+    base_key,
+    is_finished,
+    overrides_of,
+    run_name,
+    settings_of,
+)
 from flowrl.commands.compare.standing import Display, spent_share
 from flowrl.config.train import find_config
 from flowrl.files import locked, write_atomically
@@ -26,28 +34,12 @@ from flowrl.files import locked, write_atomically
 _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 
 
-class Process(Protocol):
-    """A training that was started; `subprocess.Popen` is one."""
-
-    def poll(self) -> int | None:
-        """Exit code, or None while it works."""
-        ...
-
-    def send_signal(self, sig: int, /) -> None:
-        """Passes a signal on."""
-        ...
-
-
-Start = Callable[[Sequence[str], Path, IO[Any]], Process]
-"""Starts `flowrl <arguments>` with its output in a log file; the open lock file is to be inherited."""
-
-
 @dataclass(kw_only=True, slots=True, eq=False)
 class Training:
     """A run that is being trained."""
 
     name: str
-    process: Process
+    process: subprocess.Popen[bytes]
     begun: float
     share: float
 
@@ -62,23 +54,19 @@ class Comparison:
         (self.folder / "logs").mkdir(exist_ok=True)
         runs = journal["runs"]
         for method, seed in question.runs:
-            entry = runs.setdefault(run_name(method, seed), {"method": method, "seed": seed, "wall_seconds": 0.0})
-            entry["state"] = "finished" if self.finished(run_name(method, seed)) else "waiting"
+            name = run_name(method, seed)
+            entry = runs.setdefault(name, {"method": method, "seed": seed, "wall_seconds": 0.0})
+            entry["state"] = "finished" if is_finished(folder / name) else "waiting"
             entry.pop("error", None)
         self.interrupts = 0
         self.working: list[Training] = []
 
-    def finished(self, name: str) -> bool:
-        """Whether a run came to its end."""
-        return (self.folder / name / "summary.json").is_file()
-
-    def run(self, jobs: int, start: Start | None = None) -> int:
+    def run(self, jobs: int) -> int:
         """Trains what is not finished, `jobs` at a time; returns 0, 1 where a run failed, 130 when interrupted.
 
         Raises:
             ValueError: another comparison works in the folder.
         """
-        start = start_process if start is None else start
         busy = "another comparison, or a training that it started,"
         with (
             locked(self.folder, busy) as lock,
@@ -89,7 +77,7 @@ class Comparison:
             waiting = [name for name, entry in self._runs().items() if entry["state"] == "waiting"]
             while self.working or (waiting and not self.interrupts):
                 while waiting and len(self.working) < jobs and not self.interrupts:
-                    self._start(waiting.pop(0), start, lock, display)
+                    self._start(waiting.pop(0), lock, display)
                 for training in list(self.working):
                     code = training.process.poll()
                     if code is not None:
@@ -104,7 +92,7 @@ class Comparison:
         runs: dict[str, Any] = self.journal["runs"]
         return runs
 
-    def _start(self, name: str, start: Start, lock: IO[Any], display: Display) -> None:
+    def _start(self, name: str, lock: IO[Any], display: Display) -> None:
         entry, folder = self._runs()[name], self.folder / name
         if (folder / "config.yaml").is_file():
             arguments = ["train", f"resume={folder}", "progress=false"]
@@ -120,7 +108,7 @@ class Comparison:
         share = spent_share(folder, self.question)
         display.say(f"{'continues' if share else 'started':<9} {name}")
         log = self.folder / "logs" / f"{name}.log"
-        process = start(arguments, log, lock)
+        process = start_process(arguments, log, lock)
         self.working.append(Training(name=name, process=process, begun=time.monotonic(), share=share))
         if self.interrupts:  # while it was being started
             process.send_signal(signal.SIGINT)
@@ -137,7 +125,7 @@ class Comparison:
         entry, name = self._runs()[training.name], training.name
         seconds = time.monotonic() - training.begun
         entry["wall_seconds"] = round(entry["wall_seconds"] + seconds, 1)
-        if self.finished(name):
+        if is_finished(self.folder / name):
             entry["state"] = "finished"
         elif code in (130, -signal.SIGINT, -signal.SIGTERM) and self.interrupts:
             entry["state"] = "stopped"
@@ -184,8 +172,11 @@ class Comparison:
                 signal.signal(number, handler)
 
 
-def start_process(arguments: Sequence[str], log: Path, lock: IO[Any]) -> Process:
-    """The command in a process of its own, in a group of its own: Ctrl-C reaches it through us alone."""
+def start_process(arguments: Sequence[str], log: Path, lock: IO[Any]) -> subprocess.Popen[bytes]:
+    """Starts `flowrl <arguments>` in a process and a group of its own, so that Ctrl-C reaches it through us alone.
+
+    Its output goes to the log; it inherits the open lock file.
+    """
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "flowrl", *arguments], stdin=subprocess.DEVNULL, stdout=output,

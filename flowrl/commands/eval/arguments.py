@@ -11,47 +11,32 @@ from flowrl.commands.sampling_arguments import add_sampling_arguments, count
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl eval` takes."""
+    add = parser.add_argument
     parser.description = (
         "Draw images for a benchmark's prompts, judge them, and write a table, result.json and page.html. Several "
         "MODELs count as trainings of one method. The same command resumes where it stopped."
     )
-    parser.add_argument(
-        "models", nargs="*", default=[], metavar="MODEL",
-        help="run folder, LoRA or model folder, hub id or asset:NAME (default: asset:tiny-sd3)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--benchmark", default="geneval", metavar="NAME", help=f"{', '.join(BENCHMARKS)} (default: geneval)"
-    )
-    parser.add_argument("--images", type=Path, metavar="FOLDER", help="images to judge instead (GenEval's layout)")
-    parser.add_argument(
+    add("models", nargs="*", default=[], metavar="MODEL",
+        help="run folder, LoRA or model folder, hub id or asset:NAME (default: asset:tiny-sd3)")  # fmt: skip
+    add("--benchmark", default="geneval", metavar="NAME", help=f"{', '.join(BENCHMARKS)} (default: geneval)")
+    add("--images", type=Path, metavar="FOLDER", help="images to judge instead (GenEval's layout)")
+    add(
         "--baseline", metavar="NAME",
         help="what MODEL is compared to: a model, a folder of images, or 'base', the run's model before training",
     )  # fmt: skip
-    parser.add_argument("--lora", type=Path, metavar="FOLDER", help="LoRA to add to MODEL")
-    parser.add_argument(
-        "--prompts", metavar="FILE", help="file of prompts, or published or world (default: the benchmark's)"
-    )
-    parser.add_argument(
-        "--num-prompts", type=count, metavar="N", help="number of prompts, spread evenly over the file (default: all)"
-    )
-    parser.add_argument("--samples", type=count, metavar="N", help="images per prompt (default: 4)")
-    parser.add_argument(
+    add("--lora", type=Path, metavar="FOLDER", help="LoRA to add to MODEL")
+    add("--prompts", metavar="FILE", help="file of prompts, or published or world (default: the benchmark's)")
+    add("--num-prompts", type=count, metavar="N", help="number of prompts, spread evenly over the file (default: all)")
+    add("--samples", type=count, metavar="N", help="images per prompt (default: 4)")
+    add(
         "--judge", metavar="JUDGE",
         help="a judge that the benchmark knows by name, '{server: URL, model: NAME}', or a YAML file with such a "
         "mapping (default: the one that fits the prompts)",
     )  # fmt: skip
-    parser.add_argument(
-        "--option", action="append", default=[], metavar="KEY=VALUE",
-        help="option of the benchmark, its judge or a reward; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dry-run", action="store_true", help="estimate what judging would take, draw nothing (unigenbench)"
-    )
-    parser.add_argument(
-        "--train-prompts", metavar="FILE",
-        help="training prompts to check for overlap with the benchmark (default: the run's)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, metavar="PATH", help="folder to write (default: evaluations/BENCHMARK-MODEL)"
-    )
+    add("--option", action="append", default=[], metavar="KEY=VALUE",
+        help="option of the benchmark, its judge or a reward; may be repeated")  # fmt: skip
+    add("--dry-run", action="store_true", help="estimate what judging would take, draw nothing (unigenbench)")
+    add("--train-prompts", metavar="FILE",
+        help="training prompts to check for overlap with the benchmark (default: the run's)")  # fmt: skip
+    add("--out", type=Path, metavar="PATH", help="folder to write (default: evaluations/BENCHMARK-MODEL)")
     add_sampling_arguments(parser, batch_size="64 for embedded models, else 8")

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flowrl.commands.terminal_text import Table
+
 if TYPE_CHECKING:  # names of commands and options are asked for before anything heavy is loaded
     from flowrl.statistics.bootstrap import Interval
 
@@ -39,23 +41,13 @@ BENCHMARKS: dict[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """A table of text: `head` and every row have as many cells; the first names the row. At most 80 columns wide."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
     """What a benchmark found; the command prints it, writes result.json and the page."""
 
     headline: str
     """The result in one or two sentences of plain text; it opens the output and the page."""
     rows: tuple[Mapping[str, Any], ...]
-    """One mapping an image of the subject, of plain JSON values (NaN is written as null)."""
+    """One mapping per image of the subject, of plain JSON values (NaN is written as null)."""
     base_rows: tuple[Mapping[str, Any], ...] = ()
     metrics: Mapping[str, float]
     """`eval/<benchmark>/<metric>` -> number of the subject. Means over several MODELs are taken of these."""

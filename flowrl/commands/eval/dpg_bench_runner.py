@@ -20,9 +20,10 @@ import torch
 from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
-from flowrl.commands.eval.benchmark import Result, Table
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.named_judges import check_alive, judge_identity, read_judge
 from flowrl.commands.eval.runner_parts import metrics_of, options_of
+from flowrl.commands.terminal_text import Table
 from flowrl.config.train import resolve_path
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import images_of, some
@@ -130,9 +131,7 @@ def write_grids(subject: Subject, items: Sequence[Item], images: Sequence[ImageF
         save_png(Image.fromarray(grid), path)
 
 
-def ask_items(
-    chat: Chat, plan: Plan, images: Sequence[ImageFile], subject: Subject, *, show: bool = True
-) -> Answers:  # fmt: skip
+def ask_items(chat: Chat, plan: Plan, images: Sequence[ImageFile], subject: Subject, *, show: bool = True) -> Answers:
     """1 or 0 for every question about every sample, by item; None where one of them had no answer.
 
     Answers that are neither yes nor no, and failures of the judge, are not kept: the next run asks again.
@@ -173,7 +172,7 @@ def _question(text: str, image: ImageFile) -> Question:
 
 def _result(
     settings: Settings, plan: Plan, subjects: Sequence[Subject], answers: Sequence[Answers], judge: str
-) -> Result:  # fmt: skip
+) -> Result:
     scores = [aggregate(plan.items, part) for part in answers]
     by_item = [
         {item.id: 100 * item_score(crops, item.questions) for item in plan.items if (crops := part[item.id])}

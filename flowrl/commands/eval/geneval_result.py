@@ -9,22 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
-from flowrl.commands.eval.benchmark import Result, Table
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.runner_parts import Line, compared, metrics_of, score_table, trained_on
+from flowrl.commands.terminal_text import Table
 from flowrl.generation.folders import ImageFile, read_drawn
 from flowrl.generation.subject import Settings, Subject
 from flowrl.html.embedded_images import image_element
 from flowrl.html.markup import bounds, esc, number, plural, section, signed
+from flowrl.prompts.overlap import Overlap
 from flowrl.statistics.bootstrap import Interval, ScoreRow, paired_rows
-from flowrl.statistics.paired import (
-    Comparison,
-    Overlap,
-    Summary,
-    compare,
-    detectable,
-    pooled,
-    summarise,
-)
+from flowrl.statistics.paired import Comparison, Summary, compare, detectable, pooled, summarise
 
 Row = Mapping[str, Any]
 
@@ -172,9 +166,7 @@ def _scores(
 
 
 def _detectable(summary: Summary, change: Comparison | None) -> float:
-    if change is not None:
-        return detectable(change.macro, paired=True)
-    return detectable(summary.macro, paired=False)
+    return detectable((change or summary).macro, paired=change is not None)
 
 
 def _failures(rows: Sequence[Sequence[Row]], names: Sequence[str]) -> Table:

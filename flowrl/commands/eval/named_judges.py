@@ -67,5 +67,5 @@ def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (Non
         words = ", ".join(sorted(str(error) for error in errors))
         raise ValueError(
             f"the judge answered none of {len(answers)} questions ({words}): see that it runs, and its address, model "
-            f"and key. What it answered before is kept; the same command goes on."
+            f"and key. What it answered before is kept; the same command resumes."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from flowrl.commands.eval.benchmark import Result, Table
+from flowrl.commands.eval.benchmark import Result
 from flowrl.html.bars import Mark, forest, forest_of_two
 from flowrl.html.charts import WIDER
 from flowrl.html.document import document
@@ -13,9 +13,7 @@ from flowrl.html.markup import card, code, esc, folded, notes_box, section, tabl
 from flowrl.statistics.bootstrap import Interval
 
 
-def render(
-    result: Result, *, title: str, names: Sequence[str], command: str, more: Sequence[Table] = ()
-) -> str:  # fmt: skip
+def render(result: Result, *, title: str, names: Sequence[str], command: str) -> str:
     """The whole page as HTML.
 
     Args:
@@ -23,10 +21,8 @@ def render(
         title: of the page.
         names: of the subject and, if there is one, of the base.
         command: that made it.
-        more: tables that are not the benchmark's own, such as means over several models.
     """
-    listed = (titled_table(part.title, part.head, part.rows, part.note) for part in (*more, *result.tables))
-    tables = "".join(listed)
+    tables = "".join(titled_table(part.title, part.head, part.rows, part.note) for part in result.tables)
     body = "".join([
         f'<p class="summary">{esc(result.headline)}</p>',
         notes_box(result.notes),

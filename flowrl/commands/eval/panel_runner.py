@@ -88,7 +88,7 @@ def run(settings: Settings) -> Result:
 
 def scored_by(
     scorers: Mapping[str, Reward], subject: Subject, images: Sequence[ImageFile], *, batch_size: int
-) -> Scored:  # fmt: skip
+) -> Scored:
     """What every scorer says of a subject's images, taken from the journal where it is known."""
     values = {}
     rows: list[dict[str, Any]] = [
@@ -159,14 +159,9 @@ def existing(folder: Path, settings: Settings) -> list[ImageFile]:
         found = [image for image in read_folder(folder) if image.sample < settings.samples]
     else:
         if settings.prompts is None:
-            raise ValueError(f"{folder} names no prompts: give --prompts FILE, a .txt with a prompt an image in the "
-                             f"order of their names, or a .jsonl with file and prompt.")  # fmt: skip
-        found, count = [], dict[int, int]()
-        for item in read_items(folder, prompts=settings.prompts):
-            sample = count.get(item.group, 0)
-            count[item.group] = sample + 1
-            record = {**item.metadata, "prompt": item.prompt}
-            found.append(ImageFile(file=item.file, path=item.path, index=item.group, sample=sample, record=record))
+            raise ValueError(f"{folder} names no prompts: give --prompts FILE, a .txt with one prompt per image in "
+                             f"the order of their names, or a .jsonl with file and prompt.")  # fmt: skip
+        found = read_items(folder, prompts=settings.prompts)
     if settings.num_prompts is not None:
         raise ValueError("--num-prompts is for images that are drawn: of a folder all images are scored.")
     return found

@@ -1,15 +1,17 @@
-"""From a benchmark's result to files: rows, result.json, the page; and several models' results as one."""
+"""From a benchmark's result to text and files: rows, result.json, the page; and several models' results as one."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.eval.benchmark import Result, Table
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.page import render
+from flowrl.commands.terminal_text import COLUMNS, Table, as_table
 from flowrl.files import plain, write_atomically
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, estimate, number, signed
@@ -32,6 +34,15 @@ def with_notes(result: Result, settings: Settings) -> Result:
         "model": ours.model, "num_steps": ours.num_steps, "guidance_scale": ours.guidance_scale, "dtype": ours.dtype,
     }  # fmt: skip
     return replace(result, notes=tuple(notes), facts={**sampling, **result.facts})
+
+
+def as_text(result: Result) -> str:
+    """Headline, tables with their notes, then the notes, for a terminal of 80 columns."""
+    blocks = [textwrap.fill(result.headline, COLUMNS)]
+    for table in result.tables:
+        note = "\n" + textwrap.fill(table.note, COLUMNS, initial_indent="  ", subsequent_indent="  ")
+        blocks.append(as_table(table) + (note if table.note else ""))
+    return "\n\n".join([*blocks, *(textwrap.fill(f"Note: {note}", COLUMNS) for note in result.notes)])
 
 
 def write(result: Result, settings: Settings, command: str) -> None:
@@ -77,8 +88,7 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
     single = [(label, number(result.metrics[kept[0]])) for label, result in zip(labels, results, strict=True)]
     first = kept[0]
     return Result(
-        headline=f"{short[first]} {estimate(means[first])}, mean of "
-        f"{len(results)} models.",
+        headline=f"{short[first]} {estimate(means[first])}, mean of {len(results)} models.",
         rows=(),
         metrics={name: interval.mean for name, interval in means.items()},
         intervals={short[name]: means[name] for name in kept},

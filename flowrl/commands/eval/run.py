@@ -15,22 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowrl.commands.eval.benchmark import BENCHMARKS
-from flowrl.commands.eval.eval_text import as_text
-from flowrl.commands.eval.result import over_models, with_notes, write, write_result
+from flowrl.commands.eval.result import as_text, over_models, with_notes, write, write_result
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.generation.drawing import find_device
 from flowrl.generation.folders import is_folder_of_images, read_folder
-from flowrl.generation.models import (
-    EMBEDDED,
-    WORLD_MODELS,
-    Source,
-    check_images,
-    check_source,
-    find_source,
-    label_of,
-)
+from flowrl.generation.models import EMBEDDED, WORLD_MODELS, Source, check_source, find_source, label_of
 from flowrl.generation.subject import Settings, Subject
 from flowrl.rewards import load_target
 
@@ -55,8 +46,7 @@ def run(parsed: argparse.Namespace) -> int:
     for settings in plans:
         for subject in (settings.subject, settings.base):
             if subject is not None and subject.source is not None:
-                check_source(subject.source)
-                check_images(subject.source, "flowrl eval")
+                check_source(subject.source, judging="flowrl eval")
         check(settings)
     command = shlex.join(["flowrl", *sys.argv[1:]])
     results = []
@@ -95,7 +85,7 @@ def settings_of(parsed: argparse.Namespace) -> list[Settings]:
         place = out if len(models) == 1 else out / label
         source = None if model is None else find_source(model, lora=parsed.lora, **sampling_options(parsed))
         subject = Subject(label=label, folder=place / "model", source=source, images=parsed.images)
-        base = _base(parsed, model, label, place if parsed.baseline == BASE else out)
+        base = _base(parsed, source, label, place if parsed.baseline == BASE else out)
         plans.append(
             Settings(
                 benchmark=parsed.benchmark, subject=subject, base=base, out=place, prompts=parsed.prompts,
@@ -123,20 +113,18 @@ def _folder_label(folder: Path) -> str:
     return parts[-1]
 
 
-def _base(parsed: argparse.Namespace, model: str | None, label: str, out: Path) -> Subject | None:
+def _base(parsed: argparse.Namespace, own: Source | None, label: str, out: Path) -> Subject | None:
     """What the subject is compared to; the word `base` is the model that the subject was trained from."""
     if parsed.baseline is None:
         return None
     folder = out / "base"
     if parsed.baseline != BASE:
-        if is_folder_of_images(Path(parsed.baseline)):
-            return Subject(
-                label=_other(_folder_label(Path(parsed.baseline)), label), folder=folder, images=Path(parsed.baseline)
-            )
+        images = Path(parsed.baseline)
+        if is_folder_of_images(images):
+            return Subject(label=_other(_folder_label(images), label), folder=folder, images=images)
         source = find_source(parsed.baseline, **sampling_options(parsed))
         return Subject(label=_other(label_of(parsed.baseline), label), folder=folder, source=source)
-    own = None if model is None else find_source(model, lora=parsed.lora, **sampling_options(parsed))
-    if model is None or own is None or own.lora is None:
+    if own is None or own.lora is None:
         raise ValueError(
             "--baseline base is the model before training, so it needs a MODEL with a LoRA: give a run folder as "
             "MODEL, or --baseline with the model's own name."

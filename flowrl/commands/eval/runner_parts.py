@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from flowrl.commands.eval.benchmark import Table
+from flowrl.commands.terminal_text import Table
 from flowrl.config.options import build_options
 from flowrl.config.strict_yaml import apply_override
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, signed
 from flowrl.prompts.loading import read_prompts
+from flowrl.prompts.overlap import Overlap, overlap
 from flowrl.statistics.bootstrap import Interval
-from flowrl.statistics.paired import Overlap, overlap
 
 Options = TypeVar("Options")
 Line = tuple[str, Sequence[Interval], Interval | None]

@@ -15,8 +15,9 @@ import numpy as np
 from PIL import Image
 
 from flowrl.benchmarks.unigenbench.items import Item, PromptFile
-from flowrl.commands.eval.benchmark import Result, Table
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.unigenbench_judge import Asking, Wording
+from flowrl.commands.terminal_text import Table
 from flowrl.generation.journal import Journal, Row
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import duration, plural
@@ -51,8 +52,8 @@ def estimate_of(
     how = (
         f"measured on {plural(len(rows), 'answer')} in the journal"
         if rows
-        else f"guessed: {SECONDS:g} s an answer, as many at a time as the judge takes, images of "
-        f"{pixels / 1e6:.2g} million pixels at {PIXELS_PER_TOKEN} a token, {ANSWER_PER_POINT} tokens a test point"
+        else f"guessed: {SECONDS:g} s per answer, as many at a time as the judge takes, images of "
+        f"{pixels / 1e6:.2g} million pixels at {PIXELS_PER_TOKEN} per token, {ANSWER_PER_POINT} tokens per test point"
     )
     total = calls * tokens
     table = Table(

@@ -166,7 +166,7 @@ def ask_images(
 
 def _ask(
     chat: Chat, wording: Wording, batch: Sequence[tuple[ImageFile, Item]], asking: Asking, *, stop_at: int
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     start = time.monotonic()
     pixels = [image.pixels() for image, _ in batch]
     rows: list[Row] = [{} for _ in batch]

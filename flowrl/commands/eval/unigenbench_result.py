@@ -12,8 +12,9 @@ from flowrl.benchmarks.unigenbench.items import PromptFile
 from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Scores, aggregate, paired_intervals, score_intervals
 from flowrl.benchmarks.unigenbench.points import ENGLISH, NUM_IMAGES, PRIMARIES
 from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
-from flowrl.commands.eval.benchmark import Result, Table
+from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.runner_parts import compared, metrics_of, score_table, trained_on
+from flowrl.commands.terminal_text import Table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings
@@ -60,10 +61,8 @@ def result_of(
     """
     scores = [aggregate(score_rows(part.rows)) for part in judgings]
     if any(not found.primary for found in scores):
-        lost = Counter(str(row["error"]) for part in judgings for row in part.answers if row["error"])
-        words = ", ".join(f"{word} {count}" for word, count in lost.most_common())
-        raise ValueError(f"the judge gave no readable answer to any image ({words}): look at the replies in the "
-                         f"journal, and at the template.")  # fmt: skip
+        raise ValueError(f"the judge gave no readable answer to any image ({_errors(judgings)}): look at the "
+                         f"replies in the journal, and at the template.")  # fmt: skip
     found = [score_intervals(score_rows(part.rows), part.prompts, seed=settings.seed) for part in judgings]
     change = None
     if len(judgings) > 1:
@@ -175,13 +174,10 @@ def _notes(
         notes.append(OWN_WORDS)
     for part, found in zip(judgings, scores, strict=True):
         if found.skipped:
-            words = Counter(str(row["error"]) for row in part.answers if row["error"])
-            told = ", ".join(f"{word} {count}" for word, count in words.most_common())
-            many = " That is many: the rest may not be a fair sample." if _share(found, part) > MANY_SKIPPED else ""
-            notes.append(
-                f"{part.label}: {found.skipped} of {len(part.rows)} images have no scores ({told}) and are in no "
-                f"number.{many}"
-            )
+            notes.append(f"{part.label}: {found.skipped} of {len(part.rows)} images have no scores "
+                         f"({_errors([part])}) and are in no number.")  # fmt: skip
+            if found.skipped / len(part.rows) > MANY_SKIPPED:
+                notes[-1] += " That is many: the rest may not be a fair sample."
     notes += [*file.repairs, *file.differences]
     if not whole or settings.samples != NUM_IMAGES:
         notes.append(
@@ -194,5 +190,7 @@ def _notes(
     return notes
 
 
-def _share(scores: Scores, judging: Judging) -> float:
-    return scores.skipped / len(judging.rows)
+def _errors(parts: Sequence[Judging]) -> str:
+    """Why images have no scores, and how many for each reason."""
+    words = Counter(str(row["error"]) for part in parts for row in part.answers if row["error"])
+    return ", ".join(f"{word} {count}" for word, count in words.most_common())

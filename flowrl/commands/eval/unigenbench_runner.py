@@ -14,7 +14,7 @@ and `.json` in the published format.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +182,7 @@ def existing(folder: Path, items: Sequence[Item], samples: int) -> list[ImageFil
                 f"{folder} has {len(images)} images of prompt {item.index} ({item.prompt[:60]!r}), {samples} are "
                 f"needed: draw them all first, or lower --samples or --num-prompts; nothing was judged."
             )
-        found += [
-            ImageFile(file=p.file, path=p.path, index=item.index, sample=sample, record=p.record)
-            for sample, p in enumerate(images)
-        ]
+        found += [replace(image, index=item.index, sample=sample) for sample, image in enumerate(images)]
     return found
 
 
@@ -201,9 +198,7 @@ def images_for(settings: Settings, subject: Subject, plan: Plan) -> list[ImageFi
     return read_numbered(folder, {item.index: item.prompt for item in plan.items}, settings.samples)
 
 
-def judged(
-    subject: Subject, images: Sequence[ImageFile], plan: Plan, chat: Chat, *, show: bool = True
-) -> Judging:  # fmt: skip
+def judged(subject: Subject, images: Sequence[ImageFile], plan: Plan, chat: Chat, *, show: bool = True) -> Judging:
     """Asks about every image and writes the result files in the published format."""
     by_index = {item.index: item for item in plan.items}
     work = [(image, by_index[image.index]) for image in images]

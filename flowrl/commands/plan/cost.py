@@ -11,7 +11,7 @@ import torch
 
 from flowrl.commands.plan.counts import Counts, RunCounts
 from flowrl.commands.plan.network import Flops, Network
-from flowrl.commands.plan.published_models import Part
+from flowrl.commands.plan.published_models import Parts
 from flowrl.pipelines import known_checkpoints
 
 FLOOR = 788.0
@@ -79,7 +79,7 @@ def per_image(counts: Counts, images: int) -> dict[str, float]:
     return {kind: getattr(counts, kind) / images for kind in kinds}
 
 
-def decode_flops(model: str, parts: tuple[Part, ...] | None, size: tuple[int, int, int | None]) -> float | None:
+def decode_flops(model: str, parts: Parts | None, size: tuple[int, int, int | None]) -> float | None:
     """FLOPs of decoding one image or video of (height, width, frames); None where the decoder is not known.
 
     A folder's `AutoencoderKL` is measured; published decoders cost so much a pixel.
@@ -90,9 +90,8 @@ def decode_flops(model: str, parts: tuple[Part, ...] | None, size: tuple[int, in
         config = json.loads(path.read_text(encoding="utf-8"))
         if config.get("_class_name") == "AutoencoderKL":
             return _measured(config, height, width)
-    counts = {part.name: part.parameters for part in parts or ()}
     kinds = {count: kind for kind, count in known_checkpoints.tables()["part_parameters"].items()}
-    kind = kinds.get(counts.get("vae", 0))
+    kind = kinds.get((parts or {}).get("vae", 0))
     if kind not in _DECODE:
         return None
     each = _DECODE_WAN_IMAGE if kind == "VAE_WAN" and frames is None else _DECODE[kind]

@@ -13,7 +13,7 @@ from flowrl.commands.plan.cost import Cost, cost_of, decode_flops
 from flowrl.commands.plan.counts import RunCounts, graph_rows, of_run
 from flowrl.commands.plan.memory import Memory, trained_bytes
 from flowrl.commands.plan.network import Flops, Network, cast, measure
-from flowrl.commands.plan.published_models import Part
+from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.refusals import is_here
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import Geometry, TrainConfig
@@ -68,7 +68,7 @@ class Plan:
     unknown: str
     run: RunCounts
     slots: int
-    parts: tuple[Part, ...] | None
+    parts: Parts | None
     rewards: tuple[tuple[str, int, int], ...]
     unknown_rewards: tuple[str, ...]
     cost: Cost | None
@@ -187,9 +187,7 @@ def _eval_items(config: TrainConfig) -> int | None:
         return None
     rows = read_prompts(config.prompts, config.prompts.eval)
     settings = config.eval
-    return len(
-        eval_items(rows, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt)
-    )  # fmt: skip
+    return len(eval_items(rows, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt))
 
 
 def _train_prompts(config: TrainConfig) -> int | None:
@@ -221,18 +219,18 @@ def _models_of(reward: RewardConfig) -> tuple[tuple[str, int, int], ...] | None:
 
 
 def _memory(
-    config: TrainConfig, network: Network, geometry: Geometry, parts: tuple[Part, ...] | None,
+    config: TrainConfig, network: Network, geometry: Geometry, parts: Parts | None,
     rewards: tuple[tuple[str, int, int], ...], unknown_rewards: tuple[str, ...], slots: int, rows: int,
 ) -> Memory:  # fmt: skip
     width = DTYPES[config.pipeline.dtype].itemsize
     held = {f"denoiser, {config.pipeline.dtype}": network.parameters * width}
     held["LoRA, gradient, Adam" + ", copies" * bool(slots)] = trained_bytes(network.lora_parameters, slots)
     encoders, freed = 0, 0
-    for part in parts or ():
-        if part.name == "vae":
-            held["autoencoder, float32"] = part.parameters * 4
+    for name, count in (parts or {}).items():
+        if name == "vae":
+            held["autoencoder, float32"] = count * 4
         else:
-            encoders += part.parameters * width
+            encoders += count * width
     if config.pipeline.free_text_encoders:
         freed = encoders
     elif encoders:

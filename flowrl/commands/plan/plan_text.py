@@ -10,11 +10,11 @@ from flowrl.commands.plan.cost import FLOOR, per_image
 from flowrl.commands.plan.gather import Plan, group_multiple
 from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, allowed_sizes, checkpoint_bytes, fitting
 from flowrl.commands.plan.refusals import Obstacles
+from flowrl.commands.terminal_text import COLUMNS
 
-COLUMNS = 80
 _LABEL = 16
-_PNG = 2  # bytes a pixel of a saved image, roughly
-_PUBLISHED = 2  # bytes a weight of published checkpoints, mostly
+_PNG = 2  # bytes per pixel of a saved image, roughly
+_PUBLISHED = 2  # bytes per weight of published checkpoints, mostly
 
 Row = tuple[str, str]
 
@@ -193,7 +193,7 @@ def _downloads(plan: Plan) -> list[Row]:
         if checkpoints.in_cache(plan.model):
             wanted.append(f"{plan.model}: in the hub's cache already")
         elif plan.network is not None and plan.parts is not None:
-            size = sum(part.parameters for part in plan.parts) + plan.network.parameters
+            size = sum(plan.parts.values()) + plan.network.parameters
             wanted.append(f"{plan.model}: about {_bytes(size * _PUBLISHED)}, twice that where stored in float32")
         else:
             wanted.append(f"{plan.model}: not known")
@@ -234,20 +234,18 @@ def _on_hub(plan: Plan) -> bool:
 
 def _pairs(rows: Iterable[Row]) -> list[str]:
     """Labels and texts, wrapped under each other."""
-    lines = []
-    for label, text in rows:
-        first = f"  {label:<{_LABEL}}"
-        lines += textwrap.wrap(
-            text, COLUMNS, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False,
-            break_on_hyphens=False,
-        )  # fmt: skip
-    return lines
+    return [line for label, text in rows for line in _wrapped(text, f"  {label:<{_LABEL}}")]
 
 
 def _note(text: str) -> list[str]:
+    return _wrapped(text, "  ")
+
+
+def _wrapped(text: str, first: str) -> list[str]:
     return textwrap.wrap(
-        text, COLUMNS, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+        text, COLUMNS, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -6,8 +6,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flowrl.pipelines import known_checkpoints
@@ -32,41 +31,27 @@ MODELS = {
 """Hub id -> parameters of models that rewards use."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """A part of a pipeline, or a reward's model.
-
-    Attributes:
-        name: its folder, or the model's id.
-        parameters: their number.
-        stored: bytes of its files here; None for what is to be downloaded.
-    """
-
-    name: str
-    parameters: int
-    stored: int | None = None
+Parts = Mapping[str, int]
+"""Name of a pipeline's part, which is that of its folder -> number of its parameters."""
 
 
-def other_parts(model: str) -> tuple[Part, ...] | None:
+def other_parts(model: str) -> Parts | None:
     """The parts of a folder or a published checkpoint besides the denoiser; None where nothing is known."""
     if Path(model).is_dir():
-        return tuple(part for part in folder_parts(Path(model)) if part.name not in _DENOISERS)
+        return {name: count for name, count in folder_parts(Path(model)).items() if name not in _DENOISERS}
     known = known_checkpoints.checkpoints().get(model)
-    if known is None:
-        return None
-    return tuple(Part(name=name, parameters=count) for name, count in known.parts.items())
+    return None if known is None else known.parts
 
 
-def folder_parts(folder: Path) -> tuple[Part, ...]:
+def folder_parts(folder: Path) -> Parts:
     """Every part of a pipeline folder that has weights, read from the headers of its safetensors files."""
-    parts = []
+    parts = {}
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
         files = sorted(path.glob("*.safetensors"))
         plain = [file for file in files if ".fp16." not in file.name] or files
         if plain:
-            parameters = sum(_parameters(file) for file in plain)
-            parts.append(Part(name=path.name, parameters=parameters, stored=sum(file.stat().st_size for file in plain)))
-    return tuple(parts)
+            parts[path.name] = sum(_parameters(file) for file in plain)
+    return parts
 
 
 def _parameters(file: Path) -> int:

@@ -7,15 +7,12 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from flowrl.generation.drawing import find_device
-from flowrl.generation.named_rewards import reward_list
-from flowrl.rewards import Reward
-from flowrl.rewards.compose import build_weighted_sum
+from flowrl.generation.named_rewards import reward_label, reward_list
+from flowrl.generation.scorers import load_rewards
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.wire import Limits
 from flowrl.rewards.specs import validate_reward_specs
@@ -41,9 +38,8 @@ def run(parsed: argparse.Namespace) -> int:
     bound = server.open_socket(parsed.host, parsed.port, has_token=token is not None)
     try:
         start = time.monotonic()
-        print(f"Loading {', '.join(_label(spec) for spec in specs)} on {device} ...", flush=True)
-        terms = build_weighted_sum(specs, device=device).terms
-        rewards: dict[str, Reward] = {term.key: term.reward for term in terms}
+        print(f"Loading {', '.join(reward_label(spec) for spec in specs)} on {device} ...", flush=True)
+        rewards = load_rewards(specs, device)
         limits = Limits(
             max_bytes=parsed.max_mib * 2**20, max_pixels=parsed.max_mpixels * 10**6, max_items=parsed.max_items,
             queue_size=parsed.queue_size, batch_size=parsed.batch_size,
@@ -63,10 +59,6 @@ def run(parsed: argparse.Namespace) -> int:
         bound.close()
     print("Stopped.", flush=True)
     return 0
-
-
-def _label(spec: Mapping[str, Any]) -> str:
-    return str(spec.get("name") or spec.get("function"))
 
 
 def _token(variable: str | None) -> str | None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from flowrl.benchmarks.diversity import mean_distance
 from flowrl.commands.compare.measure import image_spread
 from flowrl.commands.sweep.settings import Setting
+from flowrl.files import plain
 from flowrl.generation.best_of import candidates, prune_steps
 from flowrl.generation.drawing import Make, draw, in_batches
 from flowrl.generation.rlg import rlg_velocity
@@ -146,13 +146,9 @@ def judged(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images
         if features is not None:
             unit = torch.nn.functional.normalize(features[own].double(), dim=1)
             diversity["features"] = mean_distance(unit.cpu().numpy(), "cosine")
-        values = {name: [_known(float(value)) for value in column[own]] for name, column in columns.items()}
+        values = {name: plain(column[own].tolist()) for name, column in columns.items()}
         rows.append({"prompt": prompt.text, "values": values, "diversity": diversity})
     return rows
-
-
-def _known(value: float) -> float | None:
-    return value if np.isfinite(value) else None
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from flowrl.commands.compare.measure import PIXELS as PIXEL_GRID
 from flowrl.commands.sweep.draw import FEATURES_TEXT
@@ -37,7 +37,13 @@ def render(results: Results, *, rows: StripRows, facts: Mapping[str, str], comma
         f'<p class="summary">{esc(sentence(results))}</p>',
         f'<p class="muted">{_reading(results)}</p>',
         notes_box(results.notes),
-        _quality(results), _scales(results), _images(rows), _cost(results), _searched(rows), _tables(results),
+        _quality(results), _scales(results),
+        section("images", "The same start noise at every scale", strip(rows, ("rlg", "run")),
+                "The first image of prompts spread evenly over the list, not picked."),
+        _cost(results),
+        section("searched", "What search kept", strip(rows, ("best_of", "prune")),
+                "For the same prompts; the first candidate has the start noise of the images above."),
+        _tables(results),
         _measured(results, facts, command),
     ])  # fmt: skip
     lead = f"{esc(facts['images'])} · {esc(facts['sampling'])}"
@@ -56,11 +62,9 @@ def _reading(results: Results) -> str:
 
 
 def _quality(results: Results) -> str:
-    names = dict.fromkeys((results.target.name, results.judge.name))
-    charts = "".join(card(against_diversity(results, name), title=esc(_headed(results, name))) for name in names)
     kinds = [one.setting.kind for one in results.of_kind("rlg", "run")]
     return section(
-        "quality", "Quality against diversity", f'<div class="two">{charts}</div>{key(kinds)}',
+        "quality", "Quality against diversity", _charts(results, against_diversity) + key(kinds),
         "Each dot is a scale, with 95 % intervals over prompts both ways. Up and right is better. The intervals are "
         "wide where prompts differ; differences between scales, which share prompts and start noise, are surer than "
         "they look here and stand in the tables.",
@@ -70,34 +74,24 @@ def _quality(results: Results) -> str:
 def _scales(results: Results) -> str:
     if len(results.of_kind("rlg")) < 2:
         return ""
-    names = [*dict.fromkeys((results.target.name, results.judge.name)), *_diversities(results)]
-    charts = "".join(card(against_scale(results, name), title=esc(_headed(results, name))) for name in names)
-    return section("scales", "Scores and diversity against the scale", f'<div class="two">{charts}</div>')
+    charts = _charts(results, against_scale, _diversities(results))
+    return section("scales", "Scores and diversity against the scale", charts)
 
 
-def _images(rows: StripRows) -> str:
-    return section(
-        "images", "The same start noise at every scale", strip(rows, ("rlg", "run")),
-        "The first image of prompts spread evenly over the list, not picked.",
-    )  # fmt: skip
-
-
-def _searched(rows: StripRows) -> str:
-    return section(
-        "searched", "What search kept", strip(rows, ("best_of", "prune")),
-        "For the same prompts; the first candidate has the start noise of the images above.",
-    )  # fmt: skip
+def _charts(results: Results, draw: Callable[[Results, str], str], more: Sequence[str] = ()) -> str:
+    """Charts of the target, the judge and more columns, two beside each other."""
+    names = [*dict.fromkeys((results.target.name, results.judge.name)), *more]
+    charts = "".join(card(draw(results, name), title=esc(_headed(results, name))) for name in names)
+    return f'<div class="two">{charts}</div>'
 
 
 def _cost(results: Results) -> str:
     searches = results.of_kind("best_of", "prune")
     if not searches:
         return ""
-    names = dict.fromkeys((results.target.name, results.judge.name))
-    charts = "".join(card(against_cost(results, name), title=esc(_headed(results, name))) for name in names)
     kinds = [one.setting.kind for one in (*results.of_kind("rlg"), *searches)]
     return section(
-        "cost", "RLG beside search, at equal cost", f'<div class="two">{charts}</div>{key(kinds)}{_same_cost(results)}',
+        "cost", "RLG beside search, at equal cost", _charts(results, against_cost) + key(kinds) + _same_cost(results),
         "Dots above one another cost the same. A search also decodes and scores every image it looks at, which the "
         "evaluations of the network do not count; the table does.",
     )  # fmt: skip
@@ -128,10 +122,12 @@ def _tables(results: Results) -> str:
         rows.append([esc(one.setting.label), _spent(one), *(_cell(results, one, name) for name in names), _far(one)])
     head = ["Setting", "Evaluations", *map(esc, names), "Distance"]
     parts = "<h3>Every setting, mean and 95 % interval</h3>" + table("Every setting", head, rows)
-    for title, pick in (("the tuned model (scale 1)", "to_tuned"), ("the base model (scale 0)", "to_base")):
-        changed = [(one, one.to_tuned if pick == "to_tuned" else one.to_base) for one in results.settings]
+    for title, changes in (
+        ("the tuned model (scale 1)", [one.to_tuned for one in results.settings]),
+        ("the base model (scale 0)", [one.to_base for one in results.settings]),
+    ):
         cells = [[esc(one.setting.label), *(_difference(results, found, name) for name in names)]
-                 for one, found in changed if found]  # fmt: skip
+                 for one, found in zip(results.settings, changes, strict=True) if found]  # fmt: skip
         if cells:
             parts += f"<h3>Difference to {title}, same prompts and start noise</h3>"
             parts += table(f"Difference to {title}", ["Setting", *map(esc, names)], cells)
@@ -174,8 +170,7 @@ def _headed(results: Results, name: str) -> str:
 
 
 def _spent(one: SettingResult) -> str:
-    looks = 0 if one.setting.kind in ("rlg", "run") else one.setting.plan.looks
-    return f"{one.evaluations}<small>{looks} scored</small>" if looks else str(one.evaluations)
+    return f"{one.evaluations}<small>{one.looks} scored</small>" if one.looks else str(one.evaluations)
 
 
 def _far(one: SettingResult) -> str:

@@ -18,7 +18,6 @@ from flowrl.generation.models import (
     LORA_FILES,
     WORLD_MODELS,
     Source,
-    check_images,
     check_source,
     find_source,
     label_of,
@@ -125,8 +124,7 @@ def tuned_source(parsed: argparse.Namespace, config: TrainConfig | None) -> Sour
                 f"{lora} is a LoRA that does not name its base model: give --base MODEL, such as --base {EMBEDDED}."
             ) from error
         source = replace(source, model=parsed.base or source.model, lora=lora)
-    check_source(source)
-    check_images(source, "flowrl sweep")
+    check_source(source, judging="flowrl sweep")
     return source
 
 

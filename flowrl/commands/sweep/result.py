@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from flowrl.commands.sweep.settings import Measure, Setting
+from flowrl.files import plain
 from flowrl.html.markup import number
 from flowrl.samplers.search import best_of_n_kl
 from flowrl.statistics.bootstrap import UNKNOWN, Interval, bootstrap_mean
@@ -44,6 +45,11 @@ class SettingResult:
     means: dict[str, Interval]
     to_tuned: dict[str, Interval] = field(default_factory=dict)
     to_base: dict[str, Interval] = field(default_factory=dict)
+
+    @property
+    def looks(self) -> int:
+        """Images decoded and scored to choose, for one image that is kept."""
+        return 0 if self.setting.kind in ("rlg", "run") else self.setting.plan.looks
 
     @property
     def kl_bound(self) -> float:
@@ -92,10 +98,6 @@ class Results:
 
     def of_kind(self, *kinds: str) -> tuple[SettingResult, ...]:
         return tuple(one for one in self.settings if one.setting.kind in kinds)
-
-    def at_scale(self, scale: float) -> SettingResult | None:
-        """RLG at a scale, if it was drawn."""
-        return next((one for one in self.of_kind("rlg") if one.setting.scale == scale), None)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> dict[str, Column]:
@@ -173,9 +175,7 @@ def results_of(
     judge = judge or next(measure for measure in measures if measure.role == "target")
     rlg = [one for one in found if one.setting.kind == "rlg"]
     peak = max(rlg, key=lambda one: one.means[judge.name].mean)
-    level = tuple(
-        one for one in rlg if one is not peak and not differences(one, peak)[judge.name].excludes(0.0)
-    )  # fmt: skip
+    level = tuple(one for one in rlg if one is not peak and not differences(one, peak)[judge.name].excludes(0.0))
     return Results(
         settings=tuple(found), measures=tuple(measures), judge=judge, peak=peak, level=level,
         diversity=FEATURES if FEATURES in peak.columns else PIXELS,
@@ -242,7 +242,7 @@ def _diversity_text(results: Results) -> str:
     """The loss of diversity at the peak, against the base model, else against the lowest scale."""
     peak, name = results.peak, results.diversity
     lowest = results.of_kind("rlg")[0]
-    reference = results.at_scale(0.0) or lowest
+    reference = next((one for one in results.of_kind("rlg") if one.setting.scale == 0), lowest)
     than = "the base model's" if reference.setting.scale == 0 else f"those at scale {_scale(reference.setting.scale)}"
     if reference is peak:
         return "what diversity other scales cost stands in the table"
@@ -282,11 +282,12 @@ def at_same_cost(results: Results) -> tuple[SettingResult, tuple[SettingResult, 
 
 def as_json(results: Results) -> dict[str, Any]:
     """Everything as plain numbers, null where unknown."""
-    return {
+    found: dict[str, Any] = plain({
         "sentence": sentence(results), "judge": results.judge.name, "target": results.target.name,
         "peak": results.peak.setting.scale, "not_told_apart": [one.setting.scale for one in results.level],
-        "settings": [_setting_json(one) for one in results.settings], "notes": list(results.notes),
-    }  # fmt: skip
+        "settings": [_setting_json(one) for one in results.settings], "notes": results.notes,
+    })  # fmt: skip
+    return found
 
 
 def _setting_json(one: SettingResult) -> dict[str, Any]:
@@ -295,13 +296,6 @@ def _setting_json(one: SettingResult) -> dict[str, Any]:
         "key": setting.key, "label": setting.label, "kind": setting.kind, "scale": setting.scale,
         "candidates": setting.plan.num_candidates,
         "cuts": [{"after_step": step + 1, "kept": kept} for step, kept in setting.plan.cuts],
-        "evaluations": one.evaluations, "looks": 0 if setting.kind in ("rlg", "run") else setting.plan.looks,
-        "drift": _plain(one.drift), "kl_bound": _plain(one.kl_bound),
-        **{name: {key: {end: _plain(getattr(value, end)) for end in ("mean", "low", "high")}
-                  for key, value in found.items()}
-           for name, found in (("scores", one.means), ("to_tuned", one.to_tuned), ("to_base", one.to_base))},
+        "evaluations": one.evaluations, "looks": one.looks, "drift": one.drift, "kl_bound": one.kl_bound,
+        "scores": one.means, "to_tuned": one.to_tuned, "to_base": one.to_base,
     }  # fmt: skip
-
-
-def _plain(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,11 +28,11 @@ from flowrl.files import locked, write_atomically
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import fingerprint, load_source, schedule_of
 from flowrl.generation.rlg import add_experts
+from flowrl.generation.scorers import load_rewards
 from flowrl.media.images import save_png
 from flowrl.progress import Advance, progress
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.rewards import Reward
-from flowrl.rewards.compose import build_weighted_sum
 from flowrl.training.parts import model_location
 
 STRIP = 6  # prompts whose images the page shows
@@ -85,8 +85,7 @@ def load_judges(asked: Sweep) -> tuple[Judges, dict[str, str]]:
         ValueError: a reward that needs what the prompts have not, or whose mean says nothing of a model.
     """
     question = asked.question
-    specs = [dict(spec) for spec in question.specs]
-    loaded = {term.key: term.reward for term in build_weighted_sum(specs, device=asked.device).terms}
+    loaded = load_rewards(question.specs, asked.device)
     measured = {measure.reward: loaded[measure.reward] for measure in question.measures}
     for name, reward in loaded.items():
         _check_reward(name, reward, asked.prompts, measured=name in measured)
@@ -209,7 +208,9 @@ def load_model(asked: Sweep) -> Model:
 def _draw(asked: Sweep, model: Model, judges: Judges, job: Job, journals: Journals, advance: Advance) -> None:
     shown = {prompt.key: place for place, prompt in strip_prompts(asked)}
     count = asked.samples * max(setting.plan.num_candidates for setting in job.settings)
-    for prompts in _pieces(job.missing, max(1, asked.batch_size // count)):
+    size = max(1, asked.batch_size // count)
+    for start in range(0, len(job.missing), size):
+        prompts = job.missing[start : start + size]
         drawn = draw_prompts(model, judges, job.settings, prompts, samples=asked.samples, seed=asked.seed)
         for setting, (images, rows) in drawn.items():
             journal = journals[setting]
@@ -220,11 +221,6 @@ def _draw(asked: Sweep, model: Model, judges: Judges, job: Job, journals: Journa
                     journal.add(prompt.key, row)
         for _ in range(job.cost * len(prompts)):
             advance(job.settings[-1].label)
-
-
-def _pieces(prompts: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
-    for first in range(0, len(prompts), size):
-        yield prompts[first : first + size]
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------

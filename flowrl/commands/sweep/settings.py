@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.config.options import unknown_name
-from flowrl.generation.image_folder import reward_specs
+from flowrl.generation.named_rewards import reward_specs
 from flowrl.generation.rlg import numbers
 from flowrl.rewards import REWARDS
 from flowrl.rewards.specs import validate_reward_specs

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from flowrl.generation.image_folder import POINTWISE, Item, Scores, inputs_of, score_items
+from flowrl.generation.folders import ImageFile
+from flowrl.generation.image_folder import POINTWISE, Scores, inputs_of, score_items
 from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.progress import progress
 from flowrl.randomness import counter_choice
@@ -70,14 +71,14 @@ class Card:
     others: dict[str, Other]
     cost: Cost
     notes: tuple[str, ...]
-    items: Sequence[Item] = field(repr=False)
+    items: Sequence[ImageFile] = field(repr=False)
     values: np.ndarray = field(repr=False)
     again: np.ndarray = field(repr=False)
     changed: dict[str, np.ndarray] = field(repr=False)
 
 
 def measure(
-    rewards: Mapping[str, Reward], items: Sequence[Item], *, batch_size: int, changes: Sequence[str] = (),
+    rewards: Mapping[str, Reward], items: Sequence[ImageFile], *, batch_size: int, changes: Sequence[str] = (),
     spec: Mapping[str, Any] | None = None, device: torch.device = CPU,
 ) -> Card:  # fmt: skip
     """Measures the first of the rewards.
@@ -91,7 +92,7 @@ def measure(
         device: of that comparator.
     """
     (name, reward), *rest = rewards.items()
-    group = np.array([item.group for item in items])
+    group = np.array([item.index for item in items])
 
     def scored(what: Reward, key: str, label: str, **options: Any) -> Scores:
         return score_items(what, items, key=key, batch_size=batch_size, label=label, **options)
@@ -137,7 +138,7 @@ def _cost(first: Scores, second: Scores) -> Cost:
     return Cost(seconds=taken, hours_per_1000=taken.mean * 1000 / 3600, calls=calls)
 
 
-def _notes(reward: Reward, group: np.ndarray, items: Sequence[Item]) -> tuple[str, ...]:
+def _notes(reward: Reward, group: np.ndarray, items: Sequence[ImageFile]) -> tuple[str, ...]:
     sizes = np.unique(group, return_counts=True)[1]
     notes = []
     if len(sizes) < FEW_PROMPTS:
@@ -150,7 +151,7 @@ def _notes(reward: Reward, group: np.ndarray, items: Sequence[Item]) -> tuple[st
 
 
 @torch.no_grad()
-def judge_order(comparator: Mapping[str, Any], items: Sequence[Item], *, device: torch.device = CPU) -> OrderBias:
+def judge_order(comparator: Mapping[str, Any], items: Sequence[ImageFile], *, device: torch.device = CPU) -> OrderBias:
     """Shows a judge each image with two others of its prompt, in both orders.
 
     Args:
@@ -164,7 +165,7 @@ def judge_order(comparator: Mapping[str, Any], items: Sequence[Item], *, device:
     first, other, labels = [], [], []
     groups: dict[int, list[int]] = {}
     for place, item in enumerate(items):
-        groups.setdefault(item.group, []).append(place)
+        groups.setdefault(item.index, []).append(place)
     groups = {key: places for key, places in groups.items() if len(places) > 1}
     with progress("judging both orders", len(groups)) as advance:
         for key, places in groups.items():

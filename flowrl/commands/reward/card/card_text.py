@@ -35,13 +35,8 @@ class Verdict:
     words: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """One number of the card: its section, its name, and its interval (bounds NaN where there is none)."""
-
-    section: str
-    name: str
-    value: Interval
+Line = tuple[str, str, Interval]
+"""One number of the card: its section, its name, and its interval (bounds NaN where there is none)."""
 
 
 def verdicts(card: Card) -> list[Verdict]:
@@ -188,7 +183,7 @@ def _listed(words: Sequence[str]) -> str:
 
 def lines(card: Card) -> list[Line]:
     """Every number of the card with its interval."""
-    rows: list[tuple[str, str, Interval]] = [
+    rows: list[Line] = [
         ("values", "mean", card.mean),
         ("values", "standard deviation", card.spread.std),
         ("values", "standard deviation within prompts", card.repeat.within_std),
@@ -218,12 +213,12 @@ def lines(card: Card) -> list[Line]:
     for name, other in card.others.items():
         rows += [(f"with {name}", "rank correlation, all images", other.overall)]
         rows += [(f"with {name}", "rank correlation within prompts", other.within)]
-    rows += [
+    return [
+        *rows,
         ("cost", "seconds per image", card.cost.seconds),
         ("cost", "hours for 1000 images", point(card.cost.hours_per_1000)),
         ("cost", "calls per image", point(card.cost.calls)),
     ]
-    return [Line(section=section, name=name, value=value) for section, name, value in rows]
 
 
 def short(value: float) -> str:
@@ -247,12 +242,12 @@ def summary(card: Card) -> str:
         wrapped = textwrap.wrap(verdict.words, COLUMNS - 22)
         text += [f"{verdict.aspect:<14} {mark:<6} {wrapped[0]}", *(" " * 22 + line for line in wrapped[1:])]
     rows, section = [], ""
-    for line in lines(card):
-        if line.section != section:
-            section = line.section
+    for part, name, value in lines(card):
+        if part != section:
+            section = part
             rows.append([section, "", ""])
-        bounds = f"{short(line.value.low)} to {short(line.value.high)}" if line.value.known else ""
-        rows.append([f"  {line.name}", short(line.value.mean), bounds])
+        bounds = f"{short(value.low)} to {short(value.high)}" if value.known else ""
+        rows.append([f"  {name}", short(value.mean), bounds])
     text += ["", aligned(["", "value", "95 % over prompts"], rows)]
     for note in card.notes:
         text += textwrap.wrap(f"Note: {note}", COLUMNS)

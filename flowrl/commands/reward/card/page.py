@@ -113,7 +113,7 @@ def _gallery(card: Card) -> str:
     groups: dict[int, list[int]] = {}
     for place, item in enumerate(card.items):
         if math.isfinite(card.values[place]):
-            groups.setdefault(item.group, []).append(place)
+            groups.setdefault(item.index, []).append(place)
     rows = list(groups.values())
     figures = ""
     for places in (rows[index] for index in spread(len(rows), GROUPS)):
@@ -131,9 +131,9 @@ def _gallery(card: Card) -> str:
 
 def _numbers(card: Card) -> str:
     rows, part = [], ""
-    for line in lines(card):
-        if line.section != part:
-            part = line.section
+    for place, name, value in lines(card):
+        if place != part:
+            part = place
             rows.append([f'<span class="muted">{esc(part)}</span>', "", ""])
-        rows.append([esc(line.name), number(line.value.mean, 4), bounds(line.value) if line.value.known else ""])
+        rows.append([esc(name), number(value.mean, 4), bounds(value) if value.known else ""])
     return table("Every number of the card", ["", "value", "95 %"], rows)

@@ -27,8 +27,9 @@ from flowrl.config.train import resolve_path
 from flowrl.files import plain, write_atomically
 from flowrl.generation.drawing import find_device
 from flowrl.generation.generate import choose, draw_folder
-from flowrl.generation.image_folder import check_needs, read_items, reward_specs
-from flowrl.generation.models import check_images, check_source, find_source
+from flowrl.generation.image_folder import check_needs, read_items
+from flowrl.generation.models import check_source, find_source
+from flowrl.generation.named_rewards import reward_label, reward_specs
 from flowrl.generation.scorers import has_prompts, load_rewards
 from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.prompts.loading import load_prompts
@@ -81,8 +82,7 @@ def _checked(parsed: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
     if parsed.model is None and (given := given_flags(parsed, SAMPLING)):
         raise ValueError(f"{given[0]} says how --model draws, and there is no --model: leave it out.")
     others = reward_specs(parsed.others) if parsed.others else []
-    label = str(specs[0].get("name") or specs[0].get("function"))
-    return without_cache(specs[0]), others, parsed.out or Path(f"reward-card-{label}")
+    return without_cache(specs[0]), others, parsed.out or Path(f"reward-card-{reward_label(specs[0])}")
 
 
 def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,8 +110,7 @@ def draw_images(parsed: argparse.Namespace, folder: Path) -> None:
         ValueError: before weights load: the model is not there or makes videos, or a prompt is bad.
     """
     source = find_source(parsed.model, **sampling_options(parsed))
-    check_source(source)
-    check_images(source, "flowrl reward card")
+    check_source(source, judging="flowrl reward card")
     prompts = choose(load_prompts(parsed.prompts, source.negative, resolve=resolve_path), parsed.num_prompts)
     draw_folder(
         source, prompts, folder, label="images", samples=parsed.samples, seed=parsed.seed, batch_size=DRAWN_AT_ONCE,

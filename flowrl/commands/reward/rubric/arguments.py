@@ -17,11 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--judge", required=True, metavar="JUDGE",
         help="who proposes and answers: '{server: URL, model: NAME}', '{model: FOLDER_OR_HUB_ID}' to run it here, or "
         "a YAML file with such a mapping")  # fmt: skip
-    add("--out", type=Path, default=Path("rubric.json"), metavar="PATH",
-        help="rubric to write (default: rubric.json)")  # fmt: skip
+    add("--out", type=Path, default=Path("rubric.json"), metavar="PATH", help="rubric to write (default: rubric.json)")
     add("--top", type=count, default=20, metavar="N", help="rules to keep at most (default: 20)")
-    add("--penalty", type=float, default=0.01, metavar="X",
-        help="l1 penalty; higher keeps fewer rules (default: 0.01)")  # fmt: skip
+    add("--penalty", type=float, default=0.01, metavar="X", help="l1 penalty; higher keeps fewer rules (default: 0.01)")
     add(
         "--rounds",
         type=count,

@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from flowrl.commands.terminal_text import COLUMNS, aligned, cut
-from flowrl.files import write_atomically
+from flowrl.files import plain, write_atomically
 from flowrl.generation.drawing import find_device
-from flowrl.generation.image_folder import Item, Scores, check_needs, read_items, reward_specs, score_items
+from flowrl.generation.folders import ImageFile
+from flowrl.generation.image_folder import Scores, check_needs, read_items, score_items
+from flowrl.generation.named_rewards import reward_specs
 from flowrl.generation.scorers import has_prompts, load_rewards
 
 EXTREMES = 3  # best and worst files that are named
@@ -48,7 +50,7 @@ def run(parsed: argparse.Namespace) -> int:
     return int(any(scores.failed == len(items) for scores in found.values()))
 
 
-def as_csv(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
+def as_csv(items: Sequence[ImageFile], found: Mapping[str, Scores]) -> str:
     """One line per image: file, prompt, each reward, each part as `reward/part`, and errors; empty where it failed."""
     columns = {
         name: numbers
@@ -65,17 +67,17 @@ def as_csv(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
     return stream.getvalue()
 
 
-def as_jsonl(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
+def as_jsonl(items: Sequence[ImageFile], found: Mapping[str, Scores]) -> str:
     """One object per image: file, prompt, values by reward, parts by reward, error by reward; null where it failed."""
     lines = []
     for place, item in enumerate(items):
-        lines.append(json.dumps({
+        lines.append(json.dumps(plain({
             "file": item.file, "prompt": item.prompt,
-            "values": {key: _known(scores.values[place]) for key, scores in found.items()},
-            "parts": {key: {name: _known(numbers[place]) for name, numbers in scores.parts.items()}
+            "values": {key: float(scores.values[place]) for key, scores in found.items()},
+            "parts": {key: {name: float(numbers[place]) for name, numbers in scores.parts.items()}
                       for key, scores in found.items()},
             "error": _errors(found, place) or None,
-        }, ensure_ascii=False) + "\n")  # fmt: skip
+        }), ensure_ascii=False) + "\n")  # fmt: skip
     return "".join(lines)
 
 
@@ -83,11 +85,7 @@ def _errors(found: Mapping[str, Scores], place: int) -> dict[str, str]:
     return {key: word for key, scores in found.items() if (word := scores.errors[place]) is not None}
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
-
-
-def summary(items: Sequence[Item], found: Mapping[str, Scores]) -> str:
+def summary(items: Sequence[ImageFile], found: Mapping[str, Scores]) -> str:
     """Mean, standard deviation and failures of each reward, then its best and worst files; 80 columns at most."""
     rows = []
     for key, scores in found.items():

@@ -1,0 +1,52 @@
+"""Benchmark prompts that were trained on: word for word, or with their two objects in the other order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_OPPOSITE = {"and": "and", "left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+_TWO_THINGS = re.compile(
+    r"(?P<head>an? (?:photo|picture|image|drawing) of )?(?P<first>.+?) (?P<link>and|left of|right of|above|below) "
+    r"(?P<second>.+)"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overlap:
+    """The prompts found, and how many different ones were looked for."""
+
+    exact: tuple[str, ...]
+    swapped: tuple[str, ...]
+    total: int
+
+    def __bool__(self) -> bool:
+        return bool(self.exact or self.swapped)
+
+
+def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
+    """Looks for prompts in common; letter case, spaces and a final full stop do not count.
+
+    "a photo of a dog and a cat" swapped is "a photo of a cat and a dog"; "... a dog left of a cat" is "... a cat right
+    of a dog". The list of exact ones is not repeated in that of swapped ones.
+    """
+    known = {_plain(text) for text in train}
+    unique = list(dict.fromkeys(benchmark))
+    exact = tuple(text for text in unique if _plain(text) in known)
+    rest = [text for text in unique if _plain(text) not in known]
+    return Overlap(
+        exact=exact, swapped=tuple(text for text in rest if swapped(_plain(text)) in known), total=len(unique)
+    )  # fmt: skip
+
+
+def swapped(text: str) -> str | None:
+    """The same request with its two things in the other order; None where there are no two."""
+    match = _TWO_THINGS.fullmatch(text)
+    if match is None:
+        return None
+    return f"{match['head'] or ''}{match['second']} {_OPPOSITE[match['link']]} {match['first']}"
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split()).rstrip(".")
