@@ -313,9 +313,10 @@ class Family:
         if self.tokens is not None:
             return self.tokens(card, options)
         length = self.length if options.max_sequence_length is None else options.max_sequence_length
-        most = length if self.longest is None else self.longest(card)
-        if not 1 <= length <= most:
-            raise ValueError(f"pipeline.max_sequence_length ({length}) must lie in 1 .. {most} for {card.model}")
+        most = None if self.longest is None else self.longest(card)
+        if length < 1 or (most is not None and length > most):
+            allowed = "be at least 1" if most is None else f"lie in 1 .. {most}"
+            raise ValueError(f"pipeline.max_sequence_length ({length}) must {allowed} for {card.model}")
         return length
 
     def size_of(self, card: Card, options: Any) -> Size:

@@ -110,6 +110,8 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
         tiny(folder, num_frames=5)
     with pytest.raises(ValueError, match=r"pipeline\.width \(48\) must be a multiple of 32"):
         tiny(folder, width=48)
+    with pytest.raises(ValueError, match=r"max_sequence_length \(0\) must be at least 1 for "):
+        tiny(folder, max_sequence_length=0)
     with pytest.raises(ValueError, match=r"decode_timestep \(0\.05\) has no effect"):
         tiny(folder, decode_timestep=0.05)
     copied = bare(folder, tmp_path)

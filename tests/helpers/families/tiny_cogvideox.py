@@ -9,7 +9,7 @@ import torch
 from diffusers import AutoencoderKLCogVideoX, CogVideoXDDIMScheduler, CogVideoXPipeline, CogVideoXTransformer3DModel
 from transformers import T5Config, T5EncoderModel
 
-from flowrl.pretrain.tiny_sd3 import CONTEXT, t5_tokenizer
+from flowrl.pretrain.tiny_sd3 import CONTEXT, t5_settings, t5_tokenizer
 
 OPTIONS: dict[str, Any] = {"height": 16, "width": 32, "num_frames": 9, "max_sequence_length": CONTEXT}
 WIDTH = 32
@@ -20,12 +20,7 @@ def save_tiny_cogvideox(folder: Path, *, rotary: bool = True) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         tokenizer = t5_tokenizer()
-        text_encoder = T5EncoderModel(
-            T5Config(
-                vocab_size=len(tokenizer), d_model=WIDTH, d_kv=16, d_ff=WIDTH, num_layers=1, num_heads=2,
-                is_encoder_decoder=False, tie_word_embeddings=True,
-            )
-        )  # fmt: skip
+        text_encoder = T5EncoderModel(T5Config(**t5_settings(tokenizer, WIDTH)))
         transformer = CogVideoXTransformer3DModel(
             num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, time_embed_dim=8,
             text_embed_dim=WIDTH, num_layers=2, sample_width=4, sample_height=2, sample_frames=9,

@@ -14,7 +14,7 @@ from diffusers import (
 )
 from transformers import T5Config, T5EncoderModel
 
-from flowrl.pretrain.tiny_sd3 import CONTEXT, t5_tokenizer
+from flowrl.pretrain.tiny_sd3 import CONTEXT, t5_settings, t5_tokenizer
 
 OPTIONS: dict[str, Any] = {"height": 64, "width": 32, "num_frames": 9, "fps": 8.0, "max_sequence_length": CONTEXT}
 WIDTH, CHANNELS = 32, 8
@@ -25,12 +25,7 @@ def save_tiny_ltx_video(folder: Path, *, timestep_conditioning: bool = False) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         tokenizer = t5_tokenizer()
-        text_encoder = T5EncoderModel(
-            T5Config(
-                vocab_size=len(tokenizer), d_model=WIDTH, d_kv=16, d_ff=WIDTH, num_layers=1, num_heads=2,
-                is_encoder_decoder=False, tie_word_embeddings=True,
-            )
-        )  # fmt: skip
+        text_encoder = T5EncoderModel(T5Config(**t5_settings(tokenizer, WIDTH)))
         transformer = LTXVideoTransformer3DModel(
             in_channels=CHANNELS, out_channels=CHANNELS, num_attention_heads=2, attention_head_dim=WIDTH // 2,
             cross_attention_dim=WIDTH, num_layers=2, caption_channels=WIDTH,
