@@ -15,10 +15,9 @@ from flowrl.benchmarks.geneval.detections import (
     Detection,
     keep_detections,
     offset_direction,
-    relations,
 )
 from flowrl.benchmarks.geneval.metadata import RELATIONS, TASKS
-from flowrl.benchmarks.geneval.rules import Verdict, graded, strict, verdict
+from flowrl.benchmarks.geneval.rules import Verdict, graded, relations, strict, verdict
 from flowrl.statistics.bootstrap import ScoreRow
 from flowrl.statistics.paired import summarise
 

@@ -6,13 +6,11 @@ Boxes are `(x1, y1, x2, y2)` in pixels, x to the right, y down.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Bool
-
-from flowrl.benchmarks.geneval.metadata import RELATIONS
 
 Box = tuple[float, float, float, float]
 
@@ -71,22 +69,3 @@ def offset_direction(box_a: Box, box_b: Box) -> tuple[float, float]:
         return 0.0, 0.0
     length = math.hypot(*offset)
     return shrunk[0] / length, shrunk[1] / length
-
-
-def relations(box_a: Box, box_b: Box) -> frozenset[str]:
-    """Where A is, seen from B: each component of `offset_direction` beyond one half is a relation; up to two hold."""
-    dx, dy = offset_direction(box_a, box_b)
-    holds = {"left of": dx < -0.5, "right of": dx > 0.5, "above": dy < -0.5, "below": dy > 0.5}
-    return frozenset(name for name in RELATIONS if holds[name])
-
-
-def first_violation(
-    subjects: Sequence[Detection], references: Sequence[Detection], relation: str
-) -> frozenset[str] | None:
-    """The relations of the first pair (subject, reference) that lacks `relation`; None if every pair has it."""
-    for subject in subjects:
-        for reference in references:
-            seen = relations(subject.box, reference.box)
-            if relation not in seen:
-                return seen
-    return None

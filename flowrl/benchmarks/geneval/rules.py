@@ -11,16 +11,12 @@ A record is one line of GenEval's metadata file, with an optional list `exclude`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl.benchmarks.geneval.detections import (
-    Detection,
-    first_violation,
-    keep_detections,
-)
-from flowrl.benchmarks.geneval.metadata import COLORS, Clause, Record, parse_record
+from flowrl.benchmarks.geneval.detections import Box, Detection, keep_detections, offset_direction
+from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS, Clause, Record, parse_record
 
 ColorFn = Callable[[Detection], str]
 
@@ -105,6 +101,25 @@ def _clause_failure(
             names_found = " and ".join(sorted(seen_relations))
             return f"expected {clause.label} {relation} target, found {names_found} target"
     return ""
+
+
+def relations(box_a: Box, box_b: Box) -> frozenset[str]:
+    """Where A is, seen from B: each component of `offset_direction` beyond one half is a relation; up to two hold."""
+    dx, dy = offset_direction(box_a, box_b)
+    holds = {"left of": dx < -0.5, "right of": dx > 0.5, "above": dy < -0.5, "below": dy > 0.5}
+    return frozenset(name for name in RELATIONS if holds[name])
+
+
+def first_violation(
+    subjects: Sequence[Detection], references: Sequence[Detection], relation: str
+) -> frozenset[str] | None:
+    """The relations of the first pair (subject, reference) that lacks `relation`; None if every pair has it."""
+    for subject in subjects:
+        for reference in references:
+            seen = relations(subject.box, reference.box)
+            if relation not in seen:
+                return seen
+    return None
 
 
 def graded(
