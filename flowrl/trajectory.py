@@ -29,6 +29,13 @@ def _select(tensor: Tensor, index: Index) -> Tensor:
     return tensor[torch.as_tensor(index, dtype=torch.long, device=tensor.device)]
 
 
+def check_columns(**columns: Tensor) -> None:
+    """Refuse columns that are not [M] of one length: broadcasting one against the other would hide a mistake."""
+    shapes = {name: tuple(column.shape) for name, column in columns.items()}
+    if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
+        raise ValueError(f"columns have one shape [M], without broadcasting, got {shapes}")
+
+
 def flow_timestep(sigma: Tensor) -> Tensor:
     """Network input of flow models at a noise level, `1000 sigma`."""
     return 1000 * sigma
@@ -237,9 +244,7 @@ class Rows:
     keep: Bool[Tensor, " M"]
 
     def __post_init__(self) -> None:
-        shapes = {name: tuple(column.shape) for name, column in self.columns().items()}
-        if any(shape != (len(self),) for shape in shapes.values()):
-            raise ValueError(f"all columns of a row table have the same shape [M], got {shapes}")
+        check_columns(**self.columns())
 
     def columns(self) -> Mapping[str, Tensor]:
         """All columns by name."""

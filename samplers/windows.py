@@ -133,8 +133,7 @@ def flash_tail(
 
     Args:
         num_steps: T of the full grid.
-        last: As `flash_points`.
-        ratio: As `flash_points`.
+        last, ratio: As `flash_points`.
         shift: Static shift; exp(mu) for a dynamic one.
         num_train_timesteps: Timesteps are this times sigma.
 
