@@ -7,7 +7,7 @@ state 0 the start noise and state T the finished latent; step j leads from state
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -197,17 +197,10 @@ class Trajectory:
             raise ValueError(
                 f"only trajectories with equal (kept, steps, mean is None, velocity is None) can be joined, got {kinds}"
             )
-        means = [part.mean for part in parts if part.mean is not None]
-        velocities = [part.velocity for part in parts if part.velocity is not None]
-        return Trajectory(
-            states=torch.cat([part.states for part in parts]),
-            kept=parts[0].kept,
-            steps=parts[0].steps,
-            log_prob=torch.cat([part.log_prob for part in parts]),
-            final=torch.cat([part.final for part in parts]),
-            mean=torch.cat(means) if means else None,
-            velocity=torch.cat(velocities) if velocities else None,
-        )
+        columns = {name: [getattr(part, name) for part in parts] for name in
+                   ("states", "log_prob", "final", "mean", "velocity")}  # fmt: skip
+        joined = {name: None if column[0] is None else torch.cat(column) for name, column in columns.items()}
+        return replace(parts[0], **joined)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -215,16 +208,14 @@ class Rows:
     """Training table, one row per transition to be scored: every credit method ends here, every objective starts here.
 
     Attributes:
-        source: [M] index of the input state in `states.flatten(0, 1)`.
-        produced: [M] index of the produced state in the same pool.
+        source, produced: [M] index of the input state and of the produced state in `states.flatten(0, 1)`.
         step: [M] denoising step, 0 .. T-1.
         sample: [M] sample of the rollout, 0 .. b-1.
         group: [M] prompt group.
         old_log_prob: [M] log-density recorded by the rollout, summed over latent dimensions.
         advantage: [M].
         weight: [M] step weight, mean 1 over kept rows.
-        clip_low: [M] distance: the ratio is held above 1 - clip_low.
-        clip_high: [M] distance: the ratio is held below 1 + clip_high.
+        clip_low, clip_high: [M] distances: the ratio is held within 1 - clip_low .. 1 + clip_high.
         keep: [M] rows that are trained.
 
     Raises:
@@ -267,8 +258,7 @@ class Sampled:
 
     Attributes:
         states: [S, *latent] pool of latents.
-        source: [M] pool index of the latent a transition starts at.
-        produced: [M] pool index of the latent it leads to.
+        source, produced: [M] pool index of the latent a transition starts at, and of the one it leads to.
         step: [M] denoising step, 0 .. T-1.
         sample: [M] path that the transition belongs to alone; -1 where several paths share it.
         group: [M] prompt group, numbered over all processes.

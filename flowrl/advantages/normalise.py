@@ -298,8 +298,7 @@ def aggregate(
         norm_M: [M] integers; rows with equal numbers are one set.
         weights_K: [K], not all 0.
         how: One of the table.
-        scope: As `normalise`, like baseline.
-        eps: As `normalise`, like correction; "gdpo" whitens with the same.
+        scope, eps, correction, baseline: As `normalise`; "gdpo" whitens with the same eps and correction.
         virtual_max: As `normalise`; bounds the weighted sum with "sum", every channel otherwise.
 
     Raises:
@@ -309,10 +308,11 @@ def aggregate(
         raise ValueError(f"rewards are aggregated by sum, each or gdpo, got {how!r}")
     _check_weights(weights_K, len(raw_KM))
     _check_table(raw_KM, norm_M)
-    used = weights_K.to(raw_KM.device) != 0
+    weights = weights_K.to(raw_KM.device)
+    used = weights != 0
     if not bool(used.any()):
         raise ValueError("all weights are 0, so no reward is left: give at least one reward a nonzero weight")
-    raw, weights = raw_KM[used].double(), weights_K.to(raw_KM.device)[used]
+    raw, weights = raw_KM[used].double(), weights[used]
     raw = combine(raw, weights)[None] if how == "sum" else raw
     z = normalise(
         raw, norm_M, scope=scope, eps=eps, correction=correction, baseline=baseline, virtual_max=virtual_max

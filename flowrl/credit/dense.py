@@ -25,11 +25,7 @@ class DenseGrpo:
     """False takes `V_{k+1}` itself, the paper's weaker variant."""
 
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
-        """Credit of b trajectories with values on the way; rewards are NaN where one failed.
-
-        Raises:
-            ValueError: as `values_of`.
-        """
+        """Credit of b trajectories with values on the way; rewards are NaN where one failed. Raises as `values_of`."""
         raw = gains_of(sampled, reward_KF) if self.difference else values_of(sampled, reward_KF)[..., 1:]
         return Credit(raw=raw.flatten(1), norm=norm_by_step(sampled))
 
@@ -44,11 +40,7 @@ class Stepwise:
     """
 
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
-        """Credit of b trajectories with values on the way; rewards are NaN where one failed.
-
-        Raises:
-            ValueError: as `values_of`.
-        """
+        """Credit of b trajectories with values on the way; rewards are NaN where one failed. Raises as `values_of`."""
         return Credit(raw=gains_of(sampled, reward_KF).flatten(1), norm=sampled.group.long())
 
 

@@ -74,11 +74,7 @@ def _by_sample(sampled: Sampled, reward_KF: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def final_rewards(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tensor, " K b"]:
-    """Rewards of the rollouts' own images, with or without values on the way.
-
-    Raises:
-        ValueError: these are not trajectories, or the rewards do not fit them.
-    """
+    """Rewards of the rollouts' own images, with or without values on the way; raises as `values_of`."""
     return _by_sample(sampled, reward_KF)[0][..., -1]
 
 
@@ -98,11 +94,7 @@ def values_of(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tenso
 
 
 def gains_of(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tensor, " K b n"]:
-    """Gain of every step, `V_{k+1} - V_k`; NaN where one of the two is. A sample's gains add up to `V_n - V_0`.
-
-    Raises:
-        ValueError: as `values_of`.
-    """
+    """Gain of every step, `V_{k+1} - V_k`; NaN where one of the two is. Raises as `values_of`."""
     values = values_of(sampled, reward_KF).double()
     return (values[..., 1:] - values[..., :-1]).to(reward_KF.dtype)
 
