@@ -199,7 +199,9 @@ class Trajectory:
             )
         columns = {name: [getattr(part, name) for part in parts] for name in
                    ("states", "log_prob", "final", "mean", "velocity")}  # fmt: skip
-        joined = {name: None if column[0] is None else torch.cat(column) for name, column in columns.items()}
+        joined: dict[str, Any] = {
+            name: None if column[0] is None else torch.cat(column) for name, column in columns.items()
+        }
         return replace(parts[0], **joined)
 
 

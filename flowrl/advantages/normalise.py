@@ -94,11 +94,7 @@ def group_advantages(
 def zero_variance_groups(
     reward_B: Float[Tensor, " B"], group_size: int, *, valid_B: Bool[Tensor, " B"] | None = None
 ) -> Bool[Tensor, " P"]:
-    """Groups without a learning signal: all valid rewards equal, or fewer than two valid.
-
-    Raises:
-        ValueError: as `group_advantages`.
-    """
+    """Groups without a signal: all valid rewards equal, or fewer than two valid; raises as `group_advantages`."""
     value, group = _contiguous(reward_B, group_size, valid_B)
     return set_statistics(value, group, len(reward_B) // group_size).constant[0]
 
@@ -260,11 +256,7 @@ def whiten(a_M: Float[Tensor, " M"], *, eps: float = 1e-4, correction: int = 1) 
 
     Args:
         a_M: [M] advantages of the batch, of all processes.
-        eps: As `normalise`.
-        correction: 1 as released by the authors.
-
-    Raises:
-        ValueError: as `normalise`.
+        eps, correction: As `normalise`, which it raises as; correction 1 as released by the authors.
     """
     together = torch.zeros(len(a_M), dtype=torch.long, device=a_M.device)
     return normalise(a_M[None], together, eps=eps, correction=correction)[0]

@@ -159,8 +159,7 @@ def dcpo_clip(
 
     Args:
         probability: q in (0, 1].
-        eps_low: Not negative; published .16 for words.
-        eps_high: Not negative; published .20 for words.
+        eps_low, eps_high: Not negative; published .16 and .20 for words.
 
     Returns:
         Lower and upper bound of the ratio itself, not distances from 1.

@@ -339,11 +339,7 @@ class Rwr:
         _positive(temperature=self.temperature)
 
     def __call__(self, matched: Matched) -> Weighed:
-        """Loss and metrics of complete groups.
-
-        Raises:
-            ValueError: as `reward_weights`.
-        """
+        """Loss and metrics of complete groups; raises as `reward_weights`."""
         weight = reward_weights(matched.reward, matched.group, weights=self.weights, temperature=self.temperature)
         return _weighted(matched, weight)
 

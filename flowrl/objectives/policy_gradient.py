@@ -249,8 +249,7 @@ def sequence_coefficients(
         log_ratio_M: [M]; no gradient flows through it here.
         sample_M: [M] trajectory of each row, not negative. All trained rows of a sample must be there.
         advantage_M: [M]; equal within a sample for "sequence".
-        clip_low_M: [M] distances below 1.
-        clip_high_M: [M] distances above 1.
+        clip_low_M, clip_high_M: [M] distances below and above 1.
         kind: See above.
 
     Returns:
