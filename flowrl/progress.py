@@ -12,14 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Advance = Callable[[str], None]
 
-_LINE_EVERY = 15.0  # seconds between lines where there is no terminal
+_LINE_EVERY = 15.0  # seconds between lines where there is not a terminal
 
 
 @contextmanager
 def progress(label: str, total: int, done: int = 0, *, enabled: bool = True) -> Iterator[Advance]:
-    """A bar with time left; yields `advance(note)`, called once a unit.
+    """A bar with time left; yields `advance(note)`, called once per unit.
 
-    Where standard error is no terminal, a line is printed every 15 seconds and at the end instead, so that logs stay
+    Where standard error is not a terminal, a line is printed every 15 seconds and at the end instead, so that logs stay
     readable. `enabled=False` shows nothing (other processes than the main one).
     """
     if not enabled:

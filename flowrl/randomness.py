@@ -61,17 +61,17 @@ def counter_normal(shape: Sequence[int], *parts: Part) -> Float[Tensor, " *shape
 
 
 def sample_normals(shape: Sequence[int], keys: Sequence[tuple[Part, ...]]) -> Float[Tensor, " b *shape"]:
-    """Draw one standard normal tensor a sample, each from its own counters.
+    """Draw one standard normal tensor per sample, each from its own counters.
 
     Args:
         shape: Shape of one sample.
-        keys: One tuple of counters a sample. A sample's numbers do not depend on who else is in the batch.
+        keys: One tuple of counters per sample. A sample's numbers do not depend on who else is in the batch.
 
     Raises:
         ValueError: `keys` is empty.
     """
     if not keys:
-        raise ValueError("sample_normals needs one key a sample, got none: pass at least one tuple of counters")
+        raise ValueError("sample_normals needs one key per sample, got none: pass at least one tuple of counters")
     return torch.stack([counter_normal(shape, *key) for key in keys])
 
 

@@ -7,7 +7,7 @@ state 0 the start noise and state T the finished latent; step j leads from state
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,13 @@ def _select(tensor: Tensor, index: Index) -> Tensor:
     if isinstance(index, Tensor | slice):
         return tensor[index]
     return tensor[torch.as_tensor(index, dtype=torch.long, device=tensor.device)]
+
+
+def check_columns(**columns: Tensor) -> None:
+    """Refuse columns that are not [M] of one length: broadcasting one against the other would hide a mistake."""
+    shapes = {name: tuple(column.shape) for name, column in columns.items()}
+    if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
+        raise ValueError(f"columns have one shape [M], without broadcasting, got {shapes}")
 
 
 def flow_timestep(sigma: Tensor) -> Tensor:
@@ -190,17 +197,12 @@ class Trajectory:
             raise ValueError(
                 f"only trajectories with equal (kept, steps, mean is None, velocity is None) can be joined, got {kinds}"
             )
-        means = [part.mean for part in parts if part.mean is not None]
-        velocities = [part.velocity for part in parts if part.velocity is not None]
-        return Trajectory(
-            states=torch.cat([part.states for part in parts]),
-            kept=parts[0].kept,
-            steps=parts[0].steps,
-            log_prob=torch.cat([part.log_prob for part in parts]),
-            final=torch.cat([part.final for part in parts]),
-            mean=torch.cat(means) if means else None,
-            velocity=torch.cat(velocities) if velocities else None,
-        )
+        columns = {name: [getattr(part, name) for part in parts] for name in
+                   ("states", "log_prob", "final", "mean", "velocity")}  # fmt: skip
+        joined: dict[str, Any] = {
+            name: None if column[0] is None else torch.cat(column) for name, column in columns.items()
+        }
+        return replace(parts[0], **joined)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -208,16 +210,14 @@ class Rows:
     """Training table, one row per transition to be scored: every credit method ends here, every objective starts here.
 
     Attributes:
-        source: [M] index of the input state in `states.flatten(0, 1)`.
-        produced: [M] index of the produced state in the same pool.
+        source, produced: [M] index of the input state and of the produced state in `states.flatten(0, 1)`.
         step: [M] denoising step, 0 .. T-1.
         sample: [M] sample of the rollout, 0 .. b-1.
         group: [M] prompt group.
         old_log_prob: [M] log-density recorded by the rollout, summed over latent dimensions.
         advantage: [M].
         weight: [M] step weight, mean 1 over kept rows.
-        clip_low: [M] distance: the ratio is held above 1 - clip_low.
-        clip_high: [M] distance: the ratio is held below 1 + clip_high.
+        clip_low, clip_high: [M] distances: the ratio is held within 1 - clip_low .. 1 + clip_high.
         keep: [M] rows that are trained.
 
     Raises:
@@ -237,9 +237,7 @@ class Rows:
     keep: Bool[Tensor, " M"]
 
     def __post_init__(self) -> None:
-        shapes = {name: tuple(column.shape) for name, column in self.columns().items()}
-        if any(shape != (len(self),) for shape in shapes.values()):
-            raise ValueError(f"all columns of a row table have the same shape [M], got {shapes}")
+        check_columns(**self.columns())
 
     def columns(self) -> Mapping[str, Tensor]:
         """All columns by name."""
@@ -262,8 +260,7 @@ class Sampled:
 
     Attributes:
         states: [S, *latent] pool of latents.
-        source: [M] pool index of the latent a transition starts at.
-        produced: [M] pool index of the latent it leads to.
+        source, produced: [M] pool index of the latent a transition starts at, and of the one it leads to.
         step: [M] denoising step, 0 .. T-1.
         sample: [M] path that the transition belongs to alone; -1 where several paths share it.
         group: [M] prompt group, numbered over all processes.

@@ -27,30 +27,19 @@ VelocityOf = Callable[[Tensor], Velocity]  # indexes of prompts [b] -> the guide
 def chunked_velocities(
     velocity_of: VelocityOf, x: Tensor, prompt: Tensor, schedule: Schedule, step: int, batch_size: int
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Velocities at the latents of one step, `batch_size` at a time in their order.
-
-    Args:
-        velocity_of: Gives the velocity function of conditioning rows.
-        x: [n, *latent] at `schedule.sigma[step]`.
-        prompt: [n] conditioning row of each latent.
-        schedule: T steps.
-        step: 0 .. T-1.
-        batch_size: Latents per network call.
-
-    Yields:
-        The slice of x and its velocities.
-    """
+    """Velocities at the latents [n, *latent] of one step, `batch_size` at a time, each with its slice of them."""
     for start in range(0, len(x), batch_size):
         part = slice(start, min(start + batch_size, len(x)))
         yield part, velocity_of(prompt[part])(x[part], schedule.sigma[step], schedule.timestep[step])
 
 
 def draw_successors(
-    kernel: Kernel, x: Tensor, velocity: Tensor, schedule: Schedule, step: int, noise: Tensor, width: int
+    kernel: Kernel, x: Tensor, part: slice, velocity: Tensor, schedule: Schedule, step: int, noise: Tensor, width: int
 ) -> Moved:
-    """`width` stochastic successors of each latent at a step; siblings and their noises stand next to each other."""
-    source, output = x.repeat_interleave(width, 0), velocity.repeat_interleave(width, 0)
-    return advance(kernel, source, output, schedule.sigma[step], schedule.sigma[step + 1], noise)
+    """`width` stochastic successors of each latent of a part; siblings and their noises stand next to each other."""
+    source, output = x[part].repeat_interleave(width, 0), velocity.repeat_interleave(width, 0)
+    own = noise[part.start * width : part.stop * width]
+    return advance(kernel, source, output, schedule.sigma[step], schedule.sigma[step + 1], own)
 
 
 def checked_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
@@ -201,8 +190,7 @@ def sample_branches(
         following = []
         for part, velocity in chunked_velocities(velocity_of, x, prompt_a, schedule, step, batch_size):
             if branching:
-                own = slice(part.start * branches, part.stop * branches)
-                drawn.append(draw_successors(kernel, x[part], velocity, schedule, step, xi[own], branches))
+                drawn.append(draw_successors(kernel, x, part, velocity, schedule, step, xi, branches))
             following.append(euler(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1]))
         x = torch.cat(following)
     produced, log_prob, mean = (torch.cat(parts) for parts in zip(*drawn, strict=True))

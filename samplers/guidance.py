@@ -27,7 +27,11 @@ Scale = float | ScaleAt
 
 
 def _evaluate(network: Network, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-    """Call a network with one timestep per sample and check what comes back."""
+    """Call a network with one timestep per sample; check what it is given and what comes back."""
+    if len(cond) != len(x):
+        raise ValueError(
+            f"conditioning of {len(cond)} samples cannot drive a batch of {len(x)}: index or expand it to the batch"
+        )
     if timestep.shape not in ((), x.shape[:1]):
         raise ValueError(f"timestep must be 0-d or [{len(x)}], got shape {tuple(timestep.shape)}")
     velocity = network(x, timestep.to(x.device).expand(len(x)), cond)
@@ -36,13 +40,6 @@ def _evaluate(network: Network, x: Tensor, timestep: Tensor, cond: Conditioning)
             f"a network must return a velocity of the shape of x {tuple(x.shape)}, got {tuple(velocity.shape)}"
         )
     return velocity.to(torch.promote_types(velocity.dtype, working_dtype(x)))
-
-
-def _check_length(cond: Conditioning, x: Tensor) -> None:
-    if len(cond) != len(x):
-        raise ValueError(
-            f"conditioning of {len(cond)} samples cannot drive a batch of {len(x)}: index or expand it to the batch"
-        )
 
 
 def conditioned(network: Network, cond: Conditioning) -> Velocity:
@@ -58,7 +55,6 @@ def conditioned(network: Network, cond: Conditioning) -> Velocity:
     """
 
     def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
-        _check_length(cond, x)
         return _evaluate(network, x, timestep, cond)
 
     return velocity
@@ -89,7 +85,6 @@ def classifier_free_guidance(
     both = Conditioning.cat([negative.expand(len(cond)), cond])
 
     def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
-        _check_length(cond, x)
         doubled = timestep if timestep.ndim == 0 else torch.cat([timestep, timestep])
         without, with_prompt = _evaluate(network, torch.cat([x, x]), doubled, both).chunk(2)
         return rule(without, with_prompt, scale)
@@ -180,14 +175,9 @@ def rlg_experts(base: Velocity, experts: Sequence[Velocity], scales: Sequence[Sc
     def velocity(x: Float[Tensor, " b *latent"], sigma: Sigma, *timestep: Tensor) -> Float[Tensor, " b *latent"]:
         weights = [scale_at(scale, sigma) for scale in scales]
         with_base, active = needed(weights)
-        called: list[Callable[..., Tensor]] = [experts[k] for k in active]
-        rest = [weights[k] for k in active]
-        if with_base:
-            called.insert(0, base)
-        else:
-            rest = rest[1:]
+        called: list[Callable[..., Tensor]] = [*[base] * with_base, *(experts[k] for k in active)]
         anchor, *others = [network(x, sigma, *timestep) for network in called]
-        return mix_outputs(anchor, others, rest) if others else anchor
+        return mix_outputs(anchor, others, [weights[k] for k in active][-len(others) :]) if others else anchor
 
     return velocity
 
@@ -254,9 +244,8 @@ def scale_at(scale: Scale, sigma: Sigma) -> float | Float[Tensor, " b"]:
     return torch.tensor([known[level] for level in levels], dtype=torch.float64)
 
 
-def _check_scale(scale: Sigma) -> None:
-    finite = bool(torch.isfinite(scale).all()) if isinstance(scale, Tensor) else math.isfinite(scale)
-    if not finite:
+def _check_scale(scale: float) -> None:
+    if not math.isfinite(scale):
         raise ValueError(
             f"the scale of reinforcement learning guidance must be finite, got {scale}: 1 is the tuned model"
         )

@@ -184,10 +184,9 @@ def _wan_sde(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor
 def _dpm_sde(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
     """SDE-DPM-Solver++ of order 1 (Lu et al., arXiv 2211.01095), exact for constant predicted data.
 
-    With `h_lambda = log((1 - sigma_next) / sigma_next) - log((1 - sigma) / sigma)`: `k = sigma_next exp(-a^2 h_lambda)`
-    and `std = sigma_next sqrt(1 - exp(-2 a^2 h_lambda))`. Level 1 is the published solver and equals `ddim_flow` at 1;
-    a level between scales the SDE's diffusion as tau does in SA-Solver (Xue et al., arXiv 2309.05019) and differs from
-    DDIM's eta.
+    The step in `lambda = log((1 - sigma) / sigma)` is `h_lambda = -log q`. Level 1 is the published solver and equals
+    `ddim_flow` at 1; a level between scales the SDE's diffusion as tau does in SA-Solver (Xue et al., arXiv 2309.05019)
+    and differs from DDIM's eta.
     """
     kept = _survival(s, s_next) ** a**2
     return s_next * kept, s_next * (1 - kept.square()).sqrt()

@@ -20,12 +20,8 @@ GRIDS = ("diffusers", "linspace", "unipc_flow")
 
 # Settings of diffusers schedulers that change the grid in ways not built here.
 _UNSUPPORTED = (
-    "use_karras_sigmas",
-    "use_exponential_sigmas",
-    "use_beta_sigmas",
-    "invert_sigmas",
-    "stochastic_sampling",
-)
+    "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas", "stochastic_sampling",
+)  # fmt: skip
 
 
 def shift_sigma(u: Float[Tensor, " n"], shift: float) -> Float[Tensor, " n"]:
@@ -43,14 +39,10 @@ def dynamic_mu(
     base_tokens: int = 256,
     max_tokens: int = 4096,
 ) -> float:
-    """Logarithm of the shift for an image of so many tokens, linear between two sizes. Defaults are FLUX's.
+    """Logarithm of the shift for an image of so many latent tokens, linear between two sizes.
 
-    Args:
-        num_tokens: Latent tokens of one image, `(height / 16) * (width / 16)` for FLUX and Qwen-Image.
-        base_shift: mu at `base_tokens`.
-        max_shift: mu at `max_tokens` (Qwen-Image: 0.9).
-        base_tokens: Smaller size.
-        max_tokens: Larger size (Qwen-Image: 8192).
+    Tokens are `(height / 16) * (width / 16)` for FLUX and Qwen-Image; the shift is base_shift at base_tokens and
+    max_shift at max_tokens. Defaults are FLUX's; Qwen-Image has 0.9 at 8192.
     """
     return base_shift + (max_shift - base_shift) * (num_tokens - base_tokens) / (max_tokens - base_tokens)
 
@@ -112,9 +104,7 @@ def _finish(sigma: Tensor, terminal: float | None = None) -> Tensor:
 
 
 def _number(config: Mapping[str, object], key: str, default: float) -> float:
-    value = config.get(key)
-    if value is None:
-        return default
+    value = default if config.get(key) is None else config[key]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"scheduler config: {key} must be a number, got {value!r}")
     return float(value)

@@ -59,13 +59,17 @@ class Pruning:
         steps = [step for step, _ in self.cuts]
         if steps != sorted(set(steps)) or any(step < 0 for step in steps):
             raise ValueError(f"cuts are made at steps that rise from 0 on, got {steps}")
-        counts = [self.num_candidates, *(kept for _, kept in self.cuts)]
-        for before, after in pairwise(counts):
+        for before, after in pairwise(self._counts):
             if not 1 <= after < before:
                 raise ValueError(
                     f"a cut must keep at least 1 and fewer than there are, got {before} -> {after}: start with more "
                     f"candidates than {self.num_candidates}, or cut less often"
                 )
+
+    @property
+    def _counts(self) -> list[int]:
+        """Candidates at the start and after each cut."""
+        return [self.num_candidates, *(kept for _, kept in self.cuts)]
 
     def check_steps(self, num_steps: int) -> None:
         """Refuses cuts that a schedule of T steps has no place for.
@@ -95,8 +99,7 @@ class Pruning:
     @property
     def looks(self) -> int:
         """Images decoded and scored for one kept image; a single one left at the end needs no score."""
-        counts = [self.num_candidates, *(kept for _, kept in self.cuts)]
-        return sum(counts[:-1]) + (counts[-1] if counts[-1] > 1 else 0)
+        return sum(count for count in self._counts if count > 1)
 
 
 def pruning(num_candidates: int, steps: Sequence[int], keep: float = 0.5) -> Pruning:

@@ -46,10 +46,7 @@ def advance(
 
     Args:
         kernel: With noise_level and sigma_max bound.
-        x: This and the arguments up to sigma_next are a kernel's.
-        velocity: See x.
-        sigma: See x.
-        sigma_next: See x.
+        x, velocity, sigma, sigma_next: As a kernel's.
         noise: [b, *latent] standard normal, on any device.
 
     Raises:

@@ -121,9 +121,9 @@ def strata(kind: TimeKind, reach: int, count: int) -> list[range]:
     """
     if kind not in ("discrete", "discrete_wo_init", "discrete_with_init"):
         raise ValueError(f"kind {kind!r} has no strata of steps")
-    low, pieces = (0, count) if kind == "discrete" else (1, count)
+    low = 0 if kind == "discrete" else 1
     fixed = [range(0, 1)] if kind == "discrete_with_init" else []
-    pieces -= len(fixed)
+    pieces = count - len(fixed)
     if count < 1 or (pieces > 0 and reach <= low):
         raise ValueError(
             f"{kind} cannot take {count} draws from steps {low} .. {reach - 1}: draw at least one, and raise "
@@ -134,13 +134,9 @@ def strata(kind: TimeKind, reach: int, count: int) -> list[range]:
 
 
 def stratified_steps(kind: TimeKind, reach: int, count: int, *key: Part) -> tuple[int, ...]:
-    """One step of each stratum, uniformly and in the order of the schedule (AWM, arXiv 2509.25050).
-
-    Raises:
-        ValueError: as `strata`.
-    """
-    pieces = strata(kind, reach, count)
-    return tuple(counter_integers(r.start, r.stop, "times", i, *key) for i, r in enumerate(pieces))
+    """One step of each of `strata`, uniformly and in the order of the schedule (AWM, arXiv 2509.25050)."""
+    pieces = enumerate(strata(kind, reach, count))
+    return tuple(counter_integers(piece.start, piece.stop, "times", i, *key) for i, piece in pieces)
 
 
 def _stratified_uniform(count: int, key: tuple[Part, ...]) -> Tensor:
@@ -156,18 +152,11 @@ def logit_normal_sigmas(count: int, *key: Part, shift: float = 1.0) -> Float[Ten
     """Stratified logit-normal levels, `S(sigmoid(Phi^-1((k + U) / T)))`, at least 0.01, in random order.
 
     S is the static shift (`shift_sigma`). Esser et al., arXiv 2403.03206, section 3.1, with location 0 and scale 1.
-
-    Raises:
-        ValueError: count < 1, or shift is not positive.
     """
     sigma = torch.sigmoid(torch.special.ndtri(_stratified_uniform(count, key)))
     return shift_sigma(sigma, shift).clamp(min=_LOWEST).float()
 
 
 def uniform_sigmas(count: int, *key: Part, shift: float = 1.0) -> Float[Tensor, " T"]:
-    """Stratified levels `S(0.2 + 0.8 (k + U) / T)`, in random order; S as in `logit_normal_sigmas`.
-
-    Raises:
-        ValueError: count < 1, or shift is not positive.
-    """
+    """Stratified levels `S(0.2 + 0.8 (k + U) / T)`, in random order; S as in `logit_normal_sigmas`."""
     return shift_sigma(_UNIFORM_FROM + (1 - _UNIFORM_FROM) * _stratified_uniform(count, key), shift).float()

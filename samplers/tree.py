@@ -52,23 +52,16 @@ def sample_tree(
     prefix that splits once. Nodes of a level are numbered tree by tree, siblings next to each other, and are evaluated
     once, however many children they get. `children ** len(splits)` leaves per tree.
 
-    Wrap the call in `torch.no_grad()`. Precision is that of `rollout`; the replay rule is that of `branching`.
+    Arguments and precision are those of `branching.sample_branches` where nothing else is said, with trees for anchors;
+    so is the replay rule. Wrap the call in `torch.no_grad()`.
 
     Args:
-        velocity_of: `velocity_of(index)` is the guided velocity of a batch with these prompts, index [b].
-        x: [a, *latent] root noise of each tree, scaled by `schedule.start_scale` here.
-        prompt_a: [a] what velocity_of is asked for.
-        group_a: [a] prompt group, numbered over all processes.
-        schedule: T steps.
-        kernel: A kernel with noise_level and sigma_max bound.
         noise: `noise(step, nodes) -> [nodes, *latent]` standard normal for all nodes that a stochastic step produces;
             node i belongs to tree `i // (nodes / a)`. Name each number by step, tree and place in the tree, so that it
             does not depend on the other trees.
         splits: Steps at which nodes split; at least one.
         children: Of each node that splits; at least 2.
         stochastic: Stochastic steps, splits included; the others are ODE steps and leave no transition.
-        batch_size: Latents per network call.
-        keep_means: Record the transition means too.
 
     Returns:
         Transitions ordered (step, node), and the states they join ordered (level, node). `parent` skips ODE steps;
@@ -101,8 +94,7 @@ def sample_tree(
         following = []
         for part, velocity in chunked_velocities(velocity_of, x, prompt, schedule, step, batch_size):
             if step in steps:
-                own = slice(part.start * width, part.stop * width)
-                drawn.append(draw_successors(kernel, x[part], velocity, schedule, step, xi[own], width))
+                drawn.append(draw_successors(kernel, x, part, velocity, schedule, step, xi, width))
                 following.append(drawn[-1].x_next)
             else:
                 following.append(euler(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1]))
@@ -145,8 +137,7 @@ def sibling_noise(
     Args:
         own: Noise of the nodes produced, see `sample_tree`.
         shared: Noise of the nodes that split, from counters of its own.
-        splits: As in `sample_tree`.
-        children: As in `sample_tree`.
+        splits, children: As in `sample_tree`.
         scale: Not negative; 0 makes siblings equal.
 
     Raises:

@@ -7,7 +7,6 @@ see the same steps. Steps are 0 .. T-1; the last one leads to clean data and is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -81,25 +80,13 @@ def mixgrpo_window(
         starts = list(range(0, last + 1, stride))
         if starts[-1] < last and not published_off_by_one:
             starts.append(last)
-        start = _walk(iteration, [(s, _duration(s, num_steps, strategy, interval)) for s in starts])
+        if strategy == "decay":
+            stays = [linear_decay(s, num_steps) for s in starts]
+        else:
+            stays = [exponential_decay(s, interval) if strategy == "exp_decay" else interval for s in starts]
+        walk = [s for s, stay in zip(starts, stays, strict=True) for _ in range(stay)]  # one round, by iteration
+        start = walk[iteration % len(walk)]
     return tuple(range(start, min(start + size, end)))
-
-
-def _duration(start: int, num_steps: int, strategy: Strategy, interval: int) -> int:
-    """Iterations that a moving window stays."""
-    if strategy == "decay":
-        return linear_decay(start, num_steps)
-    return exponential_decay(start, interval) if strategy == "exp_decay" else interval
-
-
-def _walk(iteration: int, stays: Sequence[tuple[int, int]]) -> int:
-    """The start in force at an iteration, going round through (start, duration)."""
-    left = iteration % sum(duration for _, duration in stays)
-    for start, duration in stays:
-        if left < duration:
-            return start
-        left -= duration
-    raise AssertionError("the remainder is smaller than the sum of the durations")
 
 
 def linear_decay(start: int, num_steps: int, longest: int = 10, shortest: int = 1) -> int:
@@ -116,13 +103,6 @@ def exponential_decay(start: int, interval: int = 25, hold: int = 13, rate: floa
     return math.ceil(interval * math.exp(-rate * max(start - hold, 0)))
 
 
-def _share(count: int, fraction: float, name: str) -> int:
-    """`floor(fraction count)`, safe from products such as .29 * 100 = 28.999..."""
-    if not 0 < fraction <= 1:
-        raise ValueError(f"{name} must lie in (0, 1], got {fraction}")
-    return math.floor(fraction * count + 1e-9)
-
-
 def flash_points(num_steps: int, last: int, ratio: float) -> int:
     """MixGRPO-Flash's number of grid points after the window, `max(floor((T - last) ratio), 1)`, both ends included.
 
@@ -136,7 +116,9 @@ def flash_points(num_steps: int, last: int, ratio: float) -> int:
     """
     if not 0 <= last <= num_steps - 2:
         raise ValueError(f"the window's last step must lie in 0 .. {num_steps - 2} of {num_steps} steps, got {last}")
-    return max(_share(num_steps - last, ratio, "ratio"), 1)
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio must lie in (0, 1], got {ratio}")
+    return max(math.floor(ratio * (num_steps - last) + 1e-9), 1)  # safe from products such as .29 * 100 = 28.999...
 
 
 def flash_tail(
@@ -151,8 +133,7 @@ def flash_tail(
 
     Args:
         num_steps: T of the full grid.
-        last: Last step of the window, 0 .. T-2.
-        ratio: Share of the remaining steps that is kept, in (0, 1].
+        last, ratio: As `flash_points`.
         shift: Static shift; exp(mu) for a dynamic one.
         num_train_timesteps: Timesteps are this times sigma.
 

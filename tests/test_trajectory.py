@@ -60,7 +60,7 @@ def test_rows_hold_the_rollouts_transitions() -> None:
     assert isinstance(kept_rows, Rows)
     assert kept_rows.sample.tolist() == [0, 0, 2, 2]
     assert rows[2:4].sample.tolist() == [1, 1]
-    with pytest.raises(ValueError, match=r"same shape \[M\]"):
+    with pytest.raises(ValueError, match=r"one shape \[M\]"):
         rows_of(sampled, weighted, advantage[:1], keep, (0.1, 0.3))
 
 

@@ -94,11 +94,7 @@ def group_advantages(
 def zero_variance_groups(
     reward_B: Float[Tensor, " B"], group_size: int, *, valid_B: Bool[Tensor, " B"] | None = None
 ) -> Bool[Tensor, " P"]:
-    """Groups without a learning signal: all valid rewards equal, or fewer than two valid.
-
-    Raises:
-        ValueError: as `group_advantages`.
-    """
+    """Groups without a signal: all valid rewards equal, or fewer than two valid; raises as `group_advantages`."""
     value, group = _contiguous(reward_B, group_size, valid_B)
     return set_statistics(value, group, len(reward_B) // group_size).constant[0]
 
@@ -260,11 +256,7 @@ def whiten(a_M: Float[Tensor, " M"], *, eps: float = 1e-4, correction: int = 1) 
 
     Args:
         a_M: [M] advantages of the batch, of all processes.
-        eps: As `normalise`.
-        correction: 1 as released by the authors.
-
-    Raises:
-        ValueError: as `normalise`.
+        eps, correction: As `normalise`, which it raises as; correction 1 as released by the authors.
     """
     together = torch.zeros(len(a_M), dtype=torch.long, device=a_M.device)
     return normalise(a_M[None], together, eps=eps, correction=correction)[0]
@@ -298,8 +290,7 @@ def aggregate(
         norm_M: [M] integers; rows with equal numbers are one set.
         weights_K: [K], not all 0.
         how: One of the table.
-        scope: As `normalise`, like baseline.
-        eps: As `normalise`, like correction; "gdpo" whitens with the same.
+        scope, eps, correction, baseline: As `normalise`; "gdpo" whitens with the same eps and correction.
         virtual_max: As `normalise`; bounds the weighted sum with "sum", every channel otherwise.
 
     Raises:
@@ -309,10 +300,11 @@ def aggregate(
         raise ValueError(f"rewards are aggregated by sum, each or gdpo, got {how!r}")
     _check_weights(weights_K, len(raw_KM))
     _check_table(raw_KM, norm_M)
-    used = weights_K.to(raw_KM.device) != 0
+    weights = weights_K.to(raw_KM.device)
+    used = weights != 0
     if not bool(used.any()):
         raise ValueError("all weights are 0, so no reward is left: give at least one reward a nonzero weight")
-    raw, weights = raw_KM[used].double(), weights_K.to(raw_KM.device)[used]
+    raw, weights = raw_KM[used].double(), weights[used]
     raw = combine(raw, weights)[None] if how == "sum" else raw
     z = normalise(
         raw, norm_M, scope=scope, eps=eps, correction=correction, baseline=baseline, virtual_max=virtual_max

@@ -13,17 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.advantages.normalise import set_ranks, set_statistics, sets_of
+from flowrl.trajectory import check_columns
 
 Merge = Literal["pooled", "release"]
 Average = Literal["rows", "samples", "sum_of_samples", "balanced"]
 _HIGHEST_RATIO = 10.0  # of DCPO's dynamic clip
-
-
-def _check_columns(columns: dict[str, Tensor]) -> None:
-    """Raise unless all columns have one shape [M]."""
-    shapes = {name: tuple(column.shape) for name, column in columns.items()}
-    if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
-        raise ValueError(f"columns have one common length [M], without broadcasting, got {shapes}")
 
 
 def set_means(value_M: Float[Tensor, " M"], set_M: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
@@ -32,7 +26,7 @@ def set_means(value_M: Float[Tensor, " M"], set_M: Int[Tensor, " M"]) -> Float[T
     Raises:
         ValueError: the columns differ in length, or `set_M` holds no integers.
     """
-    _check_columns({"value_M": value_M, "set_M": set_M})
+    check_columns(value_M=value_M, set_M=set_M)
     index, num_sets = sets_of(set_M)
     return set_statistics(value_M[None], index, num_sets).mean[0, index].to(value_M.dtype)
 
@@ -69,8 +63,8 @@ class RewardHistory:
         return RewardHistory(visits=visits, count=nothing, mean=nothing, variance=nothing, merge=merge)
 
 
-def _check_prompts(history: RewardHistory, columns: dict[str, Tensor], prompt_B: Tensor) -> None:
-    _check_columns({**columns, "prompt_B": prompt_B})
+def _check_prompts(history: RewardHistory, prompt_B: Tensor, **columns: Tensor) -> None:
+    check_columns(prompt_B=prompt_B, **columns)
     if prompt_B.is_floating_point() or not bool(((prompt_B >= 0) & (prompt_B < len(history.visits))).all()):
         raise ValueError(
             f"prompts are integers in 0 .. {len(history.visits) - 1}, the prompts of the history, got "
@@ -93,7 +87,7 @@ def update_history(history: RewardHistory, reward_B: Float[Tensor, " B"], prompt
     Raises:
         ValueError: shapes differ or a prompt is unknown.
     """
-    _check_prompts(history, {"reward_B": reward_B}, prompt_B)
+    _check_prompts(history, prompt_B, reward_B=reward_B)
     pooled, device = history.merge == "pooled", history.mean.device
     prompts = len(history.visits)
     new = set_statistics(reward_B[None].to(device), prompt_B.to(device), prompts, correction=0 if pooled else 1)
@@ -137,7 +131,7 @@ def dcpo(
     Raises:
         ValueError: shapes differ, a prompt is unknown or has a reward but no visit, or eps is negative.
     """
-    _check_prompts(history, {"reward_B": reward_B, "advantage_B": advantage_B}, prompt_B)
+    _check_prompts(history, prompt_B, reward_B=reward_B, advantage_B=advantage_B)
     if not eps >= 0:
         raise ValueError(f"eps is added to a standard deviation and must not be negative, got {eps}")
     device = advantage_B.device
@@ -165,8 +159,7 @@ def dcpo_clip(
 
     Args:
         probability: q in (0, 1].
-        eps_low: Not negative; published .16 for words.
-        eps_high: Not negative; published .20 for words.
+        eps_low, eps_high: Not negative; published .16 and .20 for words.
 
     Returns:
         Lower and upper bound of the ratio itself, not distances from 1.
@@ -226,7 +219,7 @@ class AGrae:
         Raises:
             ValueError: shapes differ, or p or omega is out of range.
         """
-        _check_columns({"advantage_M": advantage_M, "success_M": success_M})
+        check_columns(advantage_M=advantage_M, success_M=success_M)
         p = success_M.double()
         if not bool(((p >= 0) & (p <= 1)).all()) or not 0 <= omega <= 1:
             raise ValueError(
@@ -262,7 +255,7 @@ def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"], n:
     Raises:
         ValueError: n is odd, below 2, or greater than a group; shapes differ.
     """
-    _check_columns({"advantage_B": advantage_B, "group_B": group_B})
+    check_columns(advantage_B=advantage_B, group_B=group_B)
     if n < 2 or n % 2:
         raise ValueError(f"n is shared by best and worst and must be even and at least 2, got {n}")
     index, num_groups = sets_of(group_B)
@@ -311,7 +304,7 @@ def aggregation_weights(
             the advantage of a kept row is NaN though it counts.
     """
     group_M = torch.zeros_like(sample_M) if group_M is None else group_M
-    _check_columns({"sample_M": sample_M, "advantage_M": advantage_M, "keep_M": keep_M, "group_M": group_M})
+    check_columns(sample_M=sample_M, advantage_M=advantage_M, keep_M=keep_M, group_M=group_M)
     if kind not in ("rows", "samples", "sum_of_samples", "balanced"):
         raise ValueError(f"rows are averaged by rows, samples, sum_of_samples or balanced, got {kind!r}")
     weight = torch.zeros(len(sample_M), dtype=torch.float64, device=advantage_M.device)

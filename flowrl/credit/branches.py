@@ -12,16 +12,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.credit.context import ALONE, Context
+from flowrl.credit.values import check_rewards, norm_by_step, norm_within
 from flowrl.trajectory import Credit, Sampled
-
-GROUP = 2**32  # numbers below this tell the normalisation sets of one prompt group apart
 
 
 def _rewards_by_branch(sampled: Sampled, reward_KF: Tensor) -> Float[Tensor, " K M L"]:
     """Rewards by branch and stride, checked to belong to branches."""
     count = len(sampled.finished)
-    if reward_KF.ndim != 2 or reward_KF.shape[1] != count:
-        raise ValueError(f"rewards must be [K, {count}], one per finished latent, got {tuple(reward_KF.shape)}")
+    check_rewards(sampled, reward_KF)
     row = torch.arange(len(sampled), device=sampled.finished_after.device)
     strides = count // max(len(sampled), 1)
     if strides < 1 or not torch.equal(sampled.finished_after, row.repeat_interleave(strides)):
@@ -48,7 +46,7 @@ class G2rpo:
             ValueError: the table is not one of branches, or the rewards do not fit it.
         """
         reward_KML = _rewards_by_branch(sampled, reward_KF)
-        return Credit(raw=reward_KML.permute(0, 2, 1).flatten(0, 1), norm=sampled.group * GROUP + sampled.step)
+        return Credit(raw=reward_KML.permute(0, 2, 1).flatten(0, 1), norm=norm_by_step(sampled))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +79,7 @@ class TempFlow:
         weight = _noise_weights(sampled, context.step_std) if self.noise_weights else None
         # An anchor's state at a step is one latent of the pool, so its index stands for (start noise, step).
         within = sampled.source if self.seed_groups else sampled.step
-        return Credit(raw=reward_KML[:, :, 0], norm=sampled.group * GROUP + within, weight=weight)
+        return Credit(raw=reward_KML[:, :, 0], norm=norm_within(sampled, within), weight=weight)
 
 
 def _noise_weights(sampled: Sampled, step_std: Tensor | None) -> Float[Tensor, " M"]:

@@ -1,4 +1,4 @@
-"""Dense credit: what each step gained, and the noise table calibrated by it (DenseGRPO, arXiv 2601.20218)."""
+"""Dense credit: what each step gained (DenseGRPO, arXiv 2601.20218; Stepwise-Flow-GRPO), and noise calibrated by it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,23 @@ class DenseGrpo:
     """False takes `V_{k+1}` itself, the paper's weaker variant."""
 
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
-        """Credit of b trajectories with values on the way; rewards are NaN where one failed.
-
-        Raises:
-            ValueError: as `values_of`.
-        """
+        """Credit of b trajectories with values on the way; rewards are NaN where one failed. Raises as `values_of`."""
         raw = gains_of(sampled, reward_KF) if self.difference else values_of(sampled, reward_KF)[..., 1:]
         return Credit(raw=raw.flatten(1), norm=norm_by_step(sampled))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stepwise:
+    """Gain of every step, compared with the gains of all steps under the same prompt (Stepwise-Flow-GRPO, CVPR 2026).
+
+    One mean and one std over all gains of a prompt. Early gains are larger; dividing each step by its own std, as
+    `DenseGrpo` does, lifts the noise of late steps to the same size, and was reported to converge more slowly. The
+    paper completes with 5 Euler steps of equal size.
+    """
+
+    def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
+        """Credit of b trajectories with values on the way; rewards are NaN where one failed. Raises as `values_of`."""
+        return Credit(raw=gains_of(sampled, reward_KF).flatten(1), norm=sampled.group.long())
 
 
 def calibrate_noise(

@@ -21,8 +21,5 @@ class Outcome:
 
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
         """Credit of b trajectories, with or without values on the way; rewards are NaN where one failed.
-
-        Raises:
-            ValueError: these are not trajectories, or the rewards do not fit them.
-        """
+        Raises as `final_rewards`."""
         return Credit(raw=final_rewards(sampled, reward_KF)[:, sampled.sample], norm=norm_by_step(sampled))

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from flowrl.credit.branches import GROUP
 from flowrl.credit.context import ALONE, Context
+from flowrl.credit.values import check_rewards, norm_within
 from flowrl.trajectory import Credit, Sampled
 
 Width = Literal["better_half", "extremes"]
@@ -30,10 +30,9 @@ def _check(sampled: Sampled) -> None:
 
 
 def _at_leaves(sampled: Sampled, reward_KF: Tensor) -> Float[Tensor, " K M"]:
-    """Rewards at the transitions that end in a leaf, NaN at the others."""
-    if reward_KF.ndim != 2 or reward_KF.shape[1] != len(sampled.finished):
-        wanted = f"[K, {len(sampled.finished)}]"
-        raise ValueError(f"rewards must be {wanted}, one per leaf, got {tuple(reward_KF.shape)}")
+    """Rewards at the transitions that end in a leaf, NaN at the others; checked."""
+    _check(sampled)
+    check_rewards(sampled, reward_KF)
     raw = torch.full((len(reward_KF), len(sampled)), torch.nan, dtype=reward_KF.dtype, device=reward_KF.device)
     raw[:, sampled.finished_after.to(raw.device)] = reward_KF
     return raw
@@ -149,7 +148,6 @@ class BranchGrpo:
         Raises:
             ValueError: the table is not one of trees, or the rewards do not fit it.
         """
-        _check(sampled)
         factor = {"uniform": 0.0, "path": self.beta, "edge": 1.0}[self.weighting] / context.per_dim
         logit = sampled.log_prob.double() * factor
         value = _carry_up(sampled, _at_leaves(sampled, reward_KF), logit, whole_paths=self.weighting != "edge")
@@ -160,7 +158,7 @@ class BranchGrpo:
             kept = kept_by_width(sampled, raw.sum(0), self.pruned_width)
             keep = kept if keep is None else keep & kept
         within = tree_of(sampled) * (sampled.step.max() + 1) + sampled.step
-        return Credit(raw=raw, norm=sampled.group * GROUP + within, keep=keep)
+        return Credit(raw=raw, norm=norm_within(sampled, within), keep=keep)
 
 
 def kept_by_width(sampled: Sampled, value_M: Float[Tensor, " M"], rule: Width) -> Bool[Tensor, " M"]:
@@ -212,7 +210,6 @@ class TreeGrpo:
         Raises:
             ValueError: the table is not one of trees, or the rewards do not fit it.
         """
-        _check(sampled)
         return Credit(raw=_at_leaves(sampled, reward_KF), norm=sampled.group.clone())
 
 
@@ -234,7 +231,6 @@ def back_up(sampled: Sampled, advantage_M: Float[Tensor, " M"], *, per_dim: int 
     Raises:
         ValueError: the table is not one of trees, or advantages are not [M].
     """
-    _check(sampled)
     if advantage_M.shape != sampled.step.shape:
         raise ValueError(f"advantages must be [{len(sampled)}], one per transition, got {tuple(advantage_M.shape)}")
     leaves = _at_leaves(sampled, advantage_M[sampled.finished_after.to(advantage_M.device)][None])

@@ -12,8 +12,24 @@ from torch import Tensor
 
 from flowrl.trajectory import Sampled
 
-# More than any number of denoising steps: group * MOST_STEPS + step names a prompt and a step by one number.
-MOST_STEPS = 2**20
+
+def norm_within(sampled: Sampled, part_M: Int[Tensor, " M"]) -> Int[Tensor, " M"]:
+    """Normalisation sets: transitions of one prompt group and, within it, of one part; parts lie in 0 .. 2^32 - 1."""
+    return sampled.group.long() * 2**32 + part_M.long()
+
+
+def norm_by_step(sampled: Sampled) -> Int[Tensor, " M"]:
+    """Normalisation sets: transitions of one prompt at one denoising step."""
+    return norm_within(sampled, sampled.step)
+
+
+def check_rewards(sampled: Sampled, reward_KF: Tensor) -> None:
+    """Refuse rewards that are not float [K, F], one per channel and finished latent."""
+    if reward_KF.ndim != 2 or reward_KF.shape[1] != len(sampled.finished) or not reward_KF.is_floating_point():
+        raise ValueError(
+            f"rewards must be float [K, {len(sampled.finished)}], one per channel and finished latent, got "
+            f"{reward_KF.dtype} {tuple(reward_KF.shape)}"
+        )
 
 
 def steps_of(sampled: Sampled) -> Int[Tensor, " b n"]:
@@ -38,11 +54,7 @@ def steps_of(sampled: Sampled) -> Int[Tensor, " b n"]:
 def _by_sample(sampled: Sampled, reward_KF: Tensor) -> tuple[Tensor, Tensor]:
     """Rewards [K, b, F / b] and the transition count of each finished latent [b, F / b], checked."""
     b, count = steps_of(sampled).shape
-    if reward_KF.ndim != 2 or reward_KF.shape[1] != len(sampled.finished) or not reward_KF.is_floating_point():
-        raise ValueError(
-            f"rewards must be float [K, {len(sampled.finished)}], one a channel and finished latent, got "
-            f"{reward_KF.dtype} {tuple(reward_KF.shape)}"
-        )
+    check_rewards(sampled, reward_KF)
     if len(sampled.finished) not in (b, b * (count + 1)):
         raise ValueError(
             f"{b} trajectories of {count} stochastic steps leave {b} finished latents, or {b * (count + 1)} with the "
@@ -62,11 +74,7 @@ def _by_sample(sampled: Sampled, reward_KF: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def final_rewards(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tensor, " K b"]:
-    """Rewards of the rollouts' own images, with or without values on the way.
-
-    Raises:
-        ValueError: these are not trajectories, or the rewards do not fit them.
-    """
+    """Rewards of the rollouts' own images, with or without values on the way; raises as `values_of`."""
     return _by_sample(sampled, reward_KF)[0][..., -1]
 
 
@@ -86,33 +94,15 @@ def values_of(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tenso
 
 
 def gains_of(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tensor, " K b n"]:
-    """Gain of every step, `V_{k+1} - V_k`; NaN where one of the two is. A sample's gains add up to `V_n - V_0`.
-
-    Raises:
-        ValueError: as `values_of`.
-    """
+    """Gain of every step, `V_{k+1} - V_k`; NaN where one of the two is. Raises as `values_of`."""
     values = values_of(sampled, reward_KF).double()
     return (values[..., 1:] - values[..., :-1]).to(reward_KF.dtype)
 
 
 def one_channel(reward_KF: Float[Tensor, " K F"], method: str) -> None:
-    """Refuse several reward channels where a method is not defined for them.
-
-    Raises:
-        ValueError: there is not exactly one channel.
-    """
+    """Refuse several reward channels where a method is not defined for them."""
     if len(reward_KF) != 1:
         raise ValueError(
             f"{method} needs one reward channel, got {len(reward_KF)}: what it does with values is not linear in them, "
             "so merge the rewards into their weighted sum first"
         )
-
-
-def norm_by_step(sampled: Sampled) -> Int[Tensor, " M"]:
-    """Normalisation sets: transitions of one prompt at one denoising step."""
-    return sampled.group.long() * MOST_STEPS + sampled.step.long()
-
-
-def norm_by_group(sampled: Sampled) -> Int[Tensor, " M"]:
-    """Normalisation sets: all transitions of one prompt, whatever their step."""
-    return sampled.group.long()

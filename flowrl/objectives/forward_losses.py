@@ -165,7 +165,7 @@ class Nft:
 
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of b images, with `old`."""
-        old = _old(matched, "nft")
+        old = _of("old", matched, "nft")
         r = optimality(matched.advantage, advantage_range=self.advantage_range, mode=self.mode).double()
         velocity = matched.velocity.to(working_dtype(matched.velocity))
         sigma = column(matched.sigma, velocity)
@@ -220,7 +220,7 @@ class Awm:
         log_prob = matching_log_prob(error, matched.sigma, weighting=self.weighting, power=self.power)
         before = log_prob.detach()
         if self.off_policy:
-            old_error = mean_squared_error(_old(matched, "awm with off_policy"), matched.target)
+            old_error = mean_squared_error(_of("old", matched, "awm with off_policy"), matched.target)
             before = matching_log_prob(old_error, matched.sigma, weighting=self.weighting, power=self.power)
         advantage = matched.advantage.double().clamp(-self.advantage_range, self.advantage_range)
         advantage = advantage * (self.advantage_max / self.advantage_range)
@@ -260,12 +260,12 @@ class Dgpo:
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of complete groups that share sigma and noise, with `reference`; with clip, `old`."""
         error = mean_squared_error(matched.velocity, matched.target)
-        reference_error = mean_squared_error(_reference(matched, "dgpo"), matched.target)
+        reference_error = mean_squared_error(_of("reference", matched, "dgpo"), matched.target)
         advantage = matched.advantage.double().clamp(-self.advantage_range, self.advantage_range)
         gate = group_gate(error, reference_error, advantage, matched.group, beta=self.beta)
         clipped = torch.zeros_like(advantage, dtype=torch.bool)
         if self.clip is not None:
-            old_error = mean_squared_error(_old(matched, "dgpo with clip"), matched.target)
+            old_error = mean_squared_error(_of("old", matched, "dgpo with clip"), matched.target)
             ratio = (old_error - error.detach()).exp()
             clipped = torch.where(advantage > 0, ratio > 1 + self.clip, ratio < 1 - self.clip)
         loss = gate * advantage * torch.where(clipped, error.detach(), error)
@@ -307,7 +307,7 @@ class Crd:
 
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of complete groups, with `old`."""
-        old = _old(matched, "crd")
+        old = _of("old", matched, "crd")
         r = optimality(matched.advantage, advantage_range=self.advantage_range).double()
         new_error, old_error = (
             matching_error(v - matched.target, adaptive=self.adaptive, floor=self.floor)
@@ -339,11 +339,7 @@ class Rwr:
         _positive(temperature=self.temperature)
 
     def __call__(self, matched: Matched) -> Weighed:
-        """Loss and metrics of complete groups.
-
-        Raises:
-            ValueError: as `reward_weights`.
-        """
+        """Loss and metrics of complete groups; raises as `reward_weights`."""
         weight = reward_weights(matched.reward, matched.group, weights=self.weights, temperature=self.temperature)
         return _weighted(matched, weight)
 
@@ -424,13 +420,8 @@ def _not_negative(**options: float) -> None:
             raise ValueError(f"option {name} must not be negative, got {value:g}")
 
 
-def _old(matched: Matched, name: str) -> Tensor:
-    if matched.old is None:
-        raise ValueError(f"{name} needs the velocity of the old policy: evaluate it at the same latents as `old`")
-    return matched.old.detach()
-
-
-def _reference(matched: Matched, name: str) -> Tensor:
-    if matched.reference is None:
-        raise ValueError(f"{name} needs the velocity of the reference policy at the same latents as `reference`")
-    return matched.reference.detach()
+def _of(policy: Literal["old", "reference"], matched: Matched, name: str) -> Tensor:
+    velocity = matched.old if policy == "old" else matched.reference
+    if velocity is None:
+        raise ValueError(f"{name} needs the velocity of the {policy} policy at the same latents as `{policy}`")
+    return velocity.detach()

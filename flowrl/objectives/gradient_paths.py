@@ -34,13 +34,7 @@ from flowrl.trajectory import Schedule, start_state
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Path:
-    """How a reward's gradient goes back through one sampling run; the arguments of `backprop_sample`.
-
-    Attributes:
-        train_steps: Steps whose network call keeps its gradient, ascending.
-        last_step: Step whose clean estimate ends the run; T - 1 is sampling to the end.
-        stop_input: Whether the network's input is cut off, so that its Jacobian is left out.
-    """
+    """How a reward's gradient goes back through one sampling run: arguments of `backprop_sample`."""
 
     train_steps: tuple[int, ...]
     last_step: int
@@ -205,11 +199,10 @@ class DrTune:
         """
         if self.early_stop < 0:
             raise ValueError(f"early_stop of drtune counts steps and must not be negative, got {self.early_stop}")
-        count = self.count
-        _check_count("drtune", count, num_steps - self.early_stop)
+        _check_count("drtune", self.count, num_steps - self.early_stop)
         end = num_steps - counter_integers(0, self.early_stop + 1, seed, "drtune end", iteration)
-        offset = counter_integers(0, end // count, seed, "drtune", iteration)
-        steps = tuple(offset + i * end // count for i in range(count))
+        offset = counter_integers(0, end // self.count, seed, "drtune", iteration)
+        steps = tuple(offset + i * end // self.count for i in range(self.count))
         return Path(train_steps=steps, last_step=end - 1, stop_input=True)
 
 

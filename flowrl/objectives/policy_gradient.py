@@ -23,9 +23,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from flowrl.objectives.terms import clipped_surrogate
+from flowrl.objectives.terms import clipped_surrogate, sample_mean
 from flowrl.samplers.kernels import Kernel
 from flowrl.samplers.transition import Transition, positive_std
+from flowrl.trajectory import check_columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,8 +37,7 @@ class Scored:
         log_ratio: [b] new minus old log-density, summed over dimensions or divided by them as the run's `log_ratio`
             says.
         advantage: [b].
-        clip_low: [b] distance: the ratio is held above 1 - clip_low.
-        clip_high: [b] distance: the ratio is held below 1 + clip_high.
+        clip_low, clip_high: [b] distances: the ratio is held within 1 - clip_low .. 1 + clip_high.
         new: Transition of the trained policy; its mean carries the gradient.
         old_mean: [b, *latent] mean under the policy that sampled, or None where the objective does not need it.
         produced: [b, *latent] the latent that was drawn.
@@ -155,7 +155,7 @@ class Guard:
         scales = {"exact": 1 / abs(scored.sensitivity), "published": 1 / scored.step_size, "none": 1.0}
         old_mean = _old_mean(scored, "guard")
         drift = scored.new.mean - old_mean
-        log_ratio = _mean(drift * ((scored.produced.detach() - old_mean) / positive_std(scored.new)))
+        log_ratio = sample_mean(drift * ((scored.produced.detach() - old_mean) / positive_std(scored.new)))
         loss = clipped_surrogate(
             log_ratio.to(scored.advantage.dtype), scored.advantage, clip_low=scored.clip_low, clip_high=scored.clip_high
         )
@@ -185,7 +185,7 @@ class Dppo:
             ValueError: old_mean is missing, or a std is 0.
         """
         drift = (scored.new.mean.detach() - _old_mean(scored, "dppo")) / positive_std(scored.new)
-        far = 0.5 * _mean(drift.square()) >= self.threshold
+        far = 0.5 * sample_mean(drift.square()) >= self.threshold
         ratio = scored.log_ratio.exp()
         away = ((ratio > 1) & (scored.advantage > 0)) | ((ratio < 1) & (scored.advantage < 0))
         return torch.where(far & away, torch.zeros_like(ratio), -scored.advantage * ratio)
@@ -221,11 +221,6 @@ def _old_mean(scored: Scored, name: str) -> Tensor:
     return scored.old_mean.detach()
 
 
-def _mean(values: Tensor) -> Tensor:
-    """Mean over the elements of each sample, in float64."""
-    return values.flatten(1).mean(1, dtype=torch.float64) if values.ndim > 1 else values.double()
-
-
 # ---- ratios of whole trajectories ------------------------------------------------------------------------------------
 
 
@@ -254,8 +249,7 @@ def sequence_coefficients(
         log_ratio_M: [M]; no gradient flows through it here.
         sample_M: [M] trajectory of each row, not negative. All trained rows of a sample must be there.
         advantage_M: [M]; equal within a sample for "sequence".
-        clip_low_M: [M] distances below 1.
-        clip_high_M: [M] distances above 1.
+        clip_low_M, clip_high_M: [M] distances below and above 1.
         kind: See above.
 
     Returns:
@@ -265,11 +259,10 @@ def sequence_coefficients(
         ValueError: shapes differ, kind is unknown, a sample is negative (a transition that several paths share), or
             advantages or ranges differ within a sample under "sequence".
     """
-    columns = {"log_ratio_M": log_ratio_M, "sample_M": sample_M, "advantage_M": advantage_M, "clip_low_M": clip_low_M,
-               "clip_high_M": clip_high_M}  # fmt: skip
-    shapes = {name: tuple(column.shape) for name, column in columns.items()}
-    if set(shapes.values()) != {(log_ratio_M.numel(),)}:
-        raise ValueError(f"all columns have one shape [M], got {shapes}")
+    check_columns(
+        log_ratio_M=log_ratio_M, sample_M=sample_M, advantage_M=advantage_M,
+        clip_low_M=clip_low_M, clip_high_M=clip_high_M,
+    )  # fmt: skip
     if kind not in ("sequence", "mixed"):
         raise ValueError(f"kind is sequence or mixed, got {kind!r}")
     if bool((sample_M < 0).any()):
@@ -285,12 +278,10 @@ def sequence_coefficients(
                     f"{name} differs within a sample, but a sequence ratio goes with one advantage and one range "
                     "per trajectory: use credit outcome, or ratio step"
                 )
-        loss, slope = _clipped(sequence, advantage, low, high)
-        return slope.to(log_ratio_M.dtype), loss.to(log_ratio_M.dtype)
-    step_loss, step_slope = _clipped(log_ratio, advantage, low, high)
-    sequence_loss, sequence_slope = _clipped(sequence, advantage, low, high)
-    loss = 0.5 * step_loss + 0.5 * sequence_loss
-    slope = 0.5 * step_slope + 0.5 * _sample_mean(sequence_slope, sample)
+    loss, slope = _clipped(sequence, advantage, low, high)
+    if kind == "mixed":
+        step_loss, step_slope = _clipped(log_ratio, advantage, low, high)
+        loss, slope = 0.5 * step_loss + 0.5 * loss, 0.5 * step_slope + 0.5 * _sample_mean(slope, sample)
     return slope.to(log_ratio_M.dtype), loss.to(log_ratio_M.dtype)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from flowrl.objectives.terms import mean_squared_error
+from flowrl.trajectory import check_columns
 
 PairLoss = tuple[Tensor, dict[str, Tensor]]
 
@@ -38,7 +39,7 @@ def pairs_of_groups(
     Raises:
         ValueError: shapes differ, or a valid value is not finite.
     """
-    _same_columns(value=value, group=group)
+    check_columns(value=value, group=group)
     usable = torch.ones_like(value, dtype=torch.bool) if valid is None else valid
     if usable.shape != value.shape or not bool(value[usable].isfinite().all()):
         raise ValueError("values must be finite: mark images whose reward failed with valid [b]")
@@ -61,8 +62,7 @@ def preference_loss(
 
     Args:
         score: [b] implicit rewards, with their graph.
-        winner: [p] indexes.
-        loser: [p] indexes.
+        winner, loser: [p] indexes.
         dtype: Of the results.
 
     Returns:
@@ -71,7 +71,7 @@ def preference_loss(
     Raises:
         ValueError: winner and loser differ in shape.
     """
-    _same_columns(winner=winner, loser=loser)
+    check_columns(winner=winner, loser=loser)
     wide = score.double()
     margin = wide[winner] - wide[loser]
     metrics = {"margin": margin, "accuracy": margin > 0, "winner_reward": wide[winner], "loser_reward": wide[loser]}
@@ -99,8 +99,7 @@ def diffusion_dpo(
         prediction: [b, *latent] of the policy, with its graph.
         reference: [b, *latent] of the frozen policy at the same latents.
         target: [b, *latent] noise, or noise - clean.
-        winner: [p] indexes into the batch (`pairs_of_groups`).
-        loser: [p] indexes.
+        winner, loser: [p] indexes into the batch (`pairs_of_groups`).
         beta: Positive; 100 to 5000 in use.
 
     Returns:
@@ -132,8 +131,7 @@ def d3po(
     Args:
         log_ratio: [b] log-density of the stored transition under the policy minus that under the frozen reference, mean
             over dimensions as published.
-        winner: [p] indexes into the batch.
-        loser: [p] indexes.
+        winner, loser: [p] indexes into the batch.
         beta: Positive.
         clip: Distance below 1 at which the ratio is held, without gradient beyond; None for no clipping.
 
@@ -167,7 +165,7 @@ def group_gate(
     d are mean squared errors of the velocity. Where a group does not fit into one call with gradient, find the errors
     of all its images without first.
     """
-    _same_columns(error=error, reference_error=reference_error, advantage=advantage, group=group)
+    check_columns(error=error, reference_error=reference_error, advantage=advantage, group=group)
     value = advantage.double() * (error.detach().double() - reference_error.double())
     return torch.sigmoid(beta * _group_weights(group) @ value)
 
@@ -200,14 +198,11 @@ def centred_distillation(
         temperature: Not negative, or None.
 
     Raises:
-        ValueError: shapes differ, or an option is out of range.
+        ValueError: shapes differ, or the distance is unknown.
     """
-    _same_columns(implicit=implicit, target=target, group=group)
-    if not beta > 0 or loss not in ("square", "cross_entropy") or (temperature is not None and not temperature >= 0):
-        raise ValueError(
-            "crd needs beta > 0, loss square or cross_entropy and temperature None or >= 0, got "
-            f"{beta}, {loss!r}, {temperature}"
-        )
+    check_columns(implicit=implicit, target=target, group=group)
+    if loss not in ("square", "cross_entropy"):
+        raise ValueError(f"loss of crd is square or cross_entropy, got {loss!r}")
     rho, r = implicit.double(), target.detach().double()
     losses = []
     for sign in (1,) if temperature is None else (1, -1):
@@ -233,11 +228,11 @@ def reward_weights(
     over the K images of the group (Peters and Schaal 2007), with mean 1.
 
     Raises:
-        ValueError: a raw reward is negative, temperature is not positive, or weights is unknown.
+        ValueError: a raw reward is negative, or weights is unknown.
     """
-    _same_columns(reward=reward, group=group)
-    if weights not in ("raw", "softmax") or not temperature > 0:
-        raise ValueError(f"weights is raw or softmax and temperature positive, got {weights!r} and {temperature}")
+    check_columns(reward=reward, group=group)
+    if weights not in ("raw", "softmax"):
+        raise ValueError(f"weights is raw or softmax, got {weights!r}")
     if weights == "softmax":
         shared = _group_weights(group, reward.double(), temperature)
         return (shared.diagonal() * _same_group(group).sum(1)).to(reward.dtype)
@@ -248,15 +243,9 @@ def reward_weights(
 
 def best_of_group(reward: Float[Tensor, " b"], group: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
     """1 for every image whose reward is the highest of its group, ties included, else 0."""
-    _same_columns(reward=reward, group=group)
+    check_columns(reward=reward, group=group)
     highest = torch.where(_same_group(group), reward, -torch.inf).amax(1)
     return (reward == highest).to(reward.dtype)
-
-
-def _same_columns(**columns: Tensor) -> None:
-    shapes = {name: tuple(column.shape) for name, column in columns.items()}
-    if len(set(shapes.values())) != 1 or any(len(shape) != 1 for shape in shapes.values()):
-        raise ValueError(f"columns must have one shape [b], got {shapes}")
 
 
 def _same_group(group: Tensor) -> Bool[Tensor, " b b"]:

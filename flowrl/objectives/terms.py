@@ -45,8 +45,7 @@ def clipped_surrogate(
     Args:
         log_ratio: [b] new minus old log-probability, summed or per dimension as the clip range assumes.
         advantage: [b].
-        clip_low: Distance, one number or [b].
-        clip_high: Distance, one number or [b].
+        clip_low, clip_high: Distances, one number or [b].
 
     Returns:
         [b], unreduced.
@@ -86,6 +85,11 @@ def approx_kl(log_ratio: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
     return torch.expm1(log_ratio) - log_ratio
 
 
+def sample_mean(values: Float[Tensor, " b *latent"]) -> Float[Tensor, " b"]:
+    """Mean over the elements of each sample, in float64."""
+    return values.flatten(1).mean(1, dtype=torch.float64) if values.ndim > 1 else values.double()
+
+
 def mean_squared_error(prediction: Float[Tensor, " b *latent"], target: Float[Tensor, " b *latent"]) -> Tensor:
     """Squared error of each sample, averaged over its elements: [b], in float64.
 
@@ -99,8 +103,7 @@ def mean_squared_error(prediction: Float[Tensor, " b *latent"], target: Float[Te
     if prediction.ndim == 0:
         raise ValueError("prediction and target need a batch dimension [b, ...], got 0-d tensors")
     wide = torch.promote_types(torch.promote_types(prediction.dtype, target.dtype), torch.float32)
-    square = (prediction.to(wide) - target.to(wide)).square()
-    return square.flatten(1).mean(1, dtype=torch.float64) if square.ndim > 1 else square.double()
+    return sample_mean((prediction.to(wide) - target.to(wide)).square())
 
 
 def matching_error(
@@ -109,18 +112,9 @@ def matching_error(
     """Mean square of each sample's error, `mean(d^2) / sg[max(mean|d|, floor)]` if adaptive, in float64.
 
     The adaptive weight of DiffusionNFT makes the loss of every sample linear in the size of its error.
-
-    Raises:
-        ValueError: floor is not positive.
     """
-    if not floor > 0:
-        raise ValueError(f"floor is the least mean absolute error to divide by and must be positive, got {floor}")
     square = mean_squared_error(error, torch.zeros_like(error))
-    if not adaptive:
-        return square
-    size = error.detach().abs()
-    size = size.flatten(1).mean(1, dtype=torch.float64) if size.ndim > 1 else size.double()
-    return square / size.clamp(min=floor)
+    return square / sample_mean(error.detach().abs()).clamp(min=floor) if adaptive else square
 
 
 def optimality(
@@ -133,10 +127,8 @@ def optimality(
     those.
 
     Raises:
-        ValueError: the range is not positive, or the mode is unknown.
+        ValueError: the mode is unknown.
     """
-    if not advantage_range > 0:
-        raise ValueError(f"advantage_range is where advantages are clipped and must be positive, got {advantage_range}")
     clipped = advantage.clamp(-advantage_range, advantage_range)
     modes = {
         "all": clipped,
@@ -159,10 +151,8 @@ def matching_log_prob(
     `(t / p) ((l + 1e-10)^p - 1e-10^p)`, which weighs large errors down.
 
     Raises:
-        ValueError: the weighting is unknown, or power is not positive.
+        ValueError: the weighting is unknown.
     """
-    if not power > 0:
-        raise ValueError(f"power of ghuber must be positive, got {power}: .25 is published")
     t = sigma.to(error)
     powers = {"uniform": (0, 1.0), "t": (1, 1.0), "t2": (2, 1.0), "huber": (1, 0.5), "ghuber": (1, power)}
     if weighting not in powers:

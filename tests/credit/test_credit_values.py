@@ -11,10 +11,9 @@ from credit_tables import TABLE, advantages, close, columns, sampled_of, table_o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.credit.dense import DenseGrpo, calibrate_noise
+from flowrl.credit.dense import DenseGrpo, Stepwise, calibrate_noise
 from flowrl.credit.outcome import Outcome
-from flowrl.credit.stepwise import Stepwise
-from flowrl.credit.values import final_rewards, gains_of, norm_by_group, norm_by_step, steps_of, values_of
+from flowrl.credit.values import final_rewards, gains_of, norm_by_step, steps_of, values_of
 from flowrl.credit.vgpo import Vgpo
 
 
@@ -68,10 +67,8 @@ def test_normalisation_sets_know_prompt_and_step_only() -> None:
     """Two processes with halves of the samples give the sets the same numbers as one process with all."""
     both = sampled_of(4, 3, [5, 5, 9, 5])
     first, second = sampled_of(2, 3, [5, 5]), sampled_of(2, 3, [9, 5])
-    for norm in (norm_by_step, norm_by_group):
-        assert torch.equal(torch.cat([norm(first), norm(second)]), norm(both))
+    assert torch.equal(torch.cat([norm_by_step(first), norm_by_step(second)]), norm_by_step(both))
     assert len(norm_by_step(both).unique()) == 6
-    assert len(norm_by_group(both).unique()) == 2
     assert norm_by_step(both).reshape(4, 3)[0].tolist() == norm_by_step(both).reshape(4, 3)[3].tolist()
 
 
