@@ -61,11 +61,7 @@ def family_options(settings: PipelineConfig) -> dict[str, Any]:
 
 
 def check_pipeline(settings: PipelineConfig) -> None:
-    """Refuses settings that the family does not have, before weights load.
-
-    Raises:
-        ValueError: names the key.
-    """
+    """Refuses settings that the family does not have, before weights load."""
     known = model_family(settings)
     for name in ("num_frames", "fps"):
         if getattr(settings, name) is not None and not known.videos:

@@ -70,11 +70,7 @@ class RunCounts:
 def of_iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometry) -> Counts:
     """One iteration over all processes; with `curriculum.max_rounds` above 1, one of its rounds.
 
-    Args:
-        config: the run's settings.
-        iteration: counts from 0.
-        passes: of the family.
-        geometry: `config.resolve_batch` of the run's processes.
+    `geometry` is `config.resolve_batch` of the run's processes.
     """
     if config.recipe == "forward":
         return _forward(config, passes)
@@ -88,11 +84,7 @@ def of_iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: 
 def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: int | None) -> RunCounts:
     """All iterations, as far as the budget reaches (seconds are not foreseen), and the evaluations between them.
 
-    Args:
-        config: the run's settings.
-        passes: of the family.
-        processes: of the run.
-        num_eval_items: images of an evaluation; None where that is not known.
+    `num_eval_items` are the images of an evaluation; None where that is not known.
     """
     geometry, known = config.resolve_batch(processes), dict[object, Counts]()
     total, done = Counts(), 0
