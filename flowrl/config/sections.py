@@ -185,9 +185,6 @@ class SamplerConfig:
                 f"sampler.sde_window {self.sde_window} moves over all steps but the last, so sde_window_range has no "
                 "place beside it: remove one of them"
             )
-        self._check_levels()
-
-    def _check_levels(self) -> None:
         levels = self.noise_levels
         if levels is not None and (len(levels) != self.num_steps or min(levels) <= 0 or self.noise_level is not None):
             raise ConfigError(

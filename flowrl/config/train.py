@@ -41,30 +41,7 @@ from flowrl.config.sections import (
 from flowrl.config.strict_yaml import ConfigError, Source, apply_override, build, closest, dotted_keys, dump
 from flowrl.config.vocabulary import FOREIGN_KEYS, FOREIGN_VALUES
 
-__all__ = [
-    "BudgetConfig",
-    "ConfigError",
-    "CreditConfig",
-    "CurriculumConfig",
-    "EvalConfig",
-    "Geometry",
-    "LoggingConfig",
-    "ObjectiveConfig",
-    "OptimConfig",
-    "PipelineConfig",
-    "PolicyConfig",
-    "PromptsConfig",
-    "RewardConfig",
-    "RewardMapConfig",
-    "SamplerConfig",
-    "ShapingConfig",
-    "SlotsConfig",
-    "TimesConfig",
-    "TrainConfig",
-    "load_config",
-    "resolve_path",
-    "to_yaml",
-]
+__all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "load_config", "resolve_path", "to_yaml"]
 
 BATCH_LIMIT = 24
 """Batch sizes that are not given default to the largest divisor up to this many images."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowrl.config.methods import TimesConfig
 from flowrl.config.options import build_parts, unknown_name
 from flowrl.config.readers import refuse_unread
-from flowrl.config.train import BATCH_LIMIT, TimesConfig, TrainConfig
+from flowrl.config.train import BATCH_LIMIT, TrainConfig
 from flowrl.objectives.forward_losses import FORWARD, Loss, Method, old_decay
 from flowrl.samplers.times import permuted_steps, strata
 from flowrl.training.assignment import check_advantages

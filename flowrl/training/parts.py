@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.train import PipelineConfig, PromptsConfig, SamplerConfig, TrainConfig, resolve_path
+from flowrl.config.sections import PipelineConfig, PromptsConfig, SamplerConfig
+from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.lora import Policy
 from flowrl.prompts.loading import Prompt, load_prompts

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flowrl.config.train import SamplerConfig, TrainConfig
+from flowrl.config.sections import SamplerConfig
+from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
 from flowrl.randomness import counter_integers
 from flowrl.samplers import Kernel, Velocity, rollout

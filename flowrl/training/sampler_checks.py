@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flowrl.config.sections import SamplerConfig
 from flowrl.config.strict_yaml import closest
-from flowrl.config.train import SamplerConfig
 from flowrl.config.vocabulary import FOREIGN_KERNELS
 from flowrl.samplers import KERNELS, Kernel
 
