@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from flowrl.config.sections import at_least, positive, within
+from flowrl.config.sections import at_least, positive, share
 from flowrl.config.strict_yaml import ConfigError
 
 
@@ -37,13 +37,11 @@ class CreditConfig:
 
     def __post_init__(self) -> None:
         if isinstance(self.completion, int):
-            at_least("credit.completion", self.completion, 1)
-        at_least("credit.branches", self.branches, 2)
-        at_least("credit.children", self.children, 2)
+            at_least(1, self, "completion", "credit.")
+        at_least(2, self, "branches children", "credit.")
         if not self.strides or any(stride < 1 for stride in self.strides):
             raise ConfigError(f"credit.strides holds strides of at least 1, such as [1, 2], got {list(self.strides)}")
-        if self.split_noise is not None:
-            positive("credit.split_noise", self.split_noise)
+        positive(self, "split_noise", "credit.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +89,7 @@ class CurriculumConfig:
     """Options of the prompt sampling."""
 
     def __post_init__(self) -> None:
-        at_least("curriculum.max_rounds", self.max_rounds, 1)
+        at_least(1, self, "max_rounds", "curriculum.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,9 +108,9 @@ class TimesConfig:
     """Static shift of logit_normal and uniform towards noise; 3 for SD3."""
 
     def __post_init__(self) -> None:
-        at_least("times.count", self.count, 1)
-        within("times.fraction", self.fraction, 0.0, 1.0)
-        positive("times.shift", self.shift)
+        at_least(1, self, "count", "times.")
+        positive(self, "shift", "times.")
+        share("times.fraction", self.fraction)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +124,7 @@ class SlotsConfig:
     """Decay of the kind constant."""
 
     def __post_init__(self) -> None:
-        within("slots.old_decay_value", self.old_decay_value, 0.0, 1.0)
+        share("slots.old_decay_value", self.old_decay_value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,11 +143,9 @@ class BudgetConfig:
     end; 0 leaves it to ``eval_every``."""
 
     def __post_init__(self) -> None:
-        at_least("budget.nfe", self.nfe, 1)
-        at_least("budget.images", self.images, 1)
-        at_least("budget.evals", self.evals, 0)
-        if self.seconds is not None:
-            positive("budget.seconds", self.seconds)
+        at_least(1, self, "nfe images", "budget.")
+        at_least(0, self, "evals", "budget.")
+        positive(self, "seconds", "budget.")
 
     @property
     def limits(self) -> dict[str, float]:

@@ -13,29 +13,26 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.config.strict_yaml import ConfigError
 
 
-def at_least(key: str, value: float | None, minimum: int) -> None:
-    """Refuse a number below ``minimum``; None passes."""
-    if value is not None and value < minimum:
-        raise ConfigError(f"{key} must be at least {minimum}, got {value:g}")
+def at_least(minimum: int, section: object, keys: str, prefix: str = "") -> None:
+    """Refuse numbers below ``minimum`` among the named keys of a section; None passes."""
+    for key in keys.split():
+        value = getattr(section, key)
+        if value is not None and value < minimum:
+            raise ConfigError(f"{prefix}{key} must be at least {minimum}, got {value:g}")
 
 
-def positive(key: str, value: float) -> None:
-    """Refuse zero and negative numbers."""
-    if value <= 0:
-        raise ConfigError(f"{key} must be above 0, got {value:g}")
+def positive(section: object, keys: str, prefix: str = "") -> None:
+    """Refuse zero and negative numbers among the named keys of a section; None and words pass."""
+    for key in keys.split():
+        value = getattr(section, key)
+        if isinstance(value, int | float) and value <= 0:
+            raise ConfigError(f"{prefix}{key} must be above 0, got {value:g}")
 
 
-def not_blank(key: str, value: str) -> None:
-    """Refuse empty text."""
-    if not value.strip():
-        raise ConfigError(f"{key} is empty text; give it a value")
-
-
-def within(key: str, value: float, low: float, high: float, *, open_end: bool = False, why: str = "") -> None:
-    """Refuse a number outside [low, high], or [low, high) with ``open_end``; ``why`` says when that holds."""
-    if not low <= value <= high or (open_end and value == high):
-        bracket = ")" if open_end else "]"
-        raise ConfigError(f"{key} must lie in [{low:g}, {high:g}{bracket}{f' {why}' if why else ''}, got {value:g}")
+def share(key: str, value: float | None, *, open_end: bool = False) -> None:
+    """Refuse a number outside [0, 1], or [0, 1) with ``open_end``; None passes."""
+    if value is not None and (not 0 <= value <= 1 or (open_end and value == 1)):
+        raise ConfigError(f"{key} must lie in [0, 1{')' if open_end else ']'}, got {value:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,14 +68,10 @@ class PipelineConfig:
     """Further options of the family, such as `vae_tiling` of video families."""
 
     def __post_init__(self) -> None:
-        at_least("pipeline.height", self.height, 1)
-        at_least("pipeline.width", self.width, 1)
-        at_least("pipeline.num_frames", self.num_frames, 1)
-        if self.fps is not None:
-            positive("pipeline.fps", self.fps)
-        at_least("pipeline.max_sequence_length", self.max_sequence_length, 1)
-        at_least("pipeline.vae_slice", self.vae_slice, 1)
-        not_blank("pipeline.model", self.model)
+        at_least(1, self, "height width num_frames max_sequence_length vae_slice", "pipeline.")
+        positive(self, "fps", "pipeline.")
+        if not self.model.strip():
+            raise ConfigError("pipeline.model is empty text; give it a value")
         kind, _, index = self.device.partition(":")
         if self.device not in ("auto", "cpu", "cuda", "mps") and not (kind == "cuda" and index.isdecimal()):
             raise ConfigError(f"pipeline.device must be auto, cpu, cuda, cuda:N or mps, got '{self.device}'")
@@ -102,10 +95,8 @@ class PolicyConfig:
     """Optimizer updates between two averaging steps."""
 
     def __post_init__(self) -> None:
-        at_least("policy.lora_rank", self.lora_rank, 1)
-        at_least("policy.lora_alpha", self.lora_alpha, 1)
-        at_least("policy.ema_every", self.ema_every, 1)
-        within("policy.ema_decay", self.ema_decay, 0.0, 1.0, open_end=True)
+        at_least(1, self, "lora_rank lora_alpha ema_every", "policy.")
+        share("policy.ema_decay", self.ema_decay, open_end=True)
         if self.target_modules is not None and not all(self.target_modules):
             raise ConfigError(
                 "policy.target_modules holds an empty name; name layers, or write null for the family's own list"
@@ -131,9 +122,8 @@ class CalibrationConfig:
     """By how much."""
 
     def __post_init__(self) -> None:
-        at_least("sampler.calibration.iterations", self.iterations, 0)
-        positive("sampler.calibration.tolerance", self.tolerance)
-        positive("sampler.calibration.step", self.step)
+        at_least(0, self, "iterations", "sampler.calibration.")
+        positive(self, "tolerance step", "sampler.calibration.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,16 +170,11 @@ class SamplerConfig:
     """Noise of each step by how often it gains."""
 
     def __post_init__(self) -> None:
-        at_least("sampler.num_steps", self.num_steps, 1)
-        at_least("sampler.sde_window_size", self.sde_window_size, 0)
-        at_least("sampler.guidance_scale", self.guidance_scale, 0)
-        if self.shift is not None:
-            positive("sampler.shift", self.shift)
-        at_least("sampler.sde_window_interval", self.sde_window_interval, 1)
-        at_least("sampler.sde_window_stride", self.sde_window_stride, 0)
-        within("sampler.trained_fraction", self.trained_fraction, 0.0, 1.0)
-        if self.flash_tail is not None:
-            within("sampler.flash_tail", self.flash_tail, 0.0, 1.0)
+        at_least(1, self, "num_steps sde_window_interval", "sampler.")
+        at_least(0, self, "sde_window_size sde_window_stride guidance_scale", "sampler.")
+        positive(self, "shift", "sampler.")
+        share("sampler.trained_fraction", self.trained_fraction)
+        share("sampler.flash_tail", self.flash_tail)
         if self.sde_window != "uniform" and not self.sde_window_size:
             raise ConfigError(
                 f"sampler.sde_window {self.sde_window} moves a window, but sde_window_size is 0: give it a size, 4 is "
@@ -200,9 +185,6 @@ class SamplerConfig:
                 f"sampler.sde_window {self.sde_window} moves over all steps but the last, so sde_window_range has no "
                 "place beside it: remove one of them"
             )
-        self._check_levels()
-
-    def _check_levels(self) -> None:
         levels = self.noise_levels
         if levels is not None and (len(levels) != self.num_steps or min(levels) <= 0 or self.noise_level is not None):
             raise ConfigError(
@@ -236,12 +218,10 @@ class OptimConfig:
     """Gradients are scaled down to this norm."""
 
     def __post_init__(self) -> None:
-        at_least("optim.lr", self.lr, 0)
-        at_least("optim.weight_decay", self.weight_decay, 0)
-        positive("optim.eps", self.eps)
-        positive("optim.max_grad_norm", self.max_grad_norm)
+        at_least(0, self, "lr weight_decay", "optim.")
+        positive(self, "eps max_grad_norm", "optim.")
         for beta in self.betas:
-            within("optim.betas", beta, 0.0, 1.0, open_end=True)
+            share("optim.betas", beta, open_end=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,16 +282,9 @@ class EvalConfig:
     """Evaluate the averaged adapter where there is one (``policy.ema_decay`` above 0)."""
 
     def __post_init__(self) -> None:
-        at_least("eval.num_steps", self.num_steps, 1)
-        at_least("eval.guidance_scale", self.guidance_scale, 0)
-        at_least("eval.samples_per_prompt", self.samples_per_prompt, 1)
-        at_least("eval.batch_size", self.batch_size, 1)
-        at_least("eval.num_prompts", self.num_prompts, 1)
-        at_least("eval.num_images", self.num_images, 0)
-        at_least("eval.height", self.height, 1)
-        at_least("eval.width", self.width, 1)
-        if not isinstance(self.shift, str):
-            positive("eval.shift", self.shift)
+        at_least(1, self, "num_steps samples_per_prompt batch_size num_prompts height width", "eval.")
+        at_least(0, self, "guidance_scale num_images", "eval.")
+        positive(self, "shift", "eval.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

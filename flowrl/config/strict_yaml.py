@@ -44,11 +44,11 @@ class Source:
 
     file: str
     """Path of the configuration file as given."""
-    overrides: Mapping[str, str]
+    overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Dotted key -> the override argument as typed."""
-    foreign_keys: Mapping[str, str]
+    foreign_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Key of another toolkit (last component) -> our dotted key."""
-    foreign_values: Mapping[str, Mapping[str, str]]
+    foreign_values: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     """Our dotted key -> value of another toolkit -> our value."""
     own_keys: tuple[str, ...]
     """Every dotted key there is; a list item is written ``rewards.0.weight``."""
@@ -193,9 +193,7 @@ def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str
     data: dict[str, Any] = {}
     for text in overrides:
         apply_override(data, text)
-    keys = tuple(dotted_keys(cls))
-    source = Source(file=command, overrides={}, foreign_keys={}, foreign_values={}, own_keys=keys)
-    made: Setting = build(cls, data, source)
+    made: Setting = build(cls, data, Source(file=command, own_keys=tuple(dotted_keys(cls))))
     return made
 
 
@@ -374,13 +372,8 @@ def _describe(hint: Any) -> str:
 def _kind(value: Any) -> str:
     """What a YAML value is, in words."""
     words = {
-        dict: "a mapping",
-        list: "a list",
-        str: "text",
-        bool: "true or false",
-        int: "an integer",
-        float: "a number",
-    }
+        dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "an integer", float: "a number",
+    }  # fmt: skip
     return words.get(type(value), "nothing" if value is None else type(value).__name__)
 
 

@@ -36,35 +36,12 @@ from flowrl.config.sections import (
     SamplerConfig,
     at_least,
     positive,
-    within,
+    share,
 )
 from flowrl.config.strict_yaml import ConfigError, Source, apply_override, build, closest, dotted_keys, dump
 from flowrl.config.vocabulary import FOREIGN_KEYS, FOREIGN_VALUES
 
-__all__ = [
-    "BudgetConfig",
-    "ConfigError",
-    "CreditConfig",
-    "CurriculumConfig",
-    "EvalConfig",
-    "Geometry",
-    "LoggingConfig",
-    "ObjectiveConfig",
-    "OptimConfig",
-    "PipelineConfig",
-    "PolicyConfig",
-    "PromptsConfig",
-    "RewardConfig",
-    "RewardMapConfig",
-    "SamplerConfig",
-    "ShapingConfig",
-    "SlotsConfig",
-    "TimesConfig",
-    "TrainConfig",
-    "load_config",
-    "resolve_path",
-    "to_yaml",
-]
+__all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "load_config", "resolve_path", "to_yaml"]
 
 BATCH_LIMIT = 24
 """Batch sizes that are not given default to the largest divisor up to this many images."""
@@ -184,18 +161,9 @@ class TrainConfig:
     """Logging."""
 
     def __post_init__(self) -> None:
-        for key in (
-            "num_iterations",
-            "prompts_per_step",
-            "updates_per_rollout",
-            "checkpoint_every",
-            "keep_checkpoints",
-        ):
-            at_least(key, getattr(self, key), 1)
-        for key in ("micro_batch_size", "rollout_batch_size", "threads"):
-            at_least(key, getattr(self, key), 1)
-        for key in ("seed", "eval_every", "kl_coef", "adv_eps"):
-            at_least(key, getattr(self, key), 0)
+        at_least(1, self, "num_iterations prompts_per_step updates_per_rollout checkpoint_every keep_checkpoints")
+        at_least(1, self, "micro_batch_size rollout_batch_size threads")
+        at_least(0, self, "seed eval_every kl_coef adv_eps")
         if self.adv_correction not in (0, 1):
             raise ConfigError(
                 f"adv_correction is 0 (population) or 1 (sample standard deviation), got {self.adv_correction}"
@@ -205,8 +173,8 @@ class TrainConfig:
                 f"best_of ({self.best_of}) must be even, at least 2 and at most group_size ({self.group_size}): half "
                 "of it are the best images of a group, half the worst"
             )
-        positive("adv_clip_range", self.adv_clip_range)
-        within("max_invalid_ratio", self.max_invalid_ratio, 0.0, 1.0)
+        positive(self, "adv_clip_range")
+        share("max_invalid_ratio", self.max_invalid_ratio)
         if self.group_size < 2:
             raise ConfigError(
                 f"group_size must be at least 2, got {self.group_size}: images are compared within a prompt"
@@ -242,33 +210,22 @@ class TrainConfig:
         """
         images, updates = self.num_images, self.updates_per_rollout
         product = f"prompts_per_step ({self.prompts_per_step}) * group_size ({self.group_size}) = {images} images"
-        share, left = divmod(images, num_processes)
+        own, left = divmod(images, num_processes)
         if left:
             raise ConfigError(
                 f"{product} do not divide by {num_processes} processes: "
                 f"set prompts_per_step to a multiple of {num_processes}"
             )
-        each = f"{share} images per process" if num_processes > 1 else product
-        if share % updates:
-            raise ConfigError(f"{each} do not divide by updates_per_rollout ({updates}): use one of {_divisors(share)}")
-        rollout = self.rollout_batch_size or _divisors(share)[-1]
-        if share % rollout:
-            raise ConfigError(
-                f"{each} do not divide by rollout_batch_size ({rollout}): use one of {_divisors(share)} or remove it"
-            )
-        micro = self.micro_batch_size or _divisors(share // updates)[-1]
-        if (share // updates) % micro:
-            parts = f", divided by updates_per_rollout ({updates})" if updates > 1 else ""
-            raise ConfigError(
-                f"{each}{parts} do not divide by micro_batch_size ({micro}): "
-                f"use one of {_divisors(share // updates)} or remove it"
-            )
+        each = f"{own} images per process" if num_processes > 1 else product
+        if own % updates:
+            raise ConfigError(f"{each} do not divide by updates_per_rollout ({updates}): use one of {_divisors(own)}")
+        parts = f", divided by updates_per_rollout ({updates})" if updates > 1 else ""
+        rollout = _batch_size("rollout_batch_size", self.rollout_batch_size, own, each)
+        micro = _batch_size("micro_batch_size", self.micro_batch_size, own // updates, f"{each}{parts}")
         return Geometry(
-            images_per_process=share,
-            rollout_batch_size=rollout,
-            micro_batch_size=micro,
-            micro_batches_per_update=share // micro // updates,
-        )
+            images_per_process=own, rollout_batch_size=rollout, micro_batch_size=micro,
+            micro_batches_per_update=own // micro // updates,
+        )  # fmt: skip
 
 
 def find_config(name: str) -> Path:
@@ -298,15 +255,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """
     data = read_with_base(path)
     origins = {apply_override(data, argument): argument for argument in overrides}
-    source = Source(
-        file=str(path),
-        overrides=origins,
-        foreign_keys=FOREIGN_KEYS,
-        foreign_values=FOREIGN_VALUES,
+    config: TrainConfig = build(TrainConfig, data, Source(
+        file=str(path), overrides=origins, foreign_keys=FOREIGN_KEYS, foreign_values=FOREIGN_VALUES,
         own_keys=_own_keys(),
-    )
-    config = build(TrainConfig, data, source)
-    assert isinstance(config, TrainConfig)
+    ))  # fmt: skip
     return config
 
 
@@ -357,6 +309,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _batch_size(key: str, given: int | None, images: int, what: str) -> int:
+    """The size given, or the largest divisor of the images up to the limit; refuses one that does not divide them."""
+    if given is not None and images % given:
+        raise ConfigError(f"{what} do not divide by {key} ({given}): use one of {_divisors(images)} or remove it")
+    return given or _divisors(images)[-1]
 
 
 def _divisors(number: int) -> list[int]:

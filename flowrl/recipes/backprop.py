@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from flowrl.config.options import build_parts, unknown_name
@@ -31,7 +30,7 @@ from flowrl.rewards import RewardOutput, can_be_differentiable
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
 from flowrl.training.batch import Batch
-from flowrl.training.learner import GradientSum, Statistics
+from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.prompting import RunPrompts
@@ -51,8 +50,8 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
         share = len(batch.own) // config.updates_per_rollout
         for part in range(config.updates_per_rollout):
             # 1. Sample, decode, score and back-propagate, one micro-batch after another.
-            gradient = GradientSum(loop.policy, loop.counters, scale_loss=config.pipeline.dtype == "float16")
-            live = torch.zeros((), dtype=torch.long, device=run.device)
+            gradient = loop.gradient()
+            live = 0
             for start in range(part * share, (part + 1) * share, loop.geometry.micro_batch_size):
                 index = range(start, start + loop.geometry.micro_batch_size)
                 with loop.clock("rollout"):
@@ -63,20 +62,19 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 with loop.clock("update"):
                     loss_b = loss_of(output.values)
                     stats.mean(output.valid, loss=loss_b)
-                    live += output.valid.sum().to(run.device)
+                    live += int(output.valid.sum())
                     if bool(output.valid.any()):
                         gradient.add(loss_b[output.valid].sum() / (share * run.world))
                 outputs.append(detached(output))
 
             # 2. Update: the mean over the images that have a reward, on all processes.
             with loop.clock("update"):
-                count = int(run.accelerator.reduce(live).item())
+                count = total_of(run, live)
                 if count == 0:
                     continue
                 for total in gradient.total:
                     total *= share * run.world / count
-                stats.shared(grad_norm=gradient.apply(run, loop.optimizer, config.optim.max_grad_norm, iteration))
-                loop.updated()
+                loop.update(gradient, stats)
 
         # 3. Log.
         output = joined(outputs)
@@ -124,11 +122,7 @@ def check(config: TrainConfig) -> None:
 
 
 def check_reward(reward: WeightedSum) -> None:
-    """Refuses rewards without gradient that only show once they are loaded.
-
-    Raises:
-        ValueError: names them.
-    """
+    """Refuses rewards without gradient that only show once they are loaded."""
     members = zip(reward.keys, reward.rewards, reward.weights, strict=True)
     wrong = [key for key, member, weight in members if weight and not member.differentiable]
     if wrong:

@@ -44,7 +44,7 @@ from flowrl.rewards import RewardOutput
 from flowrl.samplers.times import Times, training_times
 from flowrl.training.assignment import normalised, reward_channels
 from flowrl.training.batch import Batch
-from flowrl.training.learner import GradientSum, Statistics
+from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import sample
@@ -101,18 +101,16 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
             for part in range(config.updates_per_rollout):
                 share = blocks[part :: config.updates_per_rollout]
                 own_blocks = trained_blocks(share, images.keep, objective.whole_groups)
-                live = sum(len(index) for index in own_blocks)
-                live = int(run.accelerator.reduce(torch.tensor(live, device=run.device)).item())
+                live = total_of(run, sum(len(index) for index in own_blocks))
                 if live == 0:
                     continue
-                gradient = GradientSum(loop.policy, loop.counters, scale_loss=config.pipeline.dtype == "float16")
+                gradient = loop.gradient()
                 for index in own_blocks:
                     for draw in range(count):
                         matched = match(loop, batch, images, times, index, draw, objective)
                         loss_b = loss_of(matched, objective, config.kl_coef, stats)
                         gradient.add(loss_b.sum() / (live * count))
-                stats.shared(grad_norm=gradient.apply(run, loop.optimizer, config.optim.max_grad_norm, iteration))
-                loop.updated()
+                loop.update(gradient, stats)
 
         # 4. The old policies follow; log.
         for slot, kind in decays.items():

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
+from flowrl.config.methods import TimesConfig
 from flowrl.config.options import build_parts, unknown_name
 from flowrl.config.readers import refuse_unread
-from flowrl.config.train import BATCH_LIMIT, TimesConfig, TrainConfig
+from flowrl.config.train import BATCH_LIMIT, TrainConfig
 from flowrl.objectives.forward_losses import FORWARD, Loss, Method, old_decay
 from flowrl.samplers.times import permuted_steps, strata
 from flowrl.training.assignment import check_advantages
+from flowrl.training.devices import num_launched
 
 _SAMPLING_DECAY = "delayed"  # of crd's second copy, as published
 
@@ -110,7 +111,7 @@ def check(config: TrainConfig) -> None:
     check_times(config)
     for kind in slot_decays(config).values():
         decay_of(config, kind, 0)
-    micro_batch_size(config, int(os.environ.get("WORLD_SIZE", "1")))
+    micro_batch_size(config, num_launched())
 
 
 def readers_of_times(times: TimesConfig) -> list[str]:
@@ -120,11 +121,7 @@ def readers_of_times(times: TimesConfig) -> list[str]:
 
 
 def check_times(config: TrainConfig) -> None:
-    """Refuses noise levels that cannot be drawn.
-
-    Raises:
-        ValueError: with the numbers.
-    """
+    """Refuses noise levels that cannot be drawn."""
     times, num_steps = config.times, config.sampler.num_steps
     if times.fraction == 0:
         raise ValueError("times.fraction is the share of the schedule that is trained and must be above 0")

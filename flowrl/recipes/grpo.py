@@ -44,7 +44,7 @@ from flowrl.training.assignment import (
     credit_of,
 )
 from flowrl.training.batch import Asked
-from flowrl.training.learner import GradientSum, Statistics
+from flowrl.training.learner import Statistics
 from flowrl.training.loop import Loop
 from flowrl.training.paths import check_plan, readers_of, sample_paths, sampler_at, shared_sources
 from flowrl.training.prompt_choice import choose_prompts, curriculum_of, enough, remember
@@ -193,7 +193,7 @@ def update(
         weight_M = loss_weights(loop, rows, own_blocks)
         if weight_M is None:
             continue
-        gradient = GradientSum(loop.policy, loop.counters, scale_loss=config.pipeline.dtype == "float16")
+        gradient = loop.gradient()
         whole = record.whole_paths(rows, own_blocks, known_one=first_update)
         for index in own_blocks:
             part = rows[index]
@@ -217,8 +217,7 @@ def update(
         if first_update:
             check_first_ratio(stats, run, config, loop.iteration)
             first_update = False
-        stats.shared(grad_norm=gradient.apply(run, loop.optimizer, config.optim.max_grad_norm, loop.iteration))
-        loop.updated()
+        loop.update(gradient, stats)
 
 
 def rows_of(

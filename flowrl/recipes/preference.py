@@ -37,7 +37,7 @@ from flowrl.rewards import RewardOutput
 from flowrl.samplers import Kernel
 from flowrl.samplers.times import training_times
 from flowrl.training.batch import Batch
-from flowrl.training.learner import GradientSum, Statistics
+from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import sample, sampler_at
@@ -112,10 +112,10 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
             stats = Statistics("margin", "implicit_accuracy", "winner_reward", "loser_reward")
             for part in range(config.updates_per_rollout):
                 pair_r, draw_r = rows_of(loop, pairs, draws, part)
-                live = int(run.accelerator.reduce(torch.tensor(len(pair_r), device=run.device)).item())
+                live = total_of(run, len(pair_r))
                 if live == 0:
                     continue
-                gradient = GradientSum(loop.policy, loop.counters, scale_loss=config.pipeline.dtype == "float16")
+                gradient = loop.gradient()
                 size = max(1, loop.geometry.micro_batch_size // 2)
                 for pair, draw in zip(pair_r.split(size), draw_r.split(size), strict=True):
                     if len(pair) == 0:  # splitting nothing gives one empty piece
@@ -124,8 +124,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                     metrics["implicit_accuracy"] = metrics.pop("accuracy")
                     stats.mean(torch.ones_like(loss_p, dtype=torch.bool), loss=loss_p, **metrics)
                     gradient.add(loss_p.sum() / live)
-                stats.shared(grad_norm=gradient.apply(run, loop.optimizer, config.optim.max_grad_norm, iteration))
-                loop.updated()
+                loop.update(gradient, stats)
 
         # 4. The reference may follow; log.
         every = None if isinstance(options, Offline) else options.ref_update_every
@@ -168,8 +167,7 @@ def prompt_of(pair: Pair, negative: str) -> Prompt:
 
 def pair_row(loop: Loop, pairs: Pairs, output: RewardOutput) -> dict[str, Any]:
     """The log's means over the images of all processes, and the number of their pairs."""
-    mine = torch.tensor(len(pairs.winner), device=loop.run.device)
-    count = int(loop.run.accelerator.reduce(mine).item())
+    count = total_of(loop.run, len(pairs.winner))
     return loop.scorer.row(output) | {"pairs": count, "zero_std_ratio": 1 - count / loop.config.prompts_per_step}
 
 

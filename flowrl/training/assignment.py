@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from flowrl.advantages.shaping import (
     set_means,
     update_history,
 )
+from flowrl.config.methods import RewardMapConfig, ShapingConfig
 from flowrl.config.options import build_options
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
@@ -258,27 +259,27 @@ def credit_options(config: TrainConfig) -> Callable[..., Credit]:
 
 def shaping_options(config: TrainConfig) -> Dcpo | AGrae | None:
     """The change of shape with its options; None without one."""
-    shaping = config.shaping
-    if shaping.name == "none":
-        return None
-    return build_options(SHAPINGS[shaping.name], shaping.options, owner=f"shaping {shaping.name!r}")
+    made: Dcpo | AGrae | None = _chosen("shaping", config.shaping, SHAPINGS)
+    return made
 
 
 def reward_map(config: TrainConfig) -> Callable[[Tensor], Tensor] | None:
     """The map of rewards with its options; None without one."""
-    maps = config.reward_map
-    if maps.name == "none":
-        return None
-    made: Callable[[Tensor], Tensor] = build_options(MAPS[maps.name], maps.options, owner=f"reward_map {maps.name!r}")
+    made: Callable[[Tensor], Tensor] | None = _chosen("reward_map", config.reward_map, MAPS)
     return made
 
 
-def check_advantages(config: TrainConfig) -> None:
-    """Refuses ways of comparing rewards that cannot work together, in any recipe.
+def _chosen(key: str, section: ShapingConfig | RewardMapConfig, table: Mapping[str, type[Any]]) -> Any:
+    """The entry of a table that a section names, with its options; None without one."""
+    if section.name != "none":
+        return build_options(table[section.name], section.options, owner=f"{key} {section.name!r}")
+    if section.options:
+        raise ValueError(f"{key}.options are set, but {key}.name is none: name one or remove them")
+    return None
 
-    Raises:
-        ValueError: names the settings and what to change.
-    """
+
+def check_advantages(config: TrainConfig) -> None:
+    """Refuses ways of comparing rewards that cannot work together, in any recipe."""
     if config.reward_aggregation != "sum" and len([reward for reward in config.rewards if reward.weight]) < 2:
         raise ValueError(
             f"reward_aggregation={config.reward_aggregation} needs two rewards of nonzero weight, there is one: add "
@@ -292,17 +293,10 @@ def check_advantages(config: TrainConfig) -> None:
 
 
 def check_assignment(config: TrainConfig, method: Method) -> None:
-    """Refuses settings between reward and advantage that cannot work together.
-
-    Raises:
-        ValueError: names the setting and what to change.
-    """
+    """Refuses settings between reward and advantage that cannot work together."""
     credit = config.credit.method
     credit_options(config)
     reward_map(config)
-    for key, section in (("reward_map", config.reward_map), ("shaping", config.shaping)):
-        if section.name == "none" and section.options:
-            raise ValueError(f"{key}.options are set, but {key}.name is none: name one or remove them")
     if isinstance(shaping_options(config), Dcpo) and (credit != "outcome" or config.curriculum.max_rounds > 1):
         raise ValueError(
             f"shaping dcpo compares a prompt's finished images over visits: it goes with credit.method=outcome "

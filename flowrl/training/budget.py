@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flowrl.config.train import BudgetConfig
+from flowrl.config.methods import BudgetConfig
 
 
 def evaluations(counters: Mapping[str, Any]) -> int:

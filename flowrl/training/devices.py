@@ -8,6 +8,11 @@ import torch
 from accelerate import Accelerator
 
 
+def num_launched() -> int:
+    """Processes of the run, as launchers say it to each before any of them starts."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def check_device(device: str, key: str = "pipeline.device=") -> None:
     """Refuses a device that this machine does not have, and one GPU by number for several processes.
 
@@ -21,7 +26,7 @@ def check_device(device: str, key: str = "pipeline.device=") -> None:
     usable += ["mps"] if torch.backends.mps.is_available() else []
     if device not in usable:
         raise ValueError(f"{key}{device} is not available on this machine: choose {', '.join(usable)}")
-    if device in gpus and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if device in gpus and num_launched() > 1:
         raise ValueError(
             f"pipeline.device={device} names one GPU, but several processes were launched and each takes its own: "
             "set pipeline.device=cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"

@@ -23,6 +23,7 @@ from flowrl.randomness import counter_seed, sample_normals
 from flowrl.rewards.compose import WeightedSum
 from flowrl.samplers import ode_rollout
 from flowrl.training.evaluation_rows import Row, summary
+from flowrl.training.learner import joined_lists
 from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
@@ -78,7 +79,7 @@ def evaluate(
             rows += _scored(pipeline, reward, batch, images, iteration)
             kept |= {i: images[i - first].cpu() for i in numbers if i in shown}
             advance("")
-    rows, kept = _gathered(run, rows, kept)
+    rows, kept = joined_lists(run, rows), dict(joined_lists(run, list(kept.items())))
     if run.main:
         _write(run.folder, iteration, rows, kept, items, seed, pipeline.fps)
     return summary(rows)
@@ -108,16 +109,6 @@ def _scored(
 def _number(value: float) -> float | None:
     """NaN, an item that failed, is null in files: JSON knows no NaN."""
     return None if math.isnan(value) else value
-
-
-def _gathered(run: Run, rows: list[Row], kept: dict[int, Tensor]) -> tuple[list[Row], dict[int, Tensor]]:
-    if run.world == 1:
-        return rows, kept
-    from accelerate.utils import gather_object
-
-    all_rows = gather_object(rows)
-    pairs = gather_object(list(kept.items()))
-    return all_rows, dict(pairs)
 
 
 def _write(

@@ -38,13 +38,10 @@ class NetworkCounter:
         self._own = dict.fromkeys(_EVALUATIONS, 0)
 
     def __call__(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        self._add(self._kind, len(x))
+        self._own[self._kind] += len(x)
         if torch.is_grad_enabled():
-            self._add("backward", len(x))
+            self._own["backward"] += len(x)
         return self._network(x, timestep, cond)
-
-    def _add(self, kind: str, count: int) -> None:
-        self._own[kind] += count
 
     def join(self, run: Run) -> None:
         """Adds the evaluations of all processes since the last call to the totals; every process calls it."""
@@ -164,7 +161,7 @@ class Statistics:
 
     def rows(self, run: Run) -> int:
         """Live rows over all processes and updates."""
-        return int(run.accelerator.reduce(torch.tensor(self._counts["loss"], device=run.device)).item())
+        return total_of(run, self._counts["loss"])
 
     def row(self, run: Run) -> dict[str, float]:
         """Every quantity over the live rows of all processes; the same keys on each."""
@@ -176,6 +173,20 @@ class Statistics:
         result = {n: float(s / c) for n, (s, c) in zip(names, total.cpu(), strict=True) if c > 0}
         result |= {name: sum(values) / len(values) for name, values in self._shared.items()}
         return result | {name: self.largest_of_all(name, run) for name in sorted(self._largest)}
+
+
+def total_of(run: Run, count: int) -> int:
+    """The sum of a count over all processes."""
+    return int(run.accelerator.reduce(torch.tensor(count, device=run.device)).item())
+
+
+def joined_lists(run: Run, mine: list[Any]) -> list[Any]:
+    """The lists of all processes, one after another."""
+    if run.world == 1:
+        return mine
+    from accelerate.utils import gather_object
+
+    return list(gather_object(mine))
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import restore, save_lora
 from flowrl.training.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.training.heldout import evaluate
-from flowrl.training.learner import NetworkCounter, clock
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, clock
 from flowrl.training.parts import at_eval_size, encode_everything, eval_schedule, evaluation_rewards, load_parts
 from flowrl.training.prompting import RunPrompts, encode_prompts, guided
 from flowrl.training.reward_watch import RewardWatch
@@ -199,8 +199,18 @@ class Loop:
             self.save(self.iteration)
         raise ValueError(reason)
 
-    def updated(self) -> None:
-        """Counts an optimizer update and moves the average."""
+    def gradient(self) -> GradientSum:
+        """A sum of gradients for one update."""
+        return GradientSum(self.policy, self.counters, scale_loss=self.config.pipeline.dtype == "float16")
+
+    def update(self, gradient: GradientSum, stats: Statistics) -> None:
+        """Takes an optimizer step, counts it and moves the average.
+
+        Raises:
+            ValueError: as `GradientSum.apply`.
+        """
+        norm = gradient.apply(self.run, self.optimizer, self.config.optim.max_grad_norm, self.iteration)
+        stats.shared(grad_norm=norm)
         self.counters["updates"] += 1
         policy = self.config.policy
         if "ema" in self.policy.slots and self.counters["updates"] % policy.ema_every == 0:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.train import PipelineConfig, PromptsConfig, SamplerConfig, TrainConfig, resolve_path
+from flowrl.config.sections import PipelineConfig, PromptsConfig, SamplerConfig
+from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.lora import Policy
 from flowrl.prompts.loading import Prompt, load_prompts
@@ -61,11 +62,7 @@ def family_options(settings: PipelineConfig) -> dict[str, Any]:
 
 
 def check_pipeline(settings: PipelineConfig) -> None:
-    """Refuses settings that the family does not have, before weights load.
-
-    Raises:
-        ValueError: names the key.
-    """
+    """Refuses settings that the family does not have, before weights load."""
     known = model_family(settings)
     for name in ("num_frames", "fps"):
         if getattr(settings, name) is not None and not known.videos:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from flowrl.config.train import SamplerConfig, TrainConfig
+from flowrl.config.sections import SamplerConfig
+from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
 from flowrl.randomness import counter_integers
 from flowrl.samplers import Kernel, Velocity, rollout
@@ -18,6 +18,7 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
+from flowrl.training.devices import num_launched
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.scoring import Scoring
@@ -61,15 +62,7 @@ def sample(
 ) -> Trajectory:  # fmt: skip
     """This process's images with the current weights, `rollout_batch_size` at once; call it without gradient.
 
-    Args:
-        loop: of the run.
-        batch: which images.
-        kernel: of the stochastic steps.
-        schedule: of all steps.
-        steps: which are stochastic; none is sampling by the ODE.
-        scoring: is handed each piece's finished latents, if given.
-        keep_means: as `rollout`.
-        keep_velocity: as `rollout`.
+    `steps` are the stochastic ones (none is sampling by the ODE); `scoring` is handed each piece's finished latents.
     """
     size, solver, parts = loop.geometry.rollout_batch_size, loop.config.sampler.solver, []
     for start in range(0, len(batch.own), size):
@@ -190,7 +183,7 @@ def tree_depth(leaves: int, children: int) -> int:
 
 def shared_sources(config: TrainConfig, method: Method) -> int:
     """Most latents that the transitions of one step start at, on one process of this run."""
-    images = config.num_images // int(os.environ.get("WORLD_SIZE", "1"))
+    images = config.num_images // num_launched()
     if method.plan == "branches":
         return images // (config.credit.branches or config.group_size)
     return images // config.credit.children if method.plan == "tree" else images
@@ -210,11 +203,7 @@ def readers_of(config: TrainConfig) -> list[str]:
 
 
 def check_plan(config: TrainConfig, method: Method) -> None:
-    """Refuses settings of the method's way of sampling that do not fit each other or the group.
-
-    Raises:
-        ValueError: names the setting and what to change.
-    """
+    """Refuses settings of the method's way of sampling that do not fit each other or the group."""
     credit, name, sampler = config.credit, config.credit.method, config.sampler
     steps = stochastic_steps(sampler, config.seed, 0)  # refuses a window that does not fit
     if sampler.trained_fraction != 1 and int(len(steps) * sampler.trained_fraction) < 1:
@@ -228,7 +217,7 @@ def check_plan(config: TrainConfig, method: Method) -> None:
         flash_tail(sampler.num_steps, max(sampler.stochastic_range[1] - 1, *steps), sampler.flash_tail)
     if len(set(credit.strides)) != len(credit.strides):
         raise ValueError(f"credit.strides {list(credit.strides)} names a stride twice: give each once")
-    size, world = config.group_size, int(os.environ.get("WORLD_SIZE", "1"))
+    size, world = config.group_size, num_launched()
     if not method.whole_paths and config.prompts_per_step % world:
         raise ValueError(
             f"credit method {name} samples a group as a whole on one process, so prompts_per_step "

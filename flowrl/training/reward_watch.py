@@ -32,10 +32,11 @@ class RewardWatch:
         recent = self.counters["failed"] = history[-WINDOW:]
         if len(values) == 0 or too_many_failures(recent, self.max_invalid_ratio):
             failed, scored = (sum(column) for column in zip(*recent, strict=True))
+            why = ", ".join(f"{word} {count}" for word, count in errors.most_common()) or "no reason was given"
             return (
                 f"iteration {iteration}: {len(reward_B) - len(values)} of {len(reward_B)} images got no valid reward "
                 f"({failed} of {scored} in the last {len(recent)} iterations; max_invalid_ratio is "
-                f"{self.max_invalid_ratio:g} of {WINDOW} iterations): {failures_message(errors)}. Fix the reward or "
+                f"{self.max_invalid_ratio:g} of {WINDOW} iterations): {why}. Fix the reward or "
                 f"its server, then resume with 'flowrl train resume={self.folder}'"
             )
         self.counters["constant"] = self.counters["constant"] + 1 if bool((values == values[0]).all()) else 0
@@ -46,11 +47,6 @@ class RewardWatch:
                 "success"
             )
         return ""
-
-
-def failures_message(errors: Counter[str]) -> str:
-    """Why images failed, most frequent first: "remote/timeout 12, geneval/missing_field 3"."""
-    return ", ".join(f"{word} {count}" for word, count in errors.most_common()) or "no reason was given"
 
 
 def too_many_failures(history: list[tuple[int, int]], limit: float) -> bool:

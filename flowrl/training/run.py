@@ -123,7 +123,9 @@ class Run:
             OSError: as `write_checkpoint`.
         """
         if self.main:
-            write_checkpoint(self.folder, iteration, state, keep=keep, metrics_size=self._metrics_size())
+            metrics = self.folder / "metrics.jsonl"
+            size = metrics.stat().st_size if metrics.exists() else 0
+            write_checkpoint(self.folder, iteration, state, keep=keep, metrics_size=size)
         self.accelerator.wait_for_everyone()
 
     def load_checkpoint(self) -> dict[str, Any] | None:
@@ -134,20 +136,12 @@ class Run:
         """
         state, size = read_checkpoint(self.folder)
         self.accelerator.wait_for_everyone()
-        if self.main:
-            self._truncate_metrics(size)
-        return state
-
-    def _metrics_size(self) -> int:
-        path = self.folder / "metrics.jsonl"
-        return path.stat().st_size if path.exists() else 0
-
-    def _truncate_metrics(self, size: int) -> None:
-        path = self.folder / "metrics.jsonl"
-        if path.exists():
-            kept = path.read_bytes()[:size]
-            with replacing(path) as stream:
+        metrics = self.folder / "metrics.jsonl"
+        if self.main and metrics.exists():
+            kept = metrics.read_bytes()[:size]
+            with replacing(metrics) as stream:
                 stream.write(kept)
+        return state
 
     # ---- interrupts, end -----------------------------------------------------------------------------------------
 

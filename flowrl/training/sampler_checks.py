@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flowrl.config.sections import SamplerConfig
 from flowrl.config.strict_yaml import closest
-from flowrl.config.train import SamplerConfig
 from flowrl.config.vocabulary import FOREIGN_KERNELS
 from flowrl.samplers import KERNELS, Kernel
 
@@ -39,11 +39,7 @@ def kernel_of(settings: SamplerConfig) -> Kernel:
 
 
 def check_sampler(settings: SamplerConfig) -> None:
-    """Refuses settings that do not fit the kernel.
-
-    Raises:
-        ValueError: names the key and what to change.
-    """
+    """Refuses settings that do not fit the kernel."""
     kernel, steps = kernel_of(settings), settings.num_steps
     if not kernel.stochastic:
         if settings.noise_level:
@@ -81,11 +77,7 @@ def check_sampler(settings: SamplerConfig) -> None:
 
 
 def check_density(settings: SamplerConfig, owner: str) -> None:
-    """Refuses a sampler without noise where the densities of its steps are needed, and what `check_sampler` refuses.
-
-    Raises:
-        ValueError: names the key and what to change.
-    """
+    """Refuses a sampler without noise where the densities of its steps are needed, and what `check_sampler` refuses."""
     check_sampler(settings)
     if not KERNELS[settings.kernel].stochastic:
         choose = ", ".join(kernel.name for kernel in KERNELS.values() if kernel.stochastic)

@@ -26,7 +26,7 @@ from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
 from flowrl.training.batch import Batch
-from flowrl.training.learner import clock
+from flowrl.training.learner import clock, joined_lists
 from flowrl.training.prompting import reward_inputs
 from flowrl.training.run import Run
 
@@ -74,10 +74,8 @@ class Scorer:
 
     def all_errors(self) -> Counter[str]:
         """Why this iteration's images failed, over all processes."""
-        if self.run.world == 1:
-            return self.errors
         counts: Counter[str] = Counter()
-        for word, count in _from_all(list(self.errors.items())):
+        for word, count in joined_lists(self.run, list(self.errors.items())):
             counts[word] += count
         return counts
 
@@ -97,8 +95,7 @@ class Scorer:
         known = values[valid].double()
         row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
         # Where a server could not be reached, a process lacks some names.
-        names = list(output.parts) if run.world == 1 else list(dict.fromkeys(_from_all(list(output.parts))))
-        for name in names:
+        for name in dict.fromkeys(joined_lists(run, list(output.parts))):
             found = output.parts[name].to(run.device) if name in output.parts else torch.full_like(mine, torch.nan)
             part = run.gather(found)
             numbers = part[~part.isnan()].double()
@@ -122,9 +119,7 @@ class Scorer:
                 inputs.prompts, inputs.metadata, inputs.group_ids.tolist(), inputs.sample_ids.tolist(), strict=True
             )
         ]
-        rows = list(zip(columns, pixels, strict=True))
-        if self.run.world > 1:
-            rows = _from_all(rows)
+        rows = joined_lists(self.run, list(zip(columns, pixels, strict=True)))
         rows.sort(key=lambda row: row[0][3])  # by number, whichever process made it
         images = torch.stack([torch.from_numpy(image) for _, image in rows]).permute(0, 3, 1, 2).float() / 255
         prompts, metadata, group_ids, sample_ids = zip(*(row[0] for row in rows), strict=True)
@@ -135,13 +130,6 @@ class Scorer:
         for key, reward in self.trained.items():
             metrics |= {f"reward/{key}/{name}": value for name, value in reward.learn(inputs).items()}
         return metrics
-
-
-def _from_all(mine: list[Any]) -> list[Any]:
-    """The lists of all processes, one after another."""
-    from accelerate.utils import gather_object
-
-    return list(gather_object(mine))
 
 
 class Scoring:
@@ -158,18 +146,13 @@ class Scoring:
     def add(self, latents: Tensor, group: Tensor, numbers: Sequence[int]) -> None:
         """Takes finished latents `[F, *latent]` of groups `[F]`; `numbers` name the images."""
         with clock(self.scorer.seconds, "reward"):
-            self._add(latents, group, numbers)
-
-    def _add(self, latents: Tensor, group: Tensor, numbers: Sequence[int]) -> None:
-        self.scorer.counters["images"] += len(latents) * self.scorer.run.world
-        self.waiting.append((latents, group.cpu(), list(numbers)))
-        if not self.whole_groups:
-            self._start(sum(len(part[2]) for part in self.waiting))
-            return
-        together = torch.cat([part[1] for part in self.waiting])
-        others = torch.nonzero(together != together[-1]).flatten()
-        begun = len(together) - (int(others[-1]) + 1 if len(others) else 0)  # images of the group that came last
-        self._start(len(together) - (begun if begun % self.scorer.group_size else 0))
+            self.scorer.counters["images"] += len(latents) * self.scorer.run.world
+            self.waiting.append((latents, group.cpu(), list(numbers)))
+            together, begun = torch.cat([part[1] for part in self.waiting]), 0
+            if self.whole_groups:  # images of the group that came last
+                others = torch.nonzero(together != together[-1]).flatten()
+                begun = len(together) - (int(others[-1]) + 1 if len(others) else 0)
+            self._start(len(together) - (begun if begun % self.scorer.group_size else 0))
 
     def _start(self, count: int) -> None:
         """Decodes and scores the first `count` images of those that wait."""
@@ -220,11 +203,7 @@ def trained_channels(
 
 def check_rewards(config: TrainConfig) -> None:
     """Refuses settings of rewards that nothing reads: what the way of aggregating them does not, and those of sums
-    for rewards that are only measured.
-
-    Raises:
-        ValueError: names the setting and what to change.
-    """
+    for rewards that are only measured."""
     for reward in config.eval.rewards:
         default = RewardConfig(name="unused")
         for key in ("weight", "schedule", "clip", "gate"):
@@ -249,11 +228,7 @@ def check_rewards(config: TrainConfig) -> None:
 
 
 def check_groups(group_size: int, geometry: Geometry, reward: WeightedSum) -> None:
-    """Refuses groups that are spread over processes where a reward looks at whole groups.
-
-    Raises:
-        ValueError: with the numbers.
-    """
+    """Refuses groups that are spread over processes where a reward looks at whole groups."""
     if reward.whole_groups and geometry.images_per_process % group_size:
         raise ValueError(
             f"reward {reward.name} compares the images of a group, but {geometry.images_per_process} images per "

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from flowrl.config.options import RESERVED, build_options, options_class
+from flowrl.config.options import build_options, options_class
 from flowrl.rewards import Reward, RewardInputs, load_target
 from flowrl.rewards.nested import build_nested, nested_options
 from flowrl.rewards.user_file import _load, _users_line
@@ -179,7 +179,9 @@ class FileComparator:
                 f"the parameters of {self.file}:{self.function} must be (first_images, second_images, prompts, "
                 f"metadata), and options after a bare *, got ({given})."
             )
-        build_options(options_class(judge, RESERVED), self.options or {}, owner=f"{self.file}:{self.function}")
+        build_options(
+            options_class(judge, reserved=("device",)), self.options or {}, owner=f"{self.file}:{self.function}"
+        )
 
     @property
     def gives(self) -> Gives:

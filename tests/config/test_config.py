@@ -11,16 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from flowrl.config.rewards import RewardConfig
+from flowrl.config.sections import PolicyConfig
 from flowrl.config.strict_yaml import closest, dotted_keys, dump, edit_distance, parse_yaml
-from flowrl.config.train import (
-    ConfigError,
-    PolicyConfig,
-    RewardConfig,
-    TrainConfig,
-    load_config,
-    resolve_path,
-    to_yaml,
-)
+from flowrl.config.train import ConfigError, TrainConfig, load_config, resolve_path, to_yaml
 from flowrl.config.vocabulary import FOREIGN_KEYS, FOREIGN_VALUES
 
 MINIMAL = """\

@@ -70,11 +70,7 @@ class RunCounts:
 def of_iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometry) -> Counts:
     """One iteration over all processes; with `curriculum.max_rounds` above 1, one of its rounds.
 
-    Args:
-        config: the run's settings.
-        iteration: counts from 0.
-        passes: of the family.
-        geometry: `config.resolve_batch` of the run's processes.
+    `geometry` is `config.resolve_batch` of the run's processes.
     """
     if config.recipe == "forward":
         return _forward(config, passes)
@@ -88,22 +84,14 @@ def of_iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: 
 def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: int | None) -> RunCounts:
     """All iterations, as far as the budget reaches (seconds are not foreseen), and the evaluations between them.
 
-    Args:
-        config: the run's settings.
-        passes: of the family.
-        processes: of the run.
-        num_eval_items: images of an evaluation; None where that is not known.
+    `num_eval_items` are the images of an evaluation; None where that is not known.
     """
-    geometry, known = config.resolve_batch(processes), dict[object, Counts]()
-    total, done = Counts(), 0
+    geometry, total, done = config.resolve_batch(processes), Counts(), 0
     counters: dict[str, Any] = {"images": 0, "seconds": 0.0, "evals": 0}
     budget = Budget(config.budget, counters, num_iterations=config.num_iterations, eval_every=config.eval_every)
     evaluations = int(budget.evaluates and config.eval.initial)
     for iteration in range(config.num_iterations):
-        drawn = _drawn(config, iteration)
-        if drawn not in known:
-            known[drawn] = of_iteration(config, iteration, passes, geometry)
-        total = total + known[drawn]
+        total = total + of_iteration(config, iteration, passes, geometry)
         done = iteration + 1
         counters |= {"nfe/all": total.total, "images": total.images}
         last = done == config.num_iterations or budget.spent() >= 1
@@ -114,19 +102,6 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
     return RunCounts(
         iterations=done, total=total, evaluations=evaluations, evaluation_rows=rows, evaluation_images=num_eval_items
     )
-
-
-def _drawn(config: TrainConfig, iteration: int) -> object:
-    """What an iteration draws that its evaluations depend on; equal for equal iterations."""
-    if config.recipe == "backprop":
-        return backprop_path(config, iteration)
-    if config.recipe == "grpo" and CREDIT[config.credit.method].plan == "tree":
-        steps = stochastic_steps(config.sampler, config.seed, iteration)
-        splits = tree_steps(config, config.sampler.num_steps, iteration, steps)
-        return steps, splits, _pruned_depths(config, iteration)
-    reads_steps = config.recipe == "grpo" or config.objective.name == "d3po"
-    steps = stochastic_steps(config.sampler, config.seed, iteration) if reads_steps else ()
-    return steps, iteration < config.sampler.calibration.iterations
 
 
 def _pruned_depths(config: TrainConfig, iteration: int) -> frozenset[int]:

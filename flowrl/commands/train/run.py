@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -157,12 +156,12 @@ def check_before_loading(config: TrainConfig) -> RunPrompts:
         ValueError: says what was given, what is allowed and what to change.
     """
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.devices import check_device
+    from flowrl.training.devices import check_device, num_launched
     from flowrl.training.parts import check_pipeline, model_family, model_location, read_run_prompts
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
-    config.resolve_batch(int(os.environ.get("WORLD_SIZE", "1")))
+    config.resolve_batch(num_launched())
     prompts = read_run_prompts(config.prompts)
     _check_prompts(config.prompts.train, prompts.train, config.rewards)
     _check_prompts(config.prompts.eval or "", prompts.held_out, (*config.rewards, *config.eval.rewards))
