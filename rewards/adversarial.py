@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.config.sections import at_least, within
+from flowrl.config.sections import at_least, share
 from flowrl.randomness import Part, counter_choice, counter_seed
 from flowrl.rewards import Model, RewardInputs, RewardOutput, TrainedReward, tensor_output, to_uint8
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL
@@ -113,16 +113,13 @@ class Adversarial:
     """Seed of the head's start, batches, patches and drawn references."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("steps_per_iteration", 1), ("batch_size", 1), ("patches", 1), ("image_size", 1), ("pretrain_steps", 0),
-            ("policy_every", 1), ("warmup_iterations", 0), ("lr", 0), ("class_weight", 0), ("patch_weight", 0),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            at_least(name, None if value == "all" else value, least)
+        at_least(1, self, "steps_per_iteration batch_size patches image_size policy_every")
+        at_least(0, self, "pretrain_steps warmup_iterations lr class_weight patch_weight")
         if self.lr == 0:
             raise ValueError("lr must be positive, got 0: for a discriminator that stays, set update: false.")
-        within("held_out", self.held_out, 0, 1, open_end=True)
-        within("max_accuracy", self.max_accuracy, 0.5, 1)
+        share("held_out", self.held_out, open_end=True)
+        if not 0.5 <= self.max_accuracy <= 1:
+            raise ValueError(f"max_accuracy must lie in [0.5, 1], got {self.max_accuracy:g}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}: [0.5, 0.999] is the default.")
         for name in _FOREIGN[self.backbone]:

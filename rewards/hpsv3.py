@@ -61,7 +61,7 @@ class Hpsv3:
     others; in bfloat16 larger batches change the last digits."""
 
     def __post_init__(self) -> None:
-        at_least("batch_size", self.batch_size, 1)
+        at_least(1, self, "batch_size")
         self.text()
         pretrained.check_file(self.model, option="model")
         pretrained.check_model(self.base, what="Qwen2-VL", option="base")

@@ -37,7 +37,7 @@ class TemporalSmoothness:
     models: ClassVar[tuple[Model, ...]] = ()
 
     def __post_init__(self) -> None:
-        at_least("cell", self.cell, 1)
+        at_least(1, self, "cell")
         check_min_change(self.min_change)
 
     def build(self, device: torch.device) -> Reward:

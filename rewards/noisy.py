@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flowrl.config.sections import at_least, within
+from flowrl.config.sections import at_least, share
 from flowrl.randomness import counter_integers, counter_normal
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.nested import build_nested, nested_options
@@ -41,9 +41,9 @@ class Noisy:
     """Seed of the noise."""
 
     def __post_init__(self) -> None:
-        at_least("std", self.std, 0)
-        within("outliers", self.outliers, 0, 1)
-        at_least("outlier_scale", self.outlier_scale, 1)
+        at_least(0, self, "std")
+        share("outliers", self.outliers)
+        at_least(1, self, "outlier_scale")
         nested_options(self.reward, self.options)
 
     @property

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import UInt8
 
 from flowrl.config.rewards import Frames
-from flowrl.config.sections import at_least, within
+from flowrl.config.sections import at_least, share
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.frames import framewise
 
@@ -74,9 +74,9 @@ class Ocr:
             re.compile(self.target_regex)
         except re.error as error:
             raise ValueError(f"target_regex {self.target_regex!r} is not a regular expression: {error}.") from error
-        at_least("extra_text_penalty", self.extra_text_penalty, 0)
-        within("min_confidence", self.min_confidence, 0, 1, open_end=True)
-        at_least("workers", self.workers, 1)
+        at_least(0, self, "extra_text_penalty")
+        share("min_confidence", self.min_confidence, open_end=True)
+        at_least(1, self, "workers")
         if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
             raise ValueError(f"{' and '.join(missing)} must be installed: pip install flowrl-toolkit[ocr].")
 

@@ -65,8 +65,8 @@ class Physics:
                 f"context must be at least 1 frame and less than window ({self.window}), the rest of which is to be "
                 f"foreseen, got {self.context}."
             )
-        at_least("stride", self.stride, 1)
-        positive("temperature", self.temperature)
+        at_least(1, self, "stride")
+        positive(self, "temperature")
         check_min_change(self.min_change)
         check_model(self.model, what="V-JEPA 2")
 

@@ -81,7 +81,7 @@ class VideoAlign:
                 raise ValueError(unknown_name("dimension", name, DIMENSIONS))
         if len(set(self.dimensions)) != len(self.dimensions):
             raise ValueError(f"dimensions names one twice: {', '.join(self.dimensions)}.")
-        at_least("batch_size", self.batch_size, 1)
+        at_least(1, self, "batch_size")
         self.text()
         pretrained.check_file(self.model, option="model")
         pretrained.check_model(self.base, what="Qwen2-VL", option="base")

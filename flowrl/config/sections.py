@@ -14,10 +14,10 @@ from flowrl.config.strict_yaml import ConfigError
 
 
 def at_least(minimum: int, section: object, keys: str, prefix: str = "") -> None:
-    """Refuse numbers below ``minimum`` among the named keys of a section; None passes."""
+    """Refuse numbers below ``minimum`` among the named keys of a section; None and words pass."""
     for key in keys.split():
         value = getattr(section, key)
-        if value is not None and value < minimum:
+        if isinstance(value, int | float) and value < minimum:
             raise ConfigError(f"{prefix}{key} must be at least {minimum}, got {value:g}")
 
 
