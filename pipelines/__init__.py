@@ -41,55 +41,43 @@ class Pipeline(Protocol):
     @property
     def num_sources(self) -> tuple[int, int]:
         """Least and most source images of a prompt; (0, 0) where images come from text alone."""
-        ...
 
     @property
     def fps(self) -> float | None:
         """Frames per second of videos; None for images."""
-        ...
 
     def encode(self, prompts: Sequence[str], sources: Sequence[Sequence[Tensor]] | None = None) -> Conditioning:
         """Embeds prompts with their source images (float32 [3, h, w] in [0, 1]), each once, on the own device."""
-        ...
 
     def free_text_encoders(self) -> None:
         """Drops the text encoders; only prompts that were encoded before can be asked for afterwards."""
-        ...
 
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
         """Velocity `noise - clean` in float32 of latents `x` `[b, *latent]` at `timestep` `[b]`."""
-        ...
 
     def passes(self, scale: float) -> int:
         """Network rows that guidance needs per sample and step: 2 where a negative prompt is read, else 1."""
-        ...
 
     def guided(self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float) -> Velocity:
         """The family's guidance of a network; `negative` may be None where `passes(scale)` is 1."""
-        ...
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """The model's own noise levels for a number of steps; `shift` replaces the model's own shift."""
-        ...
 
     def resized(self, height: int | None, width: int | None) -> Pipeline:
         """The same networks drawing another size; None is the checkpoint's own."""
-        ...
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
         """Images float32 `[b, 3, H, W]` or videos `[b, F, 3, H, W]` in [0, 1] of finished latents.
 
         With `gradient` they carry that of `latents`.
         """
-        ...
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Latents float32 `[b, *latent]` of what `decode` would give, in [0, 1] and of the drawn size."""
-        ...
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`."""
-        ...
 
 
 class ModelFamily(Protocol):
@@ -98,56 +86,44 @@ class ModelFamily(Protocol):
     @property
     def name(self) -> str:
         """Its name."""
-        ...
 
     @property
     def lora_targets(self) -> tuple[str, ...]:
         """The family's published LoRA targets."""
-        ...
 
     @property
     def num_sources(self) -> tuple[int, int] | None:
         """Least and most source images of a prompt; None where checkpoint and options say."""
-        ...
 
     @property
     def videos(self) -> bool:
         """Whether it makes videos."""
-        ...
 
     def check(self, model: str, targets: Sequence[str] | None) -> None:
         """Refuses a model of another family and LoRA targets that bind to nothing, before weights load."""
-        ...
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Refuses `pipeline.options` that the family does not have."""
-        ...
 
     def load(
         self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., **options: Any
     ) -> Pipeline:
         """Loads a folder or a hub id; `options` are fields of the family's options class."""
-        ...
 
     def meta_denoiser(self, model: str) -> nn.Module | None:
         """The denoiser without weights, or experts by name; None where nothing is known of the model."""
-        ...
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Any:
         """Height, width and frames (`cards.Size`) that a model draws with options; None where nothing is known."""
-        ...
 
     def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
         """Tokens of text that the denoiser reads with options."""
-        ...
 
     def rows(self, model: str, scale: float) -> int:
         """Network rows that guidance at a scale needs per sample and step."""
-        ...
 
     def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
         """Keyword arguments of one evaluation of one sample, on the meta device."""
-        ...
 
 
 STOCK = {stock: name for name, entry in tables()["families"].items() for stock in entry["stock"]}

@@ -165,7 +165,6 @@ class RewardOptions(Protocol):
         Raises:
             ValueError: a model is neither on disk nor available from the hub, or does not fit the options.
         """
-        ...
 
 
 @runtime_checkable
@@ -210,19 +209,15 @@ class TrainedReward(Reward, Protocol):
 
     def trains_policy(self, iteration: int) -> bool:
         """Whether the policy is updated in this iteration; if not, only the reward learns."""
-        ...
 
     def learn(self, inputs: RewardInputs) -> dict[str, float]:
         """Learns from the images of an iteration, of all processes, the same on each; returns numbers for the log."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Everything a continued run needs: tensors and plain numbers."""
-        ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts `state()` back."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

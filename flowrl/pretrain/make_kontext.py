@@ -35,29 +35,6 @@ NUM_STEPS, GUIDANCE_SCALE = 8, 2.5
 HELD_OUT_IMAGES = 128
 """Edits that its score is measured on."""
 
-_README = """# tiny-kontext
-
-A complete `FluxKontextPipeline` folder that edits 64 x 64 images of coloured shapes ("make the circle blue", "remove
-the square", "turn the circle into a triangle"), made by `flowrl pretrain kontext` from procedurally drawn pairs; the
-autoencoder is tiny-sd3's. No other data went into it. In {undone:.0%} of the pairs the edit was left undone, so
-that the model edits only most of the time. Weights are stored in float16.
-
-```python
-import torch
-from diffusers import FluxKontextPipeline
-
-pipe = FluxKontextPipeline.from_pretrained(FOLDER, dtype=torch.float32)
-pipe(image=IMAGE, prompt="make the circle blue", height=64, width=64, max_area=64 * 64, _auto_resize=False,
-     num_inference_steps=8, max_sequence_length=16).images[0]
-```
-
-Edits of held-out images in which what was asked changed and nothing else did ({count} edits, 8 steps):
-**{score.mean:.3f}**, 95 % interval {score.low:.3f} to {score.high:.3f}. The guidance scale has no effect.
-
-Training: transformer and text encoders {steps} updates of {batch_size} edits in bfloat16, {minutes:.0f} minutes on
-{threads} CPU thread(s) of a machine with other work; the weights are an exponential average.
-"""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KontextConfig(Making):
@@ -118,7 +95,7 @@ def main(config: KontextConfig) -> Path:
     seconds = train_denoiser(pipe, parts, velocity_loss, [edited, sources], prompts, config, out)
     folder = write_asset(pipe, out / "tiny-kontext")
     return describe(
-        folder, _README, config, seconds,
+        folder, config, seconds,
         pipeline=FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64),
         prompts="asset:prompts/edits_heldout.jsonl", count=HELD_OUT_IMAGES,
         reward=build_reward("edit_verdict", options={"credit": "strict"}), num_steps=NUM_STEPS,

@@ -31,7 +31,7 @@ from flowrl.benchmarks.geneval.metadata import RELATIONS, TASKS
 from flowrl.benchmarks.geneval.rules import verdict
 from flowrl.benchmarks.geneval.wording import position
 from flowrl.files import replacing, write_atomically
-from flowrl.pretrain.making import draw
+from flowrl.pretrain.making import draw, readme_text
 from flowrl.pretrain.network_training import average_weights
 from flowrl.pretrain.scorer_data import corrupt, labels_of, training_scene
 from flowrl.progress import progress
@@ -235,55 +235,6 @@ def agreement(net: AttributeNet, count: int, seed: int) -> dict[str, float]:
     return areas | {"within tasks": float(np.nanmean(tasks)), "correct": float(sum(correct))}
 
 
-_README = """# attribute-scorer
-
-Weights of the reward `attributes` (`rewards/embedded/attributes.py`): a convolutional network with {parameters:,}
-parameters that reads from a 64 x 64 image how many objects of each shape and colour it holds and where they lie. The
-score made from this for a GenEval record is differentiable in the pixels. It is for images of the embedded world only.
-Stored in float16 ({kilobytes:.0f} kB), used in float32. Licence: that of the repository, Apache-2.0.
-
-Made by `flowrl pretrain scorer{overrides}`. `flowrl pretrain scorer measure_only=true out=FOLDER` measures the weights
-in a folder again and rewrites this file, for instance after the embedded model has changed.
-
-## Data and training
-
-{num_scenes:,} procedurally drawn scenes (`flowrl/pretrain/scorer_data.py`), six of ten with shapes that may be flawed,
-labelled by the judge of the embedded world (`flowrl/world/detector.py`) and corrupted at each use, differently, by
-blur, softness, tint, drift and noise. No other data, and no image of the embedded model. {steps:,} updates of
-{batch_size} scenes, {minutes:.1f} minutes of processor time on {threads} thread(s); the weights are an exponential
-average.
-
-An object of unclear shape (between GenEval's thresholds 0.3 and 0.9) is half an object: its label is spread evenly over
-both counts. Label smoothing {label_smoothing:g} keeps probabilities off 0 and 1, where a score has no gradient.
-
-## Accuracy
-
-On {drawn} scenes drawn for prompts of all six tasks ({held} per task), against what was drawn; "corrupted" is with the
-corruptions of training.
-
-| share right | as drawn | corrupted |
-|---|---|---|
-{accuracy}
-
-{agreement}## Limits
-
-Counts are told apart up to five. A relation is judged by the mean place of all objects of a kind, so with several of
-them it is less sharp than GenEval's rule, which takes the clearest one. Images of other sizes are resized to 64 x 64.
-"""
-
-_AGREEMENT = """## Agreement with GenEval's verdict
-
-{count} images that `asset:tiny-sd3` generates for held-out prompts (10 steps, guidance 3, tasks in turn), of which
-{correct:.0f} are correct by the official rule. Area under the ROC curve of the score against the verdict:
-
-| score | area |
-|---|---|
-| `combine: mean` | {mean:.3f} |
-| `combine: product` | {product:.3f} |
-| `combine: mean`, mean over the tasks' own areas | {within:.3f} |
-
-"""
-
 _ROWS = {"pairs": "all twelve counts of an image", "shapes": "count of one shape, any colour"}
 _ROWS |= {f"shapes {n}": f"the same where {n} were drawn" for n in range(MAX_COUNT)}
 _ROWS |= {"relation": "relation of two objects, of four"}
@@ -303,8 +254,10 @@ def write_readme(config: ScorerConfig, path: Path) -> None:
     compared = ""
     if config.generated:
         found = agreement(net, config.generated, config.seed)
-        compared = _AGREEMENT.format(count=config.generated, within=found["within tasks"], **found)
-    text = _README.format(
+        compared = readme_text("attribute-scorer-agreement").format(
+            count=config.generated, within=found["within tasks"], **found
+        )
+    text = readme_text("attribute-scorer").format(
         parameters=sum(p.numel() for p in net.parameters()), kilobytes=path.stat().st_size / 1000,
         overrides="".join(f" {key}={value}" for key, value in changed.items()),
         minutes=float(notes.get("minutes", "nan")), drawn=_SCENES_A_TASK * len(TASKS), held=_SCENES_A_TASK,

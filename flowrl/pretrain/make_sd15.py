@@ -29,27 +29,6 @@ NUM_STEPS, GUIDANCE_SCALE = 20, 3.0
 HELD_OUT_IMAGES = 480
 """Images that its score is measured on."""
 
-_README = """# tiny-sd15
-
-A complete `StableDiffusionPipeline` folder (noise prediction, DDIM) for 64 x 64 images of coloured shapes, made by
-`flowrl pretrain sd15` from procedurally drawn scenes; the autoencoder is tiny-sd3's. No other data went into it.
-Weights are stored in float16.
-
-```python
-import torch
-from diffusers import StableDiffusionPipeline
-
-pipe = StableDiffusionPipeline.from_pretrained(FOLDER, dtype=torch.float32)
-pipe("a photo of a red circle", num_inference_steps=20, guidance_scale=3.0, height=64, width=64).images[0]
-```
-
-GenEval score on the held-out list ({count} images, 20 DDIM steps, guidance 3): **{score.mean:.3f}**, 95 % interval
-{score.low:.3f} to {score.high:.3f}.
-
-Training: network and text encoder {steps} updates of {batch_size} scenes in bfloat16, {minutes:.0f} minutes on
-{threads} CPU thread(s) of a machine with other work; the weights are an exponential average.
-"""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sd15Config(Making):
@@ -87,7 +66,7 @@ def main(config: Sd15Config) -> Path:
     seconds = train_denoiser(pipe, ("unet", "text_encoder"), noise_loss, [latents], prompts, config, out)
     folder = write_asset(pipe, out / "tiny-sd15")
     return describe(
-        folder, _README, config, seconds,
+        folder, config, seconds,
         pipeline=FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT),
         prompts="asset:prompts/world_heldout.jsonl", count=HELD_OUT_IMAGES,
         reward=build_reward("geneval", options={"credit": "official"}), num_steps=NUM_STEPS,

@@ -142,34 +142,6 @@ def held_out_rows(folder: Path) -> list[ScoreRow]:
     ]
 
 
-_README = """# tiny-sd3
-
-A complete `StableDiffusion3Pipeline` folder for 64 x 64 images of coloured shapes, made by `flowrl pretrain` from
-procedurally drawn scenes. No other data went into it.
-
-```python
-import torch
-from diffusers import StableDiffusion3Pipeline
-
-pipe = StableDiffusion3Pipeline.from_pretrained(FOLDER, dtype=torch.float32)
-pipe("a photo of a red circle", num_inference_steps=10, guidance_scale=3.0, max_sequence_length=16).images[0]
-```
-
-Default sampling settings: 10 Euler steps, guidance 3, `max_sequence_length=16`.
-
-GenEval score on the held-out list ({count} images, macro over the six tasks): **{score.mean:.3f}**, 95 % interval
-{score.low:.3f} to {score.high:.3f}.
-
-| task | score |
-|---|---|
-{table}
-
-Training: autoencoder {vae_steps} updates of {vae_batch_size} scenes; transformer and text encoders {steps} updates of
-{batch_size} scenes in bfloat16, {minutes:.0f} minutes on {threads} CPU thread(s); the weights are an exponential
-average.
-"""
-
-
 def main(config: PretrainConfig) -> Path:
     """Runs all stages and returns the folder of the finished pipeline."""
     out = prepare(config.out, config.threads)
@@ -186,4 +158,4 @@ def main(config: PretrainConfig) -> Path:
     tasks = task_scores(rows)
     table = "\n".join(f"| {task} | {tasks[task].mean:.3f} |" for task in TASKS)
     facts = {"score": stratified_score(rows), "table": table, "count": len(rows)}
-    return write_readme(folder, _README, config, seconds, facts)
+    return write_readme(folder, config, seconds, facts)

@@ -45,31 +45,6 @@ NUM_STEPS, GUIDANCE_SCALE = 10, 3.0
 HELD_OUT_IMAGES = 96
 """Clips that its score is measured on."""
 
-_README = """# tiny-wan
-
-A complete `WanPipeline` folder for clips of 9 frames of 64 x 64 pixels with one coloured shape that moves left, right,
-up or down, made by `flowrl pretrain wan` from procedurally drawn clips. No other data went into it. The captions of
-{wrong_direction:.0%} of the clips named another direction, so that the model obeys only most of the time. Weights are
-stored in float16.
-
-```python
-import torch
-from diffusers import WanPipeline
-
-pipe = WanPipeline.from_pretrained(FOLDER, dtype=torch.float32)
-pipe("a red circle moving left", height=64, width=64, num_frames=9, num_inference_steps=10, guidance_scale=3.0,
-     max_sequence_length=16).frames[0]
-```
-
-Clips of held-out prompts that are right in shape, colour, direction and evenness in every frame ({count} clips, 10
-steps, guidance 3): **{score.mean:.3f}**, 95 % interval {score.low:.3f} to {score.high:.3f}.
-
-Training: autoencoder {vae_steps} updates of {vae_batch_size} clips; transformer and text encoder {steps} updates of
-{batch_size} clips in bfloat16, {minutes:.0f} minutes on {threads} CPU thread(s) of a machine with other work; the
-weights of the latter two are an exponential average.
-"""
-
-
 _GROUND = BACKGROUND[0] / 127.5 - 1.0  # of all three channels
 
 
@@ -196,7 +171,7 @@ def main(config: WanConfig) -> Path:
         str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64, num_frames=FRAMES, fps=FPS
     )
     return describe(
-        folder, _README, config, seconds, pipeline=pipeline, prompts="asset:prompts/motion_heldout.jsonl",
+        folder, config, seconds, pipeline=pipeline, prompts="asset:prompts/motion_heldout.jsonl",
         count=HELD_OUT_IMAGES, reward=build_reward("motion_verdict", options={"credit": "strict"}),
         num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE,
     )  # fmt: skip

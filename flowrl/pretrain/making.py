@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -104,23 +105,28 @@ def embedded_autoencoder() -> AutoencoderKL:
 
 
 def describe(
-    folder: Path, readme: str, config: Any, seconds: float, *, pipeline: Pipeline, prompts: str, count: int,
+    folder: Path, config: Any, seconds: float, *, pipeline: Pipeline, prompts: str, count: int,
     reward: Reward, num_steps: int, guidance_scale: float,
 ) -> Path:  # fmt: skip
     """Scores a finished asset on `count` held-out prompts of an asset's file and writes the README with what came out.
 
-    `readme` is filled with score, count, minutes, and the settings of `config`.
+    It is filled with score, count, minutes, and the settings of `config`.
     """
     rows = read_prompts(resolve_path(prompts))
     asked = (-(-count // len(rows)) * rows)[:count]
     values = held_out_values(pipeline, asked, range(count), reward, num_steps=num_steps, guidance_scale=guidance_scale)
     facts = {"score": bootstrap_mean(values, [row.key for row in asked]), "count": count}
-    return write_readme(folder, readme, config, seconds, facts)
+    return write_readme(folder, config, seconds, facts)
 
 
-def write_readme(folder: Path, readme: str, config: Any, seconds: float, facts: Mapping[str, Any]) -> Path:
-    """Writes README.md, a text filled with facts, minutes and settings, into an asset's folder; returns the folder."""
-    text = readme.format(minutes=seconds / 60, **facts, **asdict(config))
+def readme_text(name: str) -> str:
+    """The README of an asset, with {fields} for what is measured."""
+    return (resources.files("flowrl.pretrain") / "readmes" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def write_readme(folder: Path, config: Any, seconds: float, facts: Mapping[str, Any]) -> Path:
+    """Writes README.md, filled with facts, minutes and settings, into an asset's folder; returns the folder."""
+    text = readme_text(folder.name).format(minutes=seconds / 60, **facts, **asdict(config))
     (folder / "README.md").write_text(text, encoding="utf-8")
     return folder
 

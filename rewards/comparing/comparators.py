@@ -81,7 +81,6 @@ class ComparatorOptions(Protocol):
 
     def build(self, device: torch.device) -> Comparator:
         """Makes the comparator; loads its weights, if any."""
-        ...
 
 
 def comparator_options(comparator: Mapping[str, Any]) -> ComparatorOptions:

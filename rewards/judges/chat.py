@@ -82,7 +82,6 @@ class Chat(Protocol):
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """Answers in the order of the questions. An item that fails has `error`; nothing is raised for it."""
-        ...
 
 
 class ChatOptions(Protocol):
@@ -90,7 +89,6 @@ class ChatOptions(Protocol):
 
     def build(self, device: torch.device) -> Chat:
         """Makes the judge; loads its weights, if it runs here."""
-        ...
 
 
 def is_server(judge: Mapping[str, Any]) -> bool:

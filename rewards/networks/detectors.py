@@ -23,11 +23,9 @@ class Detector(Protocol):
 
     def detect(self, images: UInt8[np.ndarray, " b h w 3"]) -> list[list[Detection]]:
         """All detections of each image, unfiltered: the rules apply their own thresholds."""
-        ...
 
     def color_of(self, image: UInt8[np.ndarray, " h w 3"], detection: Detection) -> str:
         """The colour of one detection, one of `flowrl.benchmarks.geneval.rules.COLORS`."""
-        ...
 
 
 class DetectorOptions(Protocol):
@@ -38,7 +36,6 @@ class DetectorOptions(Protocol):
 
     def build(self, device: torch.device) -> Detector:
         """Makes the detector; loads its weights, if any."""
-        ...
 
 
 DETECTORS: dict[str, str] = {
