@@ -151,10 +151,10 @@ def _dance_sde(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tens
 
 
 def _cps(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Coefficients-preserving step (Wang and Yu, Flow-CPS, arXiv 2509.05952): part of the noise is drawn afresh.
+    """Coefficients-preserving step (Wang and Yu, Flow-CPS, arXiv 2509.05952): part of the noise is drawn again.
 
     `k^2 + std^2 = sigma_next^2` exactly, so no excess noise is left in the latent. That preserves the marginal of a
-    point mass only; with spread data the result is too narrow, however many steps. Level 1 draws all the noise afresh;
+    point mass only; with spread data the result is too narrow, however many steps. Level 1 draws all the noise again;
     beyond 1 the rule would fold back: 1.2 is 0.8.
     """
     angle = a * math.pi / 2

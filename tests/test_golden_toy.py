@@ -125,7 +125,7 @@ def _reproducible() -> Iterator[None]:
 
 
 def _write_pairs(folder: Path) -> None:
-    """A pair of pictures of four pixels for every prompt, the winner brighter; the toy's decoder never gives 0 or 1."""
+    """A pair of images of four pixels for every prompt, the winner brighter; the toy's decoder never gives 0 or 1."""
     folder.mkdir()
     levels = np.random.default_rng(0).integers(64, 160, (len(PROMPTS), 2, 2, 3), dtype=np.uint8)
     rows = []

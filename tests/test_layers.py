@@ -51,14 +51,8 @@ LOOSE = {"__init__", "__main__", "cli", "trajectory", "randomness", "files", "pr
 COMMAND_FILES = {"__init__", "arguments", "run", "result", "page"}
 """The names that may occur more than once: every command's folder has the same ones."""
 HEAVY = {"diffusers", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "torchvision", "tensorboard"}
-PUBLIC: tuple[str, ...] = (
-    # Promised to other programs.
-    "group_advantages",
-    "parse_reply",
-    "rlg_pipeline",
-    "slot_network",
-)
-"""Definitions that no product code uses, because they are for the users of the package."""
+PUBLIC = ("rlg_pipeline", "slot_network")
+"""Definitions that no product code uses, because they are for the users of the package; so are names in `__all__`."""
 _NAME = re.compile(r"[:.]([A-Za-z_]\w*)$|^([A-Za-z_]\w*)$")  # the end of "module:name", or a name alone
 
 
@@ -336,3 +330,14 @@ def test_every_file_that_contributing_names_is_there() -> None:
     rooms = [ROOT, ROOT / "flowrl"]
     for name in re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9.]*)`", text):
         assert any((room / name).exists() for room in rooms), name
+
+
+READ_FROM_OTHERS = {"answers", "overlap", "points"}
+"""Files whose patterns or published meanings are other people's words."""
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_one_word_per_thing(module: str) -> None:
+    if MODULES[module].stem not in READ_FROM_OTHERS:
+        found = re.findall(r"(?i)\b\w*picture\w*|\banew\b|\bmend(?:s|ed|ing)?\b", MODULES[module].read_text())
+        assert found == [], "image, again, fix"

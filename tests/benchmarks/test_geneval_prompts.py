@@ -1,4 +1,4 @@
-"""GenEval's 553 prompts are drawn anew, byte for byte those of the published file."""
+"""GenEval's 553 prompts are drawn again, byte for byte those of the published file."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ def test_an_answer_that_was_cut_off_after_its_end_is_read(
     assert [row["error"] for row in result.rows] == ["truncated", None, None, None, None, None]
 
 
-# ---- going on, and starting anew -------------------------------------------------------------------------------------
+# ---- going on, and starting again ------------------------------------------------------------------------------------
 
 
 def test_answers_are_kept_by_image_question_and_judge(

@@ -12,7 +12,7 @@ everywhere.
 
     FLOWRL_GOLDEN=write python -m pytest tests/test_golden_toy.py tests/test_golden_embedded.py
 
-writes the records anew, with `-k NAME` those of some cases.
+writes the records again, with `-k NAME` those of some cases.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _quiet(toy: Path) -> Path:
 
 
 def test_every_round_costs(toy: Path) -> None:
-    """A round samples and scores anew, whether its groups disagree or not; all of them are updated on."""
+    """A round samples and scores again, whether its groups disagree or not; all of them are updated on."""
     rows = quick_run(
         toy_config(toy, reward_list(toy.parent, "half_fail"), "curriculum.max_rounds=3", "num_iterations=4"), toy.parent
     )
