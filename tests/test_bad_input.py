@@ -157,8 +157,8 @@ def test_resume_takes_a_run_and_few_settings(
 ) -> None:
     (tmp_path / "config.yaml").write_text(runs.config.read_text())
     assert "optim.lr=1" in _error(["train", f"resume={tmp_path}", "optim.lr=1"], capsys)
-    assert "no run folder" in _error(["train", f"resume={tmp_path / 'absent'}"], capsys)
-    assert "no run folder" in _error(["train", f"resume={runs.folder}"], capsys)
+    assert "is not a run folder" in _error(["train", f"resume={tmp_path / 'absent'}"], capsys)
+    assert "is not a run folder" in _error(["train", f"resume={runs.folder}"], capsys)
     inside = tmp_path / "with_resume.yaml"
     inside.write_text(runs.config.read_text() + f"resume: {tmp_path}\n")
     assert "command line" in _error(["train", str(inside)], capsys)

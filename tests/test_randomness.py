@@ -95,7 +95,7 @@ def test_samples_do_not_depend_on_their_batch() -> None:
     assert torch.equal(sample_normals((2, 3), keys[2:3])[0], batch[2])
     assert torch.equal(counter_normal((2, 3), *keys[1]), batch[1])
     assert torch.equal(sample_normals((2, 3), keys[::-1]), batch.flip(0))
-    with pytest.raises(ValueError, match="one key a sample"):
+    with pytest.raises(ValueError, match="one key per sample"):
         sample_normals((2,), [])
 
 

@@ -189,7 +189,7 @@ REFUSED = {
     "density": (("sampler.kernel=ode", "sampler.noise_level=null"), "sampler.kernel"),
     "noise": (("sampler.noise_level=1.5",), "sampler.noise_level"),
     "group": (("group_size=1",), "group_size must be at least 2"),
-    "foreign option": (("objective.options={beta: 1.0}",), "option 'beta'"),
+    "foreign option": (("objective.options={beta: 1.0}",), "unknown key 'beta'"),
     "division": (("micro_batch_size=7",), "micro_batch_size"),
     "processes": (("--processes", "5"), "5 processes"),
     "no speed": (("--tflops", "0"), "--tflops"),
