@@ -15,10 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.config.sections import OptimConfig
 from flowrl.pipelines.lora import Policy
 from flowrl.samplers import Network
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning
+
+
+def make_optimizer(settings: OptimConfig, policy: Policy) -> torch.optim.Optimizer:
+    """AdamW on the policy's weights, with a constant learning rate."""
+    return torch.optim.AdamW(
+        policy.parameters.values(), lr=settings.lr, betas=settings.betas, eps=settings.eps,
+        weight_decay=settings.weight_decay,
+    )  # fmt: skip
+
 
 _FIRST_SCALE_LOG2 = 14  # of float16 losses
 _EVALUATIONS = ("rollout", "completion", "update", "reference", "backward")  # what evaluations are counted as

@@ -39,7 +39,7 @@ from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import restore, save_lora
 from flowrl.training.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.training.heldout import evaluate
-from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, clock
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, clock, make_optimizer
 from flowrl.training.parts import at_eval_size, encode_everything, eval_schedule, evaluation_rewards, load_parts
 from flowrl.training.prompting import RunPrompts, encode_prompts, guided
 from flowrl.training.reward_watch import RewardWatch
@@ -70,11 +70,7 @@ class Loop:
         self.drawn = at_eval_size(config, self.pipeline)  # what evaluations draw with
         if config.pipeline.free_text_encoders:
             encode_everything(self.pipeline, self.drawn, prompts)
-        optim = config.optim
-        self.optimizer = torch.optim.AdamW(
-            self.policy.parameters.values(), lr=optim.lr, betas=optim.betas, eps=optim.eps,
-            weight_decay=optim.weight_decay,
-        )  # fmt: skip
+        self.optimizer = make_optimizer(config.optim, self.policy)
         state = run.load_checkpoint()
         self.first = 0 if state is None else restore(state, self.policy, self.optimizer)
         self.counters: dict[str, Any] = {"updates": 0, "constant": 0, "images": 0, "seconds": 0.0, "evals": 0,
