@@ -13,6 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "arguments", nargs="*", default=[], metavar="[WHAT] key=value",
-        help="WHAT: sd3 (default), sd15, wan, kontext, or scorer, the embedded world's differentiable reward; "
-        "key=value: a setting",
+        help="WHAT: sd3 (default), sd15, wan, kontext, scorer, the embedded world's differentiable reward, or prompts, "
+        "the lists in assets/prompts; key=value: a setting",
     )  # fmt: skip
