@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from flowrl.config.options import unknown_name
+from flowrl.config.options import entry_of
 from flowrl.pipelines.known_checkpoints import checkpoints, tables
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule
@@ -161,8 +161,7 @@ def family_name(name: str | None, model: str) -> str:
     """
     if name is None:
         return family_of(model)
-    if name not in PIPELINES:
-        raise ValueError(unknown_name("pipeline.name", name, PIPELINES))
+    entry_of(PIPELINES, name, "pipeline.name")
     if model in checkpoints() and checkpoints()[model].family != name:
         own = checkpoints()[model].family
         raise ValueError(f"{model} is of the family {own}, got pipeline.name={name}: leave pipeline.name out")
@@ -175,7 +174,5 @@ def family(name: str) -> ModelFamily:
     Raises:
         ValueError: no family has this name.
     """
-    if name not in PIPELINES:
-        raise ValueError(unknown_name("pipeline.name", name, PIPELINES))
-    found: ModelFamily = importlib.import_module(PIPELINES[name]).FAMILY
+    found: ModelFamily = importlib.import_module(entry_of(PIPELINES, name, "pipeline.name")).FAMILY
     return found

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from flowrl.config.strict_yaml import Source, build, dotted_keys
 
+Entry = TypeVar("Entry")
 Options = TypeVar("Options")
 
 
@@ -34,6 +35,17 @@ def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"unknown {what} {name!r}{hint}; allowed: {', '.join(names) or 'none'}."
+
+
+def entry_of(table: Mapping[str, Entry], name: str, what: str, *, owner: str = "") -> Entry:
+    """The entry of a table of choices; `what` is a word for its names, `owner` what messages begin with.
+
+    Raises:
+        ValueError: there is no such entry, with the nearest name and all that there are.
+    """
+    if name not in table:
+        raise ValueError(f"{owner}: {unknown_name(what, name, table)}" if owner else unknown_name(what, name, table))
+    return table[name]
 
 
 def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str) -> Options:

@@ -15,7 +15,7 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from flowrl.config.options import unknown_name
+from flowrl.config.options import entry_of
 from flowrl.config.strict_yaml import build_settings
 from flowrl.config.train import resolve_path
 from flowrl.pipelines import Pipeline
@@ -48,9 +48,7 @@ def pretrain(arguments: Sequence[str]) -> Path:
     """
     named = bool(arguments) and "=" not in arguments[0]
     name, overrides = (arguments[0], arguments[1:]) if named else ("sd3", arguments)
-    if name not in MODELS:
-        raise ValueError(f"pretrain: {unknown_name('model', name, MODELS)}")
-    module_name, settings = MODELS[name]
+    module_name, settings = entry_of(MODELS, name, "model", owner="pretrain")
     module = importlib.import_module(module_name)
     config = build_settings(getattr(module, settings), overrides, command=f"pretrain {name}")
     made: Path = module.main(config)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from flowrl.config.options import build_parts, unknown_name
+from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig
 from flowrl.objectives.gradient_paths import PATHS, Path, RewardLoss, backprop_sample
@@ -148,9 +148,8 @@ def objective_of(config: TrainConfig) -> tuple[Callable[..., Path], RewardLoss]:
         ValueError: an unknown name or option, or a bad value.
     """
     name, options = config.objective.name or "draft", config.objective.options
-    if name not in PATHS:
-        raise ValueError(f"objective.name: {unknown_name('objective of recipe backprop', name, PATHS)}")
+    path = entry_of(PATHS, name, "objective of recipe backprop", owner="objective.name")
     if name == "refl" and options.get("loss", "hinge") == "hinge":
         options = {"loss": "hinge", "scale": 1e-3} | options
-    path_of, loss_of = build_parts((PATHS[name], RewardLoss), options, owner=f"objective {name!r}")
+    path_of, loss_of = build_parts((path, RewardLoss), options, owner=f"objective {name!r}")
     return path_of, loss_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrl.config.methods import TimesConfig
-from flowrl.config.options import build_parts, unknown_name
+from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import BATCH_LIMIT, TrainConfig
 from flowrl.objectives.forward_losses import FORWARD, Loss, Method, old_decay
@@ -66,9 +66,7 @@ def objective_of(config: TrainConfig) -> Objective:
         ValueError: an unknown objective or option, or a bad value.
     """
     name = config.objective.name or "nft"
-    if name not in FORWARD:
-        raise ValueError(f"objective.name: {unknown_name('objective of recipe forward', name, FORWARD)}")
-    method = FORWARD[name]
+    method = entry_of(FORWARD, name, "objective of recipe forward", owner="objective.name")
     options, loss = build_parts((Options, method.options), config.objective.options, owner=f"objective {name!r}")
     return Objective(name=name, method=method, loss=loss, options=options)
 

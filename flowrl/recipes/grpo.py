@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from flowrl.advantages.shaping import aggregation_weights
-from flowrl.config.options import build_options, unknown_name
+from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
@@ -104,9 +104,7 @@ def objective_of(config: TrainConfig) -> tuple[Any, Callable[[Scored], Tensor]]:
         ValueError: an unknown objective or option, or a bad value.
     """
     name = config.objective.name or "clip"
-    if name not in OBJECTIVES:
-        raise ValueError(f"objective.name: {unknown_name('objective of recipe grpo', name, OBJECTIVES)}")
-    objective = OBJECTIVES[name]
+    objective = entry_of(OBJECTIVES, name, "objective of recipe grpo", owner="objective.name")
     return objective, build_options(objective.options, config.objective.options, owner=f"objective {name!r}")
 
 
@@ -117,10 +115,8 @@ def check(config: TrainConfig) -> None:
         ValueError: an unknown method or option, or a combination without meaning, with what to change.
     """
     objective, name = objective_of(config)[0], config.objective.name or "clip"
-    if config.credit.method not in CREDIT:
-        raise ValueError(f"credit.method: {unknown_name('credit method', config.credit.method, CREDIT)}")
+    method = entry_of(CREDIT, config.credit.method, "credit method", owner="credit.method")
     check_density(config.sampler, "recipe grpo")
-    method = CREDIT[config.credit.method]
     refuse_unread(
         config, ("paths", "advantages", "rollout", *readers_of(config)), f"credit method {config.credit.method}"
     )

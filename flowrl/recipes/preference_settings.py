@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from flowrl.config.options import build_options, unknown_name
+from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.prompts.pairs import read_pairs
@@ -75,9 +75,8 @@ def objective_of(config: TrainConfig) -> Online | Offline | Steps:
         ValueError: an unknown objective or option, or a bad value.
     """
     name = config.objective.name or "dpo"
-    if name not in OBJECTIVES:
-        raise ValueError(f"objective.name: {unknown_name('objective of recipe preference', name, OBJECTIVES)}")
-    return build_options(OBJECTIVES[name], config.objective.options, owner=f"objective {name!r}")
+    cls = entry_of(OBJECTIVES, name, "objective of recipe preference", owner="objective.name")
+    return build_options(cls, config.objective.options, owner=f"objective {name!r}")
 
 
 def check(config: TrainConfig) -> None:

@@ -61,13 +61,14 @@ def family_options(settings: PipelineConfig) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None} | settings.options
 
 
-def check_pipeline(settings: PipelineConfig) -> None:
-    """Refuses settings that the family does not have, before weights load."""
+def check_pipeline(settings: PipelineConfig) -> ModelFamily:
+    """The family of a configuration; refuses settings that it does not have, before weights load."""
     known = model_family(settings)
     for name in ("num_frames", "fps"):
         if getattr(settings, name) is not None and not known.videos:
             raise ValueError(f"pipeline.{name} is set, but family {known.name} makes no videos: remove it")
     known.check_options(settings.options)
+    return known
 
 
 def at_eval_size(config: TrainConfig, pipeline: Pipeline) -> Pipeline:

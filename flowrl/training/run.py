@@ -24,19 +24,7 @@ from flowrl.files import replacing, write_atomically
 from flowrl.training.checkpoints import read_checkpoint, write_checkpoint
 from flowrl.training.devices import accelerator_of
 from flowrl.training.manifest import note_in_manifest, write_manifest
-
-
-def make_free_folder(name: str, parent: Path = Path("runs")) -> Path:
-    """Makes `runs/<name>-<n>` with the first free n; two runs that start at once get two folders."""
-    number = 1
-    while True:
-        folder = parent / f"{name}-{number}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
+from flowrl.training.run_folder import make_free_folder, refuse_taken
 
 
 class Run:
@@ -81,11 +69,11 @@ class Run:
         answer: list[Any] = [None, None]
         if self.main:
             chosen = folder or make_free_folder(name)
-            if not resumed and chosen.exists() and any(chosen.iterdir()):
-                answer[1] = (
-                    f"the run folder {chosen} is not empty, and nothing in it will be overwritten: continue it with "
-                    f"'flowrl train resume={chosen}', or choose another folder with out="
-                )
+            try:
+                if not resumed:
+                    refuse_taken(chosen)
+            except ValueError as error:
+                answer[1] = str(error)
             else:
                 chosen.mkdir(parents=True, exist_ok=True)
                 answer[0] = str(chosen)

@@ -61,9 +61,7 @@ class Scorer:
     def inputs(self, batch: Batch, decoded: Tensor, group: Tensor, numbers: Sequence[int]) -> RewardInputs:
         """What rewards are given of decoded images of groups `[b]`."""
         prompts = batch.asked.prompts_of(group)
-        return reward_inputs(
-            self.pipeline, prompts, decoded, group=group, numbers=numbers, iteration=batch.iteration
-        )  # fmt: skip
+        return reward_inputs(self.pipeline, prompts, decoded, group=group, numbers=numbers, iteration=batch.iteration)
 
     def with_gradient(self, batch: Batch, decoded: Tensor, group: Tensor, numbers: Sequence[int]) -> RewardOutput:
         """Rewards of decoded images, at once and with their graph."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import UInt8
 
 from flowrl.benchmarks.geneval.detections import Detection
-from flowrl.config.options import build_options, unknown_name
+from flowrl.config.options import build_options, entry_of
 from flowrl.rewards import Model, load_target
 
 
@@ -51,9 +51,7 @@ def detector_options(name: str, options: Mapping[str, Any] | None = None) -> Det
     Raises:
         ValueError: naming what was given, the nearest valid name and all that are allowed.
     """
-    if name not in DETECTORS:
-        raise ValueError(unknown_name("judge", name, DETECTORS))
-    return build_options(load_target(DETECTORS[name]), options or {}, owner=f"judge {name!r}")
+    return build_options(load_target(entry_of(DETECTORS, name, "judge")), options or {}, owner=f"judge {name!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

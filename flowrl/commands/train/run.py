@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, find_config, load_config, resolve_path, to_yaml
+from flowrl.training.run_folder import refuse_taken
 
 if TYPE_CHECKING:
     from flowrl.prompts.loading import Prompt
@@ -40,7 +41,7 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
             raise ValueError(f"{path}: resume belongs on the command line: flowrl train resume={config.resume}")
         folder_wanted = None if config.out is None else Path(config.out)
         if folder_wanted is not None:
-            refuse_taken_folder(folder_wanted)
+            refuse_taken(folder_wanted)
     else:
         from flowrl.training.checkpoints import read_checkpoint
 
@@ -116,19 +117,6 @@ def recipe_of(config: TrainConfig) -> Any:
     return importlib.import_module(f"flowrl.recipes.{config.recipe}")
 
 
-def refuse_taken_folder(folder: Path) -> None:
-    """Refuses a run folder that holds anything.
-
-    Raises:
-        ValueError: with the two ways on.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(
-            f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "
-            f"'flowrl train resume={folder}', or choose another folder with out="
-        )
-
-
 def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | None:
     """The folder of `resume=RUN`; None where it is not given."""
     given = [text.partition("=")[2] for text in overrides if text.startswith("resume=")]
@@ -157,7 +145,7 @@ def check_before_loading(config: TrainConfig) -> RunPrompts:
     """
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, num_launched
-    from flowrl.training.parts import check_pipeline, model_family, model_location, read_run_prompts
+    from flowrl.training.parts import check_pipeline, model_location, read_run_prompts
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
@@ -177,8 +165,7 @@ def check_before_loading(config: TrainConfig) -> RunPrompts:
     check_rewards(config)
     check_sampler(config.sampler)
     recipe_of(config).check(config)
-    known = model_family(config.pipeline)
-    check_pipeline(config.pipeline)
+    known = check_pipeline(config.pipeline)
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets)
     if config.policy.init_lora is not None:
         resolve_path(config.policy.init_lora)

@@ -1,0 +1,31 @@
+"""Where a run may be written: a free folder, or one that holds nothing. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def make_free_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """Makes `runs/<name>-<n>` with the first free n; two runs that start at once get two folders."""
+    number = 1
+    while True:
+        folder = parent / f"{name}-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def refuse_taken(folder: Path) -> None:
+    """Refuses a run folder that holds anything.
+
+    Raises:
+        ValueError: with the two ways on.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "
+            f"'flowrl train resume={folder}', or choose another folder with out="
+        )
