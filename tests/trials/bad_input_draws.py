@@ -114,10 +114,12 @@ def slip_trials(rng: random.Random, count: int) -> Iterator[Trial]:
 
 # ---- flags -----------------------------------------------------------------------------------------------------------
 
+_JPEG = "jpeg_compressibility"
 _POSITIONALS: dict[str, list[str]] = {
-    "train": ["tiny.yaml"], "plan": ["tiny.yaml"], "compare": ["tiny.yaml", "--out", "compared"], "sample": ["run"],
-    "eval": ["run"], "sweep": ["run"], "report": ["run"], "serve": ["jpeg"], "reward score": ["jpeg", "images"],
-    "reward card": ["jpeg", "images"], "reward train": ["pairs.jsonl"],
+    "train": ["tiny.yaml"], "plan": ["tiny.yaml"], "compare": ["tiny.yaml", "--out", "compared"],
+    "sample": ["run", "--prompt=a"], "eval": ["run"],
+    "sweep": ["run", f"--rewards=target={_JPEG},heldout=jpeg_incompressibility"], "report": ["run"], "serve": [_JPEG],
+    "reward score": [_JPEG, "images"], "reward card": [_JPEG, "images"], "reward train": ["pairs.jsonl"],
     "reward rubric": ["pairs.jsonl", "--judge", "{server: 'http://127.0.0.1:9', model: m}"],
     "reward realism": ["run"], "pretrain": ["prompts"],
 }  # fmt: skip
@@ -174,7 +176,7 @@ _READERS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "run/checkpoints/000002/checkpoint.json": (["train", "resume=run", "num_iterations=3"], ("run",)),
     "run/checkpoints/000002/state.pt": (["train", "resume=run", "num_iterations=3"], ("run",)),
     "pairs.jsonl": (["reward", "train", "pairs.jsonl", "backbone=pixels"], ("preference",)),
-    "images/0.png": (["reward", "score", "jpeg", "images", "--prompt=a"], ("scores.csv",)),
+    "images/0.png": (["reward", "score", "jpeg_compressibility", "images", "--prompt=a"], ("scores.csv",)),
 }
 """A file, the command that reads it, and what that may change."""
 

@@ -93,7 +93,11 @@ def model_trials() -> Iterator[Trial]:
         "policy.target_modules=[]",
         "pipeline.dtype=int8",
     ):
-        yield Trial(name=f"model with {pair}", words=[*TRAIN, pair], says=(pair.split("=")[0].split(".")[1],))
+        yield Trial(
+            name=f"model with {pair}",
+            words=[*TRAIN, pair],
+            says=(pair.split("=")[0].split(".")[1] + "|" + pair.split("=")[1].strip("[]{}").split(":")[0],),
+        )
 
 
 def adapter_trials() -> Iterator[Trial]:
