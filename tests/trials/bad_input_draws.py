@@ -175,7 +175,7 @@ _READERS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "run/checkpoints/000002/checkpoint.json": (["train", "resume=run", "num_iterations=3"], ("run",)),
     "run/checkpoints/000002/state.pt": (["train", "resume=run", "num_iterations=3"], ("run",)),
-    "pairs.jsonl": (["reward", "train", "pairs.jsonl", "backbone=pixels"], ("preference",)),
+    "pairs.jsonl": (["reward", "train", "pairs.jsonl", "backbone=attributes"], ("preference",)),
     "images/0.png": (["reward", "score", "jpeg_compressibility", "images", "--prompt=a"], ("scores.csv",)),
 }
 """A file, the command that reads it, and what that may change."""

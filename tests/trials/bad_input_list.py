@@ -56,7 +56,7 @@ def _yaml() -> Iterator[Trial]:
             yield Trial(
                 name=f"yaml {name} ({command})",
                 words=[command, "bad.yaml"],
-                says=("bad.yaml",),
+                says=("bad.yaml|absent",),
                 prepare=written("bad.yaml", text),
             )
     for words in (
@@ -64,7 +64,7 @@ def _yaml() -> Iterator[Trial]:
         ["train", "tiny_g2rp"],
         ["plan", "model"],
         ["train", "images/0.png"],
-        ["compare", "tiny.yaml", "absent.yaml", "--out=c"],
+        ["compare", "tiny.yaml", "absent.yaml", "--budget=images=8", "--out=c"],
         ["serve", "absent.yaml"],
     ):
         yield Trial(
