@@ -14,7 +14,8 @@ from flowrl.config.train import TrainConfig
 
 _READ_BY = {
     # rewards are compared within groups
-    "advantages": "adv_std adv_baseline adv_clip_range adv_eps adv_correction adv_virtual_max reward_aggregation",
+    "advantages": "adv_std adv_baseline adv_clip_range adv_eps adv_correction adv_min_std adv_virtual_max "
+    "reward_aggregation",
     # stochastic paths are trained by policy gradient
     "paths": "clip_range ratio loss_aggregation kl_type kl_coef log_ratio credit shaping reward_map curriculum "
     "sampler.noise_levels",
@@ -28,7 +29,7 @@ _READ_BY = {
     "densities": "log_ratio",
     # finished images are noised again, at levels of a discrete schedule or of a continuous law
     "noised": "times",
-    "discrete": "times.fraction",
+    "stepped": "times.fraction",
     "continuous": "times.shift",
     # copies of the policy follow it
     "copies": "slots",

@@ -148,7 +148,9 @@ def judged(
     images = Images(clean=clean, **{key: column[own].to(run.device) for key, column in {
         "group": group_B, "reward": reward_B, "advantage": advantage_B.float(), "keep": keep_B,
     }.items()})  # fmt: skip
-    dead_P = zero_variance_groups(reward_B, config.group_size, valid_B=valid_B)
+    dead_P = zero_variance_groups(
+        reward_B, config.group_size, valid_B=valid_B, correction=config.adv_correction, min_std=config.adv_min_std
+    )
     row = loop.scorer.row(output)
     row |= {"advantage_abs": float(advantage_B[valid_B].abs().mean()), "zero_std_ratio": float(dead_P.double().mean())}
     return images, row

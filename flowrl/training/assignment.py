@@ -128,6 +128,7 @@ def normalised(config: TrainConfig, raw_KM: Tensor, norm_M: Tensor, weights_K: T
     return aggregate(
         raw_KM, norm_M, weights_K, how=cast(Aggregation, how), scope=config.adv_std, eps=config.adv_eps,
         correction=config.adv_correction, baseline=config.adv_baseline, virtual_max=config.adv_virtual_max,
+        min_std=config.adv_min_std,
     )  # fmt: skip
 
 
