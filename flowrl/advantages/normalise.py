@@ -110,8 +110,10 @@ def zero_variance_groups(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SetStatistics:
-    """Statistics of S sets of rows in K channels, NaN left out; a set is constant without two different values, or where
-    they differ less than was asked for, and then has std 0."""
+    """Statistics of S sets of rows in K channels, NaN left out.
+
+    A set is constant, and has std 0, without two different values, or where they differ less than was asked for.
+    """
 
     count: Float[Tensor, " K S"]
     mean: Float[Tensor, " K S"]
@@ -205,10 +207,10 @@ def normalise(
 ) -> Float[Tensor, " K M"]:
     """Normalise credit within sets of rows, each channel by itself: `z = (raw - baseline) / (std + eps)`.
 
-    `group_advantages` is this for contiguous groups. A set of equal values gets exactly 0, so does a set with fewer than
-    two members. A row counts as one member: where a sample stands in several rows with the same
-    credit, number the sets by prompt and step. By prompt alone, the duplicates would be among the others that
-    leave-one-out compares with, they would outvote a virtual member, and a sample std would see too many members.
+    `group_advantages` is this for contiguous groups. A set of equal values gets exactly 0, so does a set with fewer
+    than two members. A row counts as one member: where a sample stands in several rows with the same credit, number the
+    sets by prompt and step. By prompt alone, the duplicates would be among the others that leave-one-out compares with,
+    they would outvote a virtual member, and a sample std would see too many members.
 
     Args:
         raw_KM: [K, M] float. NaN is left out of all statistics and stays NaN: mask those rows.

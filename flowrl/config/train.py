@@ -110,6 +110,9 @@ class TrainConfig:
     loss_aggregation: Literal["rows", "samples", "sum_of_samples", "balanced"] = "rows"
     """What losses are averaged over: all trained transitions, samples first, summed samples (DCPO), or balanced by
     sign."""
+    loss_denominator: Literal["live", "all"] = "live"
+    """What that average counts: transitions of groups whose rewards differ (Flow-GRPO), or all, those of equal rewards
+    as 0 (DanceGRPO, MixGRPO, BranchGRPO, G2RPO). Of objective rft: the best images of a prompt, or all of them."""
     best_of: int | None = None
     """Train only the best and the worst half of so many images of each group; null trains all."""
     kl_coef: float = 0.0
