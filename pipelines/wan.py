@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from diffusers import WanTransformer3DModel
+from diffusers.models.embeddings import TimestepEmbedding
 from PIL import Image
 from torch import Tensor, nn
 
@@ -55,7 +56,7 @@ def _grid(config: Any) -> Grid:
 
 def _own_size(card: Card) -> Size:
     if card.index.get("expand_timesteps"):
-        return Size(height=704, width=1280, num_frames=81, fps=24.0)
+        return Size(height=704, width=1280, num_frames=121, fps=24.0)  # TI2V-5B: five seconds, as the others
     return Size(height=480, width=832, num_frames=81, fps=16.0)
 
 
@@ -233,18 +234,16 @@ def _stock_class(card: Card, options: Any) -> str | None:
 
 def _prepare(p: FamilyPipeline) -> None:
     for expert in p.experts.values():
-        in_float32(expert.condition_embedder.time_embedder)
+        expert.condition_embedder.time_embedder.__class__ = _ExactTimestepEmbedding
 
 
-def in_float32(module: nn.Module) -> None:
-    """Keeps a float32 module's arithmetic in float32 under autocast, as it is in the stock pipeline."""
-    forward = module.forward
+class _ExactTimestepEmbedding(TimestepEmbedding):  # type: ignore[misc]  # diffusers has no types
+    """Stays in float32 under autocast, as it is in the stock pipeline; a class of its own, which copies keep."""
 
-    def exact(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(args[0].device.type, enabled=False):
-            return forward(*args, **kwargs)
-
-    module.forward = exact
+    def forward(self, sample: Tensor, condition: Tensor | None = None) -> Tensor:
+        with torch.autocast(sample.device.type, enabled=False):
+            embedded: Tensor = super().forward(sample, condition)
+        return embedded
 
 
 FAMILY = Family(

@@ -2,7 +2,7 @@
 
 | kind | rule for T draws of one image (or of one batch that shares them) | used by |
 |---|---|---|
-| schedule | the rollout's own steps in random order, the first T of them | DiffusionNFT, Edit-R1 |
+| schedule | leading share of the rollout's own steps in random order, the first T of them | DiffusionNFT, DGPO |
 | discrete | leading share of the schedule in T strata of steps, one step of each | AWM |
 | discrete_wo_init | the same from the second step on: never the start | AWM |
 | discrete_with_init | the first step always, T - 1 strata from the second on | AWM |
@@ -52,8 +52,8 @@ def training_times(
     schedule: Schedule,
     keys: Sequence[tuple[Part, ...]],
     *,
-    count: int | None = None,
-    fraction: float = 0.99,
+    count: int,
+    fraction: float | None = None,
     shift: float = 1.0,
 ) -> Times:
     """Draw T noise levels for each key.
@@ -63,8 +63,8 @@ def training_times(
         schedule: The rollout's n steps; of it logit_normal and uniform use the highest level and the network's times.
         keys: Counters, one tuple per image; an image's levels do not depend on the others'. For levels that a batch, or
             the images of a prompt, share, repeat their key or expand the result.
-        count: T. None, for the kind schedule only: `int(n * fraction)`, 9 of 10 as published.
-        fraction: In (0, 1]; of the schedule, for the kinds discrete: `int(n * fraction)` leading steps are in reach.
+        count: T.
+        fraction: See `steps_in_reach`; logit_normal and uniform do not read it.
         shift: Static shift of logit_normal and uniform, towards noise above 1 (3 for SD3).
 
     Returns:
@@ -77,33 +77,53 @@ def training_times(
         raise ValueError(f"unknown kind of training times {kind!r}: choose one of {', '.join(get_args(TimeKind))}")
     if not keys:
         raise ValueError("training times need one key per image, got none")
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction is a share of the schedule in (0, 1], got {fraction}")
-    if count is None and kind != "schedule":
-        raise ValueError(f"kind {kind} needs a count: how many levels an image is noised to")
     if kind in ("logit_normal", "uniform"):
         continuous = logit_normal_sigmas if kind == "logit_normal" else uniform_sigmas
-        sigma = torch.stack([continuous(count or 0, *key, shift=shift) for key in keys])
+        sigma = torch.stack([continuous(count, *key, shift=shift) for key in keys])
         sigma = sigma.clamp(max=schedule.highest_sigma)
         return Times(sigma=sigma, timestep=schedule.timestep_of(sigma))
-    n, reach = schedule.num_steps, int(schedule.num_steps * fraction)
+    reach = steps_in_reach(kind, schedule.num_steps, fraction)
     if kind == "schedule":
-        steps = [permuted_steps(n, reach if count is None else count, *key) for key in keys]
+        steps = [permuted_steps(reach, count, *key) for key in keys]
     else:
-        steps = [stratified_steps(kind, reach, count or 0, *key) for key in keys]
+        steps = [stratified_steps(kind, reach, count, *key) for key in keys]
     index = torch.tensor(steps, device=schedule.sigma.device)
     return Times(sigma=schedule.sigma[index], timestep=schedule.timestep[index])
 
 
-def permuted_steps(num_steps: int, count: int, *key: Part) -> tuple[int, ...]:
-    """The first `count` steps of a random order of all `num_steps` (DiffusionNFT, arXiv 2509.16117).
+def steps_in_reach(kind: TimeKind, num_steps: int, fraction: float | None = None) -> int:
+    """Leading steps of a schedule that may be drawn, `int(num_steps * fraction)`.
+
+    Args:
+        kind: schedule, or one of the kinds discrete.
+        num_steps: Of the schedule.
+        fraction: In (0, 1]; None takes all steps for schedule (DiffusionNFT) and 0.99 of them for the kinds discrete
+            (AWM), which leaves out the last.
 
     Raises:
-        ValueError: count is not in 1 .. num_steps.
+        ValueError: fraction is out of range.
     """
-    if not 1 <= count <= num_steps:
-        raise ValueError(f"{count} different steps cannot be taken of a schedule of {num_steps}: lower times.count")
-    return counter_choice(num_steps, count, "times", *key)
+    if fraction is None:
+        fraction = 1.0 if kind == "schedule" else 0.99
+    if not 0 < fraction <= 1:
+        raise ValueError(f"times.fraction is the share of the schedule that is trained, in (0, 1], got {fraction:g}")
+    return int(num_steps * fraction)
+
+
+def permuted_steps(reach: int, count: int, *key: Part) -> tuple[int, ...]:
+    """The first `count` steps of a random order of the `reach` leading ones: each is drawn with chance count / reach.
+
+    Of all steps in DiffusionNFT (arXiv 2509.16117), of the noisier half in DGPO (arXiv 2510.08425).
+
+    Raises:
+        ValueError: count is not in 1 .. reach.
+    """
+    if not 1 <= count <= reach:
+        raise ValueError(
+            f"{count} different steps cannot be taken of the first {reach} of the schedule: lower times.count, or "
+            "raise times.fraction or the number of steps"
+        )
+    return counter_choice(reach, count, "times", *key)
 
 
 def strata(kind: TimeKind, reach: int, count: int) -> list[range]:

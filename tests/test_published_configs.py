@@ -15,7 +15,7 @@ from flowrl.objectives.forward_losses import FORWARD
 from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.recipes.forward_settings import micro_batch_size
 from flowrl.rewards.specs import validate_reward_specs
-from flowrl.samplers.times import strata
+from flowrl.samplers.times import steps_in_reach, strata
 from flowrl.samplers.windows import flash_tail
 from flowrl.training.paths import stochastic_steps
 
@@ -98,6 +98,53 @@ def test_every_number_has_a_source(name: str) -> None:
 )
 def test_the_search_for_sources_finds_what_it_should(line: str, good: bool) -> None:
     assert (unsourced(f"# Head.\n#   [paper]  a paper\nrecipe: grpo\n{line}\n") == []) is good
+
+
+SOURCE = re.compile(r"^#   \[([a-z]+)\] +(.*(?:\n#    +.*)*)", re.MULTILINE)
+
+
+def without_commit(text: str) -> list[str]:
+    """Sources of the head that are code and do not say which: `owner/name at 1a2b3c4`."""
+    stated = {match[1]: match[2] for match in SOURCE.finditer(text)}
+    named = re.compile(r"[\w-]+/[\w.-]+ at [0-9a-f]{7}\b")
+    code = [tag for tag, words in stated.items() if tag in ("repo", "code", "lora", "ff", "spec") or "github" in words]
+    return [tag for tag in code if not named.search(stated[tag])]
+
+
+@pytest.mark.parametrize("name", SOURCED)
+def test_every_repository_names_the_commit_that_was_read(name: str) -> None:
+    text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
+    assert without_commit(text) == []
+    for match in re.finditer(r"([\w-]+/[\w.-]+) at ([0-9a-f]{7})\b", text):
+        assert COMMITS[match[1]] == match[2] or (name, match[2]) == ("sd35m_rft", "ac4c86e")
+
+
+def test_the_search_for_commits_finds_what_it_should() -> None:
+    head = (
+        "#   [repo]  a/b at 1a2b3c4, x.py\n#   [code]  a/b, x.py\n#   [lora]  its script,\n#           a/b at 1a2b3c4\n"
+    )
+    assert without_commit(head + "#   [paper]  table 3\n") == ["code"]
+
+
+COMMITS = {
+    "Fredreic1849/BranchGRPO": "19fbb9f",
+    "Luo-Yihong/DGPO": "01ceb4b",
+    "NVlabs/DiffusionNFT": "24af555",
+    "NVlabs/GDPO": "b080e63",
+    "Shredded-Pork/TempFlow-GRPO": "e66824e",
+    "Tencent-Hunyuan/MixGRPO": "e5cdd6a",
+    "Tencent-Hunyuan/UniRL": "1a7b501",
+    "X-GenGroup/Flow-Factory": "a0b2bc5",
+    "X-GenGroup/PaCo-RL": "08caac6",
+    "XueZeyue/DanceGRPO": "15cc71d",
+    "YunzeTong/TurningPoint-GRPO": "994d26a",
+    "bcmi/Granular-GRPO": "04ee954",
+    "kvablack/ddpo-pytorch": "1958463",
+    "scxue/advantage_weighted_matching": "be51372",
+    "showlab/Adv-GRPO": "8287f90",
+    "yifan123/flow_grpo": "9745241",
+}
+"""One version of each is read; of flow_grpo rejection-sampling fine-tuning is taken from an earlier one."""
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -229,9 +276,43 @@ def test_mixgrpo_goes_once_round_and_flash_takes_eleven_steps_at_first() -> None
 def test_noise_levels_of_forward_methods_are_the_published_ones() -> None:
     awm, dgpo, nft = (config_of(f"sd35m_{name}") for name in ("awm", "dgpo", "nft"))
     assert nft.times.count == int(0.99 * nft.sampler.num_steps) == 9
-    reach = int(awm.sampler.num_steps * awm.times.fraction)
+    assert steps_in_reach("schedule", nft.sampler.num_steps, nft.times.fraction) == 10
+    reach = steps_in_reach(awm.times.kind, awm.sampler.num_steps, awm.times.fraction)
     assert [list(r) for r in strata("discrete_wo_init", reach, awm.times.count)] == [
         [1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11],
     ]  # fmt: skip
-    assert int(dgpo.sampler.num_steps * dgpo.times.fraction) == 5
+    # random.sample(range(5), 4): of the five noisiest steps four different ones, none more often than another
+    assert (dgpo.times.kind, dgpo.times.count) == ("schedule", 4)
+    assert steps_in_reach("schedule", dgpo.sampler.num_steps, dgpo.times.fraction) == 5
     assert (micro_batch_size(dgpo, 4), micro_batch_size(config_of("sd35m_crd"), 8)) == (16, 24)
+
+
+def test_dgpo_has_the_released_gate_and_clip() -> None:
+    """config/dgpo.py: beta_dpo 100, clip_range 1e-2; velocities without guidance."""
+    assert config_of("sd35m_dgpo").objective.options == {"beta": 100.0, "clip": 1.0e-2, "guidance_scale": 1.0}
+
+
+def test_flow_cps_runs_take_the_released_log_probability() -> None:
+    """sde_type "cps": every configuration that its code publishes, and no other."""
+    published = {name for name in SOURCED if config_of(name).sampler.log_prob == "published"}
+    assert published == {"sd35m_flow_grpo_fast", "flux_flow_grpo_fast", "sd35m_tp_grpo", "sd35m_grpo_clip_24gb"}
+    assert published == {name for name in SOURCED if config_of(name).sampler.kernel == "cps"}
+
+
+def test_the_mean_is_over_all_rows_where_the_code_keeps_groups_of_equal_rewards() -> None:
+    """Flow-GRPO's scripts for SD3, Kontext and Wan, TP-GRPO's and TempFlow's drop them; the others keep them at 0."""
+    every = {name for name in SOURCED if config_of(name).loss_denominator == "all"}
+    assert every == {
+        "flux2_klein_base_grpo", "flux2_klein_grpo", "flux_flow_grpo_fast", "flux_grpo_pickscore", "flux_paco_t2is",
+        "hunyuan_video_dance_grpo", "qwen_image_edit_grpo", "qwen_image_grpo_pickscore", "sd14_dance_grpo",
+        "sd15_ddpo_aesthetic", "sd15_ddpo_compressibility", "sd35m_branch_grpo", "sd35m_dance_grpo",
+        "sd35m_flow_dppo", "sd35m_g2rpo", "sd35m_mixgrpo", "sd35m_mixgrpo_flash", "sd35m_paco", "sd35m_rft",
+        "sdxl_ddpo_pickscore", "wan22_i2v_grpo", "wan_t2v_dance_grpo", "z_image_grpo",
+    }  # fmt: skip
+
+
+def test_branch_grpo_has_the_released_bound_of_a_dead_depth() -> None:
+    """train_branchgrpo_flux.py: a depth whose sample std is below 1e-6 gets 0, and 1e-8 is added to the others'."""
+    config = config_of("sd35m_branch_grpo")
+    assert (config.adv_min_std, config.adv_eps, config.adv_correction) == (1e-6, 1e-8, 1)
+    assert {name for name in SOURCED if config_of(name).adv_min_std} == {"sd35m_branch_grpo"}

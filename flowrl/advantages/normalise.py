@@ -92,16 +92,28 @@ def group_advantages(
 
 
 def zero_variance_groups(
-    reward_B: Float[Tensor, " B"], group_size: int, *, valid_B: Bool[Tensor, " B"] | None = None
+    reward_B: Float[Tensor, " B"],
+    group_size: int,
+    *,
+    valid_B: Bool[Tensor, " B"] | None = None,
+    correction: int = 0,
+    min_std: float = 0.0,
 ) -> Bool[Tensor, " P"]:
-    """Groups without a signal: all valid rewards equal, or fewer than two valid; raises as `group_advantages`."""
+    """Groups without a signal: all valid rewards equal, or fewer than two valid, or a std below `min_std`.
+
+    Raises as `group_advantages`.
+    """
     value, group = _contiguous(reward_B, group_size, valid_B)
-    return set_statistics(value, group, len(reward_B) // group_size).constant[0]
+    sets = set_statistics(value, group, len(reward_B) // group_size, correction=correction, min_std=min_std)
+    return sets.constant[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SetStatistics:
-    """Statistics of S sets of rows in K channels, NaN left out; a set is constant without two different values."""
+    """Statistics of S sets of rows in K channels, NaN left out.
+
+    A set is constant, and has std 0, without two different values, or where they differ less than was asked for.
+    """
 
     count: Float[Tensor, " K S"]
     mean: Float[Tensor, " K S"]
@@ -110,7 +122,12 @@ class SetStatistics:
 
 
 def set_statistics(
-    value_KM: Float[Tensor, " K M"], set_M: Int[Tensor, " M"], num_sets: int, *, correction: int = 0
+    value_KM: Float[Tensor, " K M"],
+    set_M: Int[Tensor, " M"],
+    num_sets: int,
+    *,
+    correction: int = 0,
+    min_std: float = 0.0,
 ) -> SetStatistics:
     """Count, mean and standard deviation of sets of rows.
 
@@ -119,6 +136,7 @@ def set_statistics(
         set_M: [M] integers in 0 .. num_sets - 1, the set of each row in every channel.
         num_sets: S.
         correction: 0 population std, 1 sample std.
+        min_std: Sets of a smaller std count as constant.
     """
     counted, index = ~value_KM.isnan(), set_M.long()
     value = torch.where(counted, value_KM.double(), 0.0)
@@ -133,7 +151,7 @@ def set_statistics(
     highest = torch.full_like(zeros, -torch.inf).scatter_reduce(1, columns, down, "amax")
     std = (square / (count - correction).clamp(min=1)).sqrt()
     # The mean of equal values is often not quite that value, which would leave them a tiny std.
-    constant = lowest >= highest
+    constant = (lowest >= highest) | (std < min_std)
     return SetStatistics(count=count, mean=mean, std=torch.where(constant, 0.0, std), constant=constant)
 
 
@@ -185,13 +203,14 @@ def normalise(
     correction: int = 0,
     baseline: Baseline = "mean",
     virtual_max: float | None = None,
+    min_std: float = 0.0,
 ) -> Float[Tensor, " K M"]:
     """Normalise credit within sets of rows, each channel by itself: `z = (raw - baseline) / (std + eps)`.
 
-    `group_advantages` is this for contiguous groups. A set of equal values gets exactly 0, so does a
-    set with fewer than two members. A row counts as one member: where a sample stands in several rows with the same
-    credit, number the sets by prompt and step. By prompt alone, the duplicates would be among the others that
-    leave-one-out compares with, they would outvote a virtual member, and a sample std would see too many members.
+    `group_advantages` is this for contiguous groups. A set of equal values gets exactly 0, so does a set with fewer
+    than two members. A row counts as one member: where a sample stands in several rows with the same credit, number the
+    sets by prompt and step. By prompt alone, the duplicates would be among the others that leave-one-out compares with,
+    they would outvote a virtual member, and a sample std would see too many members.
 
     Args:
         raw_KM: [K, M] float. NaN is left out of all statistics and stays NaN: mask those rows.
@@ -204,6 +223,8 @@ def normalise(
         virtual_max: Upper bound of the reward: one virtual member of that value joins mean and std of every set (NGRPO,
             arXiv 2509.18851), so that a set of equal failures gets a negative advantage, a set of one too. A set whose
             members all reach the bound still gets 0. The real members' mean advantage is negative.
+        min_std: A set of a smaller std counts as one of equal values: where eps is tiny, rewards that differ by
+            rounding alone would otherwise get advantages as large as any. 1e-6 in BranchGRPO's code.
 
     Raises:
         ValueError: shapes or types do not fit; credit is infinite or above `virtual_max`; an option is unknown, out of
@@ -224,7 +245,7 @@ def normalise(
     if virtual_max is not None:
         members = torch.cat([members, members.new_full((len(members), num_sets), virtual_max)], 1)
         member_sets = torch.cat([index, torch.arange(num_sets, device=index.device)])
-    sets = set_statistics(members, member_sets, num_sets, correction=correction)
+    sets = set_statistics(members, member_sets, num_sets, correction=correction, min_std=min_std)
     z = value - sets.mean[:, index]
     if baseline == "leave_one_out":
         z = z * (sets.count / (sets.count - 1).clamp(min=1))[:, index]
@@ -273,6 +294,7 @@ def aggregate(
     correction: int = 0,
     baseline: Baseline = "mean",
     virtual_max: float | None = None,
+    min_std: float = 0.0,
 ) -> Float[Tensor, " M"]:
     """Make one advantage per row of several rewards.
 
@@ -283,7 +305,9 @@ def aggregate(
     | gdpo | "each", then `whiten` over the whole batch (GDPO, arXiv 2601.05242; released: only with K > 1) |
 
     "sum" lets the reward with the widest spread rule; "each" gives all the same say, noise too. Channels of weight 0
-    take no part at all. PaCo-GRPO's log-taming is "sum" of rewards that `log_tame` has replaced before.
+    take no part at all. PaCo-GRPO's log-taming is "sum" of rewards that `log_tame` has replaced before. A set that is
+    constant in every channel gets exactly 0 whatever the rule: it counts in the batch that "gdpo" whitens over, as
+    released, but the mean that is taken off there is no signal of its own.
 
     Args:
         raw_KM: [K, M] float; NaN as `normalise`. A row lacking a reward that counts gets NaN.
@@ -292,6 +316,7 @@ def aggregate(
         how: One of the table.
         scope, eps, correction, baseline: As `normalise`; "gdpo" whitens with the same eps and correction.
         virtual_max: As `normalise`; bounds the weighted sum with "sum", every channel otherwise.
+        min_std: As `normalise`, of the weighted sum or of every channel; whitening has none.
 
     Raises:
         ValueError: as `normalise` and `combine`; all weights are 0; `how` is unknown.
@@ -307,9 +332,14 @@ def aggregate(
     raw, weights = raw_KM[used].double(), weights[used]
     raw = combine(raw, weights)[None] if how == "sum" else raw
     z = normalise(
-        raw, norm_M, scope=scope, eps=eps, correction=correction, baseline=baseline, virtual_max=virtual_max
+        raw, norm_M, scope=scope, eps=eps, correction=correction, baseline=baseline, virtual_max=virtual_max,
+        min_std=min_std,
     )  # fmt: skip
     advantage = z[0] if how == "sum" else combine(z, weights)
     if how == "gdpo":
-        advantage = whiten(advantage, eps=eps, correction=correction)
+        index, num_sets = sets_of(norm_M)
+        moved = torch.zeros(num_sets, dtype=torch.bool, device=z.device)
+        moved[index[(z.nan_to_num() != 0).any(0)]] = True
+        white = whiten(advantage, eps=eps, correction=correction)
+        advantage = torch.where(moved[index] | white.isnan(), white, 0.0)
     return advantage.to(raw_KM.dtype)

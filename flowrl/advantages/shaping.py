@@ -193,14 +193,16 @@ class AGrae:
     """Asymmetric group-relative advantages (A-GRAE, arXiv 2602.05548): hold back praise while successes are rare.
 
     `A' = A (omega / (2 sqrt(p)) + (1 - omega) / (2 sqrt(1 - p)))`, then positive A' times `min(1, omega / alpha)`. With
-    the population std, `sum |A| = 2 G sqrt(p (1 - p))` in a group of successes and failures; the factor shifts weight
-    to hard groups while omega is large and to easy ones while it is small. p of 0 or 1 leaves A as it is.
+    the population std, `sum |A| = 2 G sqrt(p (1 - p))` in a group of successes and failures. The factor's first part
+    makes that `G sqrt(1 - p)`, for hard groups while omega is large, its second the mirror `G sqrt(p)`, for easy ones
+    while omega is small. p of 0 or 1 leaves A as it is.
     """
 
     alpha: float = 1.0
     """In (0, 1]; the published values are 1 and 0.5."""
     published: bool = False
-    """Take `1 - sqrt(p)` in place of `sqrt(1 - p)`, as the released code does."""
+    """Take `1 - sqrt(p)` in place of `sqrt(1 - p)`, as the released code does: no mirror, it grows without bound as p
+    comes near 1."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:

@@ -99,11 +99,12 @@ class TimesConfig:
     kind: Literal[
         "schedule", "discrete", "discrete_wo_init", "discrete_with_init", "logit_normal", "uniform"
     ] = "schedule"  # fmt: skip
-    """Rule; ``schedule`` permutes the rollout's own levels for each image."""
+    """Rule; ``schedule`` takes the rollout's own levels in random order, for each image."""
     count: int = 4
     """Draws of an image and update."""
-    fraction: float = 0.99
-    """Leading share of the schedule that may be drawn by the kinds discrete."""
+    fraction: float | None = None
+    """Leading share of the schedule that may be drawn by the kinds schedule and discrete; null takes all of it for
+    schedule, 0.99 for the kinds discrete."""
     shift: float = 1.0
     """Static shift of logit_normal and uniform towards noise; 3 for SD3."""
 

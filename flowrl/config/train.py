@@ -93,6 +93,9 @@ class TrainConfig:
     """Added to the standard deviation."""
     adv_correction: int = 0
     """0: population standard deviation; 1: sample standard deviation."""
+    adv_min_std: float = 0.0
+    """Groups whose rewards have a smaller standard deviation count as equal: differences by rounding, which a tiny
+    ``adv_eps`` would blow up. 1e-6 is BranchGRPO's."""
     adv_virtual_max: float | None = None
     """Highest possible reward; joins every group as one more member (NGRPO), so that equal failures are pushed away."""
     reward_aggregation: Literal["sum", "each", "gdpo", "log_tame", "geometric", "harmonic"] = "sum"
@@ -107,6 +110,9 @@ class TrainConfig:
     loss_aggregation: Literal["rows", "samples", "sum_of_samples", "balanced"] = "rows"
     """What losses are averaged over: all trained transitions, samples first, summed samples (DCPO), or balanced by
     sign."""
+    loss_denominator: Literal["live", "all"] = "live"
+    """What that average counts: transitions of groups whose rewards differ (Flow-GRPO), or all, those of equal rewards
+    as 0 (DanceGRPO, MixGRPO, BranchGRPO, G2RPO). Of objective rft: the best images of a prompt, or all of them."""
     best_of: int | None = None
     """Train only the best and the worst half of so many images of each group; null trains all."""
     kl_coef: float = 0.0
@@ -163,7 +169,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         at_least(1, self, "num_iterations prompts_per_step updates_per_rollout checkpoint_every keep_checkpoints")
         at_least(1, self, "micro_batch_size rollout_batch_size threads")
-        at_least(0, self, "seed eval_every kl_coef adv_eps")
+        at_least(0, self, "seed eval_every kl_coef adv_eps adv_min_std")
         if self.adv_correction not in (0, 1):
             raise ConfigError(
                 f"adv_correction is 0 (population) or 1 (sample standard deviation), got {self.adv_correction}"

@@ -37,7 +37,7 @@ def turning_points(
         values_NT: [N, T+1] values, NaN where a reward failed.
         constrained: Add the constraint (the released launch scripts do); alone it decides on step 0.
         local_flip: For steps j >= 1 ask only that neighbouring gains have opposite signs, whatever the trend.
-        positive_only: Only trajectories that end higher than they began.
+        positive_only: Flag steps j >= 1 only where the trajectory ends higher than it began; step 0 is as it was.
 
     Returns:
         [N, T]. No step is flagged for which a value that its definition names, V_0 and V_T included, is NaN.
@@ -54,12 +54,12 @@ def turning_points(
         turned = gain[:, :-1] * gain[:, 1:] < 0
     else:
         turned = (along[:, :-1] < 0) & (along[:, 1:] > 0)
+    if positive_only:
+        turned &= trend > 0
     flags = torch.cat([along[:, :1] > 0, turned], 1)
     if constrained:
         # On step 0 this implies u_0 g = 1: V_T - V_0 is then a sum of two terms of one sign.
         flags &= gain * (last - values[:, 1:]).sign() > 0
-    if positive_only:
-        flags &= trend > 0
     return flags & ~(first + last).isnan()
 
 

@@ -118,8 +118,9 @@ class BranchGrpo:
     | path | the paper's: softmax over the leaves below a node of beta * log-density of the path from it |
     | edge | the release's option: softmax over a node's children of the log-density of their edge, level by level |
 
-    Normalise per tree and depth; the paper takes the sample std (correction 1, eps 1e-8), 0 where the std is below 1e-6
-    or a depth has one node, and clips to +-5. In a depth of two nodes advantages are +-0.7071 whatever their gap.
+    Normalise per tree and depth; the release takes the sample std (correction 1, eps 1e-8, min_std 1e-6), so that a
+    depth of one node or of equal nodes gets 0, and clips to +-5. In a depth of two nodes advantages are +-0.7071
+    whatever their gap.
     """
 
     weighting: Literal["uniform", "path", "edge"] = "uniform"

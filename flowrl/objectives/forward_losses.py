@@ -295,7 +295,7 @@ class Crd:
     loss: Literal["square", "cross_entropy"] = "square"
     """Of `centred_distillation`."""
     temperature: float | None = None
-    """Of `centred_distillation`."""
+    """Of `centred_distillation`; above 0, or null."""
     published_scale: bool = True
     """Multiply by advantage_range / beta."""
 
@@ -303,7 +303,8 @@ class Crd:
 
     def __post_init__(self) -> None:
         _positive(beta=self.beta, advantage_range=self.advantage_range, floor=self.floor)
-        _not_negative(temperature=self.temperature or 0.0)
+        if self.temperature is not None:
+            _positive(temperature=self.temperature)
 
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of complete groups, with `old`."""

@@ -185,9 +185,9 @@ def centred_distillation(
 
     or the cross-entropy of the first difference, as a logit, with the sigmoid of the second. w is uniform over the
     group; with a temperature the loss is the mean of two, one about the centre with `w = softmax(r / temperature)` and
-    one with `softmax(-r / temperature)`; temperature 0 takes the images with r > 0 for one, those with r < 0 for the
-    other, and all where there are none. Without a temperature, adding a number to all rho or all r of a group changes
-    nothing.
+    one with `softmax(-r / temperature)`. Without a temperature, adding a number to all rho or all r of a group changes
+    nothing. The published code's temperature 0 centres by the sign of r, which lies in [0, 1] there and has none; it is
+    not offered.
 
     Args:
         implicit: [b] rho, with its graph.
@@ -195,18 +195,20 @@ def centred_distillation(
         group: [b]; centred within a group, where the published code centres whatever is in the micro-batch.
         beta: Positive.
         loss: Which distance.
-        temperature: Not negative, or None.
+        temperature: Positive, or None.
 
     Raises:
-        ValueError: shapes differ, or the distance is unknown.
+        ValueError: shapes differ, the distance is unknown, or the temperature is not positive.
     """
     check_columns(implicit=implicit, target=target, group=group)
+    if temperature is not None and not temperature > 0:
+        raise ValueError(f"temperature of crd must be above 0, got {temperature:g}; null centres evenly")
     if loss not in ("square", "cross_entropy"):
         raise ValueError(f"loss of crd is square or cross_entropy, got {loss!r}")
     rho, r = implicit.double(), target.detach().double()
     losses = []
     for sign in (1,) if temperature is None else (1, -1):
-        weight = _group_weights(group, None if temperature is None else sign * r, temperature)
+        weight = _group_weights(group, None if temperature is None else sign * r / temperature)
         score, wanted = beta * (rho - weight @ rho.detach()), r - weight @ r
         if loss == "square":
             losses.append((score - wanted).square())
@@ -234,7 +236,7 @@ def reward_weights(
     if weights not in ("raw", "softmax"):
         raise ValueError(f"weights is raw or softmax, got {weights!r}")
     if weights == "softmax":
-        shared = _group_weights(group, reward.double(), temperature)
+        shared = _group_weights(group, reward.double() / temperature)
         return (shared.diagonal() * _same_group(group).sum(1)).to(reward.dtype)
     if bool((reward < 0).any()):
         raise ValueError(f"raw weights push away from nothing: rewards must be >= 0, got {float(reward.min())}")
@@ -252,15 +254,12 @@ def _same_group(group: Tensor) -> Bool[Tensor, " b b"]:
     return group[:, None] == group[None, :]
 
 
-def _group_weights(group: Tensor, score: Tensor | None = None, temperature: float | None = None) -> Tensor:
+def _group_weights(group: Tensor, logit: Tensor | None = None) -> Tensor:
     """[b, b] float64: row i holds the weights of the members of i's group, which add up to 1, and 0 for others.
 
-    Uniform without a score; softmax(score / temperature) with one; at temperature 0 uniform over members of positive
-    score, over all where there is none.
+    Uniform without logits, softmax(logit) with them.
     """
     same = _same_group(group)
-    if score is not None and temperature:
-        return torch.softmax(torch.where(same, (score / temperature)[None, :], -math.inf), 1)
-    chosen = same if score is None else same & (score > 0)[None, :]
-    chosen = torch.where(chosen.any(1, keepdim=True), chosen, same)
-    return chosen.double() / chosen.sum(1, keepdim=True)
+    if logit is not None:
+        return torch.softmax(torch.where(same, logit[None, :], -math.inf), 1)
+    return same.double() / same.sum(1, keepdim=True)

@@ -20,7 +20,8 @@ Letters: P prompts, G images per prompt, B = P * G, K rewards, b rows of a micro
 Deviations from the published code: levels are drawn for each image (or each group, where a loss compares its images at
 one level), not for each micro-batch, and noise for each level, so that sizes of batches do not change the result; crd
 centres within a group; DGPO's and AWM's fast averages move once per iteration, not after every update; the loss is
-divided by the number of images of the whole update, on all processes, and rft leaves images of weight 0 out first.
+divided by the number of images of the whole update, on all processes, and rft leaves images of weight 0 out first
+(`loss_denominator: all` counts them).
 """
 
 from __future__ import annotations
@@ -101,15 +102,17 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
             for part in range(config.updates_per_rollout):
                 share = blocks[part :: config.updates_per_rollout]
                 own_blocks = trained_blocks(share, images.keep, objective.whole_groups)
-                live = total_of(run, sum(len(index) for index in own_blocks))
-                if live == 0:
+                counted = total_of(run, sum(len(index) for index in own_blocks))
+                if counted == 0:
                     continue
+                if config.loss_denominator == "all":  # those that are not the best of their group too
+                    counted = total_of(run, sum(int(images.reward[index].isfinite().sum()) for index in share))
                 gradient = loop.gradient()
                 for index in own_blocks:
                     for draw in range(count):
                         matched = match(loop, batch, images, times, index, draw, objective)
                         loss_b = loss_of(matched, objective, config.kl_coef, stats)
-                        gradient.add(loss_b.sum() / (live * count))
+                        gradient.add(loss_b.sum() / (counted * count))
                 loop.update(gradient, stats)
 
         # 4. The old policies follow; log.
@@ -148,7 +151,9 @@ def judged(
     images = Images(clean=clean, **{key: column[own].to(run.device) for key, column in {
         "group": group_B, "reward": reward_B, "advantage": advantage_B.float(), "keep": keep_B,
     }.items()})  # fmt: skip
-    dead_P = zero_variance_groups(reward_B, config.group_size, valid_B=valid_B)
+    dead_P = zero_variance_groups(
+        reward_B, config.group_size, valid_B=valid_B, correction=config.adv_correction, min_std=config.adv_min_std
+    )
     row = loop.scorer.row(output)
     row |= {"advantage_abs": float(advantage_B[valid_B].abs().mean()), "zero_std_ratio": float(dead_P.double().mean())}
     return images, row

@@ -9,7 +9,7 @@ from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import BATCH_LIMIT, TrainConfig
 from flowrl.objectives.forward_losses import FORWARD, Loss, Method, old_decay
-from flowrl.samplers.times import permuted_steps, strata
+from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages
 from flowrl.training.devices import num_launched
 
@@ -103,6 +103,7 @@ def check(config: TrainConfig) -> None:
         )
     readers = ["matching", "rollout", "tail", *readers_of_times(config.times)]
     readers += [] if method.weighs_rewards else ["advantages"]
+    readers += ["best"] if method.best_only else []
     readers += ["copies"] if slot_decays(config) else []
     refuse_unread(config, readers, f"objective {name} of recipe forward")
     check_advantages(config)
@@ -114,19 +115,19 @@ def check(config: TrainConfig) -> None:
 
 def readers_of_times(times: TimesConfig) -> list[str]:
     """Readers of configuration keys that training at noised images is (`flowrl.config.readers`)."""
-    discrete, continuous = times.kind.startswith("discrete"), times.kind in ("logit_normal", "uniform")
-    return ["noised", *(["discrete"] if discrete else []), *(["continuous"] if continuous else [])]
+    return ["noised", "continuous" if times.kind in ("logit_normal", "uniform") else "stepped"]
 
 
 def check_times(config: TrainConfig) -> None:
     """Refuses noise levels that cannot be drawn."""
-    times, num_steps = config.times, config.sampler.num_steps
-    if times.fraction == 0:
-        raise ValueError("times.fraction is the share of the schedule that is trained and must be above 0")
+    times = config.times
+    if times.kind in ("logit_normal", "uniform"):
+        return
+    reach = steps_in_reach(times.kind, config.sampler.num_steps, times.fraction)
     if times.kind == "schedule":
-        permuted_steps(num_steps, times.count, "check")
-    elif times.kind.startswith("discrete"):
-        strata(times.kind, int(num_steps * times.fraction), times.count)
+        permuted_steps(reach, times.count, "check")
+    else:
+        strata(times.kind, reach, times.count)
 
 
 def micro_batch_size(config: TrainConfig, world: int) -> int:

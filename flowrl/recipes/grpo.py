@@ -10,8 +10,9 @@ Letters: P prompts, G images per prompt, B = P * G, b rows of a micro-batch, M t
 
 Deviations from the published code: the KL is exact (`kl_type: no_dt` is the published one); the last step is an ODE
 step (there too it is never trained); groups of equal rewards are masked where they stand rather than re-packed; the
-loss is divided by the number of live rows of the whole update, on all processes; gradients are summed in float64 over
-micro-batches and processes, so that their number does not change the result.
+loss is divided by the number of live rows of the whole update (`loss_denominator: all` for methods that count dead ones
+too), on all processes; gradients are summed in float64 over micro-batches and processes, so that their number does not
+change the result.
 """
 
 from __future__ import annotations
@@ -81,14 +82,15 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
         # 2. Credit and group-relative advantages, over the images of all processes.
         sampled = record.sampled
         credit = credit_of(loop, sampled, output, kernel, schedule)
-        advantage_M, live_M, dead = advantages(loop, method, record.asked, sampled, credit, output, ends)
-        keep_M, clip_range_M = live_M & best_samples(loop, sampled, ends), clip_ranges(loop, sampled, kernel, schedule)
-        rows = rows_of(sampled, credit, advantage_M, keep_M, clip_range_M)
+        advantage_M, may_M, signal_M, dead = advantages(loop, method, record.asked, sampled, credit, output, ends)
+        may_M, clip_range_M = may_M & best_samples(loop, sampled, ends), clip_ranges(loop, sampled, kernel, schedule)
+        rows = rows_of(sampled, credit, advantage_M, may_M & signal_M, clip_range_M)
+        counted_M = rows.keep if config.loss_denominator == "live" else may_M.to(rows.keep.device)
 
         # 3. Update: score the stored transitions again under the policy that changes.
         with loop.clock("update"):
             stats = Statistics(*_MEANS)
-            update(record, rows, loss_of, accuracy_scale(loop, sampled, ends), stats)
+            update(record, rows, counted_M, loss_of, accuracy_scale(loop, sampled, ends), stats)
 
         # 4. What a method remembers, and the log.
         remember(loop, ends)
@@ -173,20 +175,21 @@ def sample_rounds(
 
 
 def update(
-    record: Record, rows: Rows, loss_of: Callable[[Scored], Tensor], kl_scale_M: Tensor, stats: Statistics
-) -> None:
-    """All optimizer updates of an iteration."""
+    record: Record, rows: Rows, counted_M: Tensor, loss_of: Callable[[Scored], Tensor], kl_scale_M: Tensor,
+    stats: Statistics,
+) -> None:  # fmt: skip
+    """All optimizer updates of an iteration: of the rows that are kept, in means over those that are counted."""
     loop, config, run = record.loop, record.loop.config, record.loop.run
     micro, method = loop.geometry.micro_batch_size, CREDIT[config.credit.method]
     subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"
-    blocks = micro_batches(rows, micro, config.updates_per_rollout, kept_only=subset)
+    blocks = micro_batches(rows, micro, config.updates_per_rollout, wanted_M=counted_M if subset else None)
     # Where the plan shares latents, the pieces of several updates or rounds are not those of the rollout.
     several = config.updates_per_rollout > 1 or len(record.asked.groups) > config.prompts_per_step // run.world
     if subset or (several and not method.whole_paths) or micro != loop.geometry.rollout_batch_size:
         rows, record = record.rescored(rows, blocks)
     first_update = True
     for own_blocks in blocks:
-        weight_M = loss_weights(loop, rows, own_blocks)
+        weight_M = loss_weights(loop, rows, counted_M, own_blocks)
         if weight_M is None:
             continue
         gradient = loop.gradient()
@@ -233,15 +236,15 @@ def rows_of(
     )  # fmt: skip
 
 
-def micro_batches(rows: Rows, size: int, parts: int, *, kept_only: bool = False) -> list[list[Tensor]]:
-    """Row indexes of micro-batches for each of `parts` updates, steps ascending.
+def micro_batches(rows: Rows, size: int, parts: int, *, wanted_M: Tensor | None = None) -> list[list[Tensor]]:
+    """Row indexes of micro-batches for each of `parts` updates, steps ascending; of the wanted rows, or of all.
 
     A micro-batch holds the transitions of one step that start at `size` latents which stand together in the pool, or at
     fewer where a step has not enough of them for every update. Order and composition are those of the rollout, so that
     equal sizes replay equal batches.
     """
     updates: list[list[Tensor]] = [[] for _ in range(parts)]
-    wanted = rows.keep if kept_only else torch.ones_like(rows.keep)
+    wanted = torch.ones_like(rows.keep) if wanted_M is None else wanted_M
     for step in rows.step.unique(sorted=True):
         index = torch.nonzero((rows.step == step) & wanted).flatten()
         sources, place = rows.source[index].unique(sorted=True, return_inverse=True)
@@ -251,18 +254,20 @@ def micro_batches(rows: Rows, size: int, parts: int, *, kept_only: bool = False)
     return updates
 
 
-def loss_weights(loop: Loop, rows: Rows, blocks: list[Tensor]) -> Tensor | None:
-    """[M] weight of each row's loss, so that their sum over all processes is the update's mean; None without rows."""
+def loss_weights(loop: Loop, rows: Rows, counted_M: Tensor, blocks: list[Tensor]) -> Tensor | None:
+    """[M] weight of each row's loss, so that their sum over all processes is the update's mean over counted rows; None
+    where no row is kept."""
     mine = torch.zeros_like(rows.keep)
     if blocks:
         mine[torch.cat(blocks)] = True
-    run, keep = loop.run, rows.keep & mine
+    run = loop.run
+    if not bool(run.gather(rows.keep & mine).any()):
+        return None
     # Each process counts its samples from 0, and has no more of them than rows.
     samples = torch.where(rows.sample >= 0, rows.sample + run.rank * len(rows), -1)
-    samples, advantage, keep, group = (run.gather(column) for column in (samples, rows.advantage, keep, rows.group))
-    if not bool(keep.any()):
-        return None
-    weight = aggregation_weights(samples, advantage, keep, kind=loop.config.loss_aggregation, group_M=group)
+    columns = (samples, rows.advantage, counted_M & mine, rows.group)
+    samples, advantage, counted, group = (run.gather(column) for column in columns)
+    weight = aggregation_weights(samples, advantage, counted, kind=loop.config.loss_aggregation, group_M=group)
     return weight[run.rank * len(rows) : (run.rank + 1) * len(rows)].to(rows.advantage)
 
 

@@ -87,9 +87,9 @@ def step_stds(kernel: Kernel, schedule: Schedule) -> Tensor:
 
 def advantages(
     loop: Loop, method: Method, asked: Asked, sampled: Sampled, credit: Credit, output: RewardOutput, ends: Ends
-) -> tuple[Tensor, Tensor, float]:
-    """Advantage `[M]` of each transition, which of them carry a learning signal `[M]`, and the share of sets that do
-    not.
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Of each transition `[M]` its advantage, whether it may be trained, and whether its set carries a learning signal;
+    and the share of sets that do not.
 
     A set of equal credit is masked where it stands: its rows would only dilute the loss.
     """
@@ -117,7 +117,7 @@ def advantages(
     moved = moved.scatter_reduce(0, place, run.gather(advantage.abs().to(run.device)), "amax")
     keep = known if credit.keep is None else known & credit.keep
     signal = (moved > 0)[place[first : first + len(sampled)]].to(keep.device)
-    return advantage, keep & signal & trained_steps(loop, sampled), float((moved == 0).double().mean())
+    return advantage, keep & trained_steps(loop, sampled), signal, float((moved == 0).double().mean())
 
 
 def normalised(config: TrainConfig, raw_KM: Tensor, norm_M: Tensor, weights_K: Tensor) -> Tensor:
@@ -128,6 +128,7 @@ def normalised(config: TrainConfig, raw_KM: Tensor, norm_M: Tensor, weights_K: T
     return aggregate(
         raw_KM, norm_M, weights_K, how=cast(Aggregation, how), scope=config.adv_std, eps=config.adv_eps,
         correction=config.adv_correction, baseline=config.adv_baseline, virtual_max=config.adv_virtual_max,
+        min_std=config.adv_min_std,
     )  # fmt: skip
 
 

@@ -269,3 +269,45 @@ def test_refuses_weights() -> None:
         aggregate(VALUE, FOUR, torch.zeros(4))
     with pytest.raises(ValueError, match="aggregated by"):
         aggregate(VALUE, FOUR, torch.ones(4), "product")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_gdpo_leaves_sets_without_a_signal_at_exactly_zero(seed: int, baseline: Any) -> None:
+    """Whitening takes a mean off that is not quite 0; a set of equal rewards must not see it."""
+    draw = np.random.default_rng(seed)
+    groups = torch.arange(8).repeat_interleave(6)
+    raw = torch.from_numpy(draw.random((3, 48)))
+    dead = torch.from_numpy(draw.permutation(8) < 3)
+    level = torch.from_numpy(draw.random((3, 8)))
+    raw = torch.where(dead[groups], level[:, groups], raw)
+    raw[1, groups == int(torch.nonzero(~dead)[0])] = 0.25  # one channel of a live set is constant
+    raw[2] = torch.from_numpy(draw.random(48))  # of weight 0: says nothing about who teaches
+    raw[0, 5] = math.nan
+    weights = torch.tensor([1.0, 0.3, 0.0]).double()
+    options: dict[str, Any] = {"baseline": baseline, "correction": 1}
+    got = aggregate(raw, groups, weights, "gdpo", **options)
+    seen = ~raw[0].isnan()
+    assert torch.equal(got.isnan(), ~seen)
+    assert torch.equal(got[seen] == 0, dead[groups][seen])
+    # The others are what whitening over the whole batch makes of them.
+    white = whiten(aggregate(raw, groups, weights, "each", **options), correction=1)
+    alive = seen & ~dead[groups]
+    assert torch.equal(got[alive], white[alive])
+
+
+@pytest.mark.parametrize("how", EVERY_HOW)
+def test_a_set_that_differs_by_rounding_alone_counts_as_constant(how: Any) -> None:
+    """BranchGRPO's code: a std below 1e-6 gives 0; without the bound, rounding gets advantages like any other."""
+    raw = torch.tensor([[0.3000001, 0.3, 0.3, 0.3, 0.1, 0.2, 0.3, 0.4]] * 2)
+    groups, weights = torch.tensor([0] * 4 + [1] * 4), torch.ones(2).double()
+    options: dict[str, Any] = {"eps": 1e-8, "correction": 1}
+    assert float(aggregate(raw, groups, weights, how, **options)[0]) > 1
+    got = aggregate(raw, groups, weights, how, **options, min_std=1e-6)
+    assert got[:4].tolist() == [0] * 4
+    assert bool((got[4:] != 0).all())
+    if how != "gdpo":  # which whitens over both sets
+        assert torch.equal(got[4:], aggregate(raw, groups, weights, how, **options)[4:])
+    sets = set_statistics(raw, groups, 2, correction=1, min_std=1e-6)
+    assert sets.constant.tolist() == [[True, False]] * 2
+    assert sets.std[:, 0].tolist() == [0, 0]

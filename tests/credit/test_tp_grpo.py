@@ -45,6 +45,10 @@ def test_variants() -> None:
     falling = [(0.0, 1.0, -1.0, -2.0), (0.0, -1.0, 1.0, 2.0)]
     assert flagged(falling) == [[0, 1], [1, 1]]
     assert flagged(falling, positive_only=True) == [[1, 1]]
+    down = [(0.0, -1.0, -2.0, -3.0), (0.0, -1.0, -0.5, -2.0)]  # the first step is flagged whatever the trend
+    for constrained in (True, False):
+        assert flagged(down, constrained, positive_only=True) == [[0, 0], [1, 0]]
+    assert flagged(down, False) == [[0, 0], [1, 0], [1, 2]]
     # A flip against the trend counts for the local rule, and under the constraint only where the rest goes along.
     assert flagged([(0, 2, 1, 3, 2.5)], local_flip=True) == [[0, 0]]
     assert flagged([(0, 2, 1, 3, 2.5)], False, local_flip=True) == [[0, 0], [0, 1], [0, 2], [0, 3]]

@@ -444,6 +444,7 @@ def test_losses_refuse_what_is_missing_or_out_of_range() -> None:
         ("nft", {"beta": 0.0}), ("nft", {"floor": 0.0}), ("nft", {"mode": "good"}), ("nft", {"advantage_range": 0.0}),
         ("awm", {"weighting": "elbo"}), ("awm", {"power": 0.0}), ("awm", {"advantage_max": 0.0}), ("awm", {"clip": -1}),
         ("dgpo", {"beta": -1.0}), ("crd", {"beta": 0.0}), ("crd", {"loss": "mse"}), ("crd", {"temperature": -1.0}),
+        ("crd", {"temperature": 0.0}),
         ("rwr", {"weights": "top"}), ("rwr", {"temperature": 0.0}),
     ]  # fmt: skip
     for name, options in cases:

@@ -169,15 +169,12 @@ def test_centred_distillation_about_two_centres() -> None:
 
     both = centred_distillation(RHO, R, ONE_GROUP, beta=1.0, temperature=0.5)
     assert np.allclose(both, (about(np.exp(r / 0.5)) + about(np.exp(-r / 0.5))) / 2, atol=1e-14)
-    # Temperature 0: all r are positive, so the pool of r < 0 is empty and all stand in for it.
-    pools = centred_distillation(RHO, R, ONE_GROUP, beta=1.0, temperature=0.0)
-    assert np.allclose(pools, about(np.ones(4)), atol=1e-14)
-    r = r - 0.6
-    signed = centred_distillation(RHO, double(r), ONE_GROUP, beta=1.0, temperature=0.0)
-    assert np.allclose(signed, (about((r > 0).astype(float)) + about((r < 0).astype(float))) / 2, atol=1e-14)
+    for wrong in (0.0, -0.5):  # at 0 the two centres would be those of r > 0 and of r < 0, which there is not
+        with pytest.raises(ValueError, match="temperature of crd must be above 0"):
+            centred_distillation(RHO, R, ONE_GROUP, beta=1.0, temperature=wrong)
 
 
-@pytest.mark.parametrize("temperature", [None, 0.0, 0.3])
+@pytest.mark.parametrize("temperature", [None, 0.3])
 def test_groups_are_centred_apart(temperature: float | None) -> None:
     order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
     rho, r = torch.cat([RHO, 2 * RHO + 1])[order], torch.cat([R, R.flip(0)])[order]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,14 @@ def test_low_precision_keeps_what_stock_keeps_in_float32(folders: dict[str, Path
     pipeline.network(start_noise(pipeline), torch.full((2,), 999.0), pipeline.encode(PROMPTS))
     hook.remove()
     assert [output.dtype for output in seen] == [torch.float32]
+    # A copy computes with weights of its own, in float32 too.
+    time, own = torch.ones(1, high.config.freq_dim), high.condition_embedder.time_embedder
+    copied = deepcopy(own)
+    copied.linear_2.bias.data += 1
+    with torch.autocast("cpu", torch.bfloat16):
+        apart = copied(time) - own(time)
+    assert apart.dtype == torch.float32
+    torch.testing.assert_close(apart, torch.ones_like(apart))
     assert {p.dtype for p in pipeline.pipe.vae.parameters()} == {torch.float32}
 
 
@@ -353,6 +362,16 @@ def test_published_sizes(name: str, billions: float) -> None:
     assert sum(p.numel() for p in network.parameters()) / 1e9 == pytest.approx(billions, rel=1e-3)
     for expert in network.values() if isinstance(network, nn.ModuleDict) else [network]:
         check_targets(expert, FAMILY.lora_targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "fps"),
+    [("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", 81, 16.0), ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", 121, 24.0)],
+)
+def test_each_checkpoint_draws_its_published_five_seconds(name: str, frames: int, fps: float) -> None:
+    own = FAMILY.planned_size(name, {})
+    assert own is not None
+    assert (own.num_frames, own.fps) == (frames, fps)
 
 
 def test_lora_on_the_real_network() -> None:

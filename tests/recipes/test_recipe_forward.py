@@ -175,6 +175,14 @@ def test_rft_trains_the_best_images_alone(runs: TinyRuns, matched: list[Matched]
     assert row["loss"] == pytest.approx(float(np.concatenate([errors(given) for given in matched]).mean()), rel=1e-6)
 
 
+def test_rft_divides_by_its_best_images_or_by_all(runs: TinyRuns, gradients: list[Tensor]) -> None:
+    """Three of eight are the best of their prompts."""
+    runs.train("rft-best", *named("rft"), runs.rewards(FIXED))
+    runs.train("rft-all", *named("rft"), runs.rewards(FIXED), "loss_denominator=all")
+    best, every = gradients
+    torch.testing.assert_close(every, best * 3 / 8, rtol=0, atol=1e-6 * float(best.abs().max()))
+
+
 # ---- what is noised, and with which networks -------------------------------------------------------------------------
 
 
@@ -345,10 +353,12 @@ def test_a_resumed_run_is_the_same_to_the_bit(runs: TinyRuns, overrides: tuple[s
         (("sampler.kernel=cps",), "set sampler.kernel=ode"),
         (("clip_range=1e-3",), "clip_range is set to 0.001, but objective nft of recipe forward does not read it"),
         (("best_of=2",), "best_of is set to 2"),
+        (("loss_denominator=all",), "loss_denominator is set to 'all', but objective nft"),
         (named("rft", "slots.old_decay=copy"), "slots.old_decay is set to 'copy', but objective rft"),
         (named("rwr", "adv_std=global"), "adv_std is set to 'global', but objective rwr"),
-        (("times.fraction=0.5",), "times.fraction is set to 0.5"),
-        (("times.count=4",), "4 different steps cannot be taken of a schedule of 3"),
+        (("times.kind=logit_normal", "times.fraction=0.5"), "times.fraction is set to 0.5"),
+        (("times.count=4",), "4 different steps cannot be taken of the first 3 of the schedule"),
+        (("times.count=3", "times.fraction=0.7"), "of the first 2 of the schedule: lower times.count, or raise times."),
         (("times.kind=discrete", "times.fraction=0"), "times.fraction is the share of the schedule"),
         (("times.kind=discrete_wo_init", "times.fraction=0.4"), "raise times.fraction or the number of steps"),
         (("reward_aggregation=each",), "needs two rewards of nonzero weight"),

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from flowrl.samplers.schedules import diffusers_sigmas, unipc_flow_sigmas
-from flowrl.samplers.times import logit_normal_sigmas, permuted_steps, strata, training_times, uniform_sigmas
+from flowrl.samplers.times import (
+    logit_normal_sigmas,
+    permuted_steps,
+    steps_in_reach,
+    strata,
+    training_times,
+    uniform_sigmas,
+)
 from flowrl.trajectory import Schedule
 
 KEYS: list[tuple[int | str, ...]] = [(0, "times", 3, sample) for sample in range(400)]
@@ -52,17 +59,31 @@ def test_empty_strata_give_their_lower_boundary() -> None:
     assert [list(piece) for piece in strata("discrete_with_init", 5, 1)] == [[0]]
 
 
-def test_permuted_schedule_takes_int_99_percent_for_each_image() -> None:
-    for n, expected in ((10, 9), (25, 24), (6, 5)):
-        times = training_times("schedule", schedule(n), KEYS[:40])
-        assert times.sigma.shape == (40, expected)
-        assert all(len(set(row)) == expected for row in times.sigma.tolist())
+def test_permuted_schedule_takes_different_steps_of_all_for_each_image() -> None:
+    for n, count in ((10, 9), (25, 24), (6, 5)):
+        times = training_times("schedule", schedule(n), KEYS[:40], count=count)
+        assert times.sigma.shape == (40, count)
+        assert all(len(set(row)) == count for row in times.sigma.tolist())
         assert set(times.sigma.flatten().tolist()) == set(schedule(n).sigma[:-1].tolist())  # the last one too
-    orders = {tuple(row) for row in training_times("schedule", schedule(10), KEYS[:40]).sigma.tolist()}
-    assert len(orders) == 40
-    first = training_times("schedule", schedule(10), KEYS[:40], count=4).sigma
-    assert torch.equal(first, training_times("schedule", schedule(10), KEYS[:40]).sigma[:, :4])
+    nine = training_times("schedule", schedule(10), KEYS[:40], count=9).sigma
+    assert len({tuple(row) for row in nine.tolist()}) == 40
+    assert torch.equal(training_times("schedule", schedule(10), KEYS[:40], count=4).sigma, nine[:, :4])
     assert sorted(permuted_steps(5, 5, 1, "a")) == [0, 1, 2, 3, 4]
+
+
+def test_permuted_leading_share_draws_each_of_its_steps_equally_often() -> None:
+    """Four of the first five of ten steps: each in 0.8 of all draws, the others never."""
+    times = training_times("schedule", schedule(10), KEYS, count=4, fraction=0.5)
+    steps = (times.sigma[..., None] == schedule(10).sigma).nonzero()[:, 2]
+    counts = torch.bincount(steps, minlength=10).double()
+    assert not counts[5:].any()
+    assert float((counts[:5] - 320).abs().max()) <= 4 * math.sqrt(400 * 0.8 * 0.2)
+
+
+def test_what_is_in_reach() -> None:
+    assert [steps_in_reach(kind, 10) for kind in ("schedule", "discrete", "discrete_wo_init")] == [10, 9, 9]
+    assert [steps_in_reach(kind, 10, 0.5) for kind in ("schedule", "discrete")] == [5, 5]
+    assert steps_in_reach("schedule", 10, 1.0) == 10
 
 
 def test_the_network_is_fed_the_schedules_own_timesteps() -> None:
@@ -117,14 +138,16 @@ def test_times_refuse_what_cannot_be_drawn() -> None:
     wrong: Any = bad
     with pytest.raises(ValueError, match="unknown kind"):
         training_times(wrong, ten, KEYS[:1], count=2)
-    with pytest.raises(ValueError, match="needs a count"):
-        training_times("discrete", ten, KEYS[:1])
     with pytest.raises(ValueError, match="one key"):
-        training_times("schedule", ten, [])
-    with pytest.raises(ValueError, match="fraction"):
-        training_times("schedule", ten, KEYS[:1], fraction=0.0)
+        training_times("schedule", ten, [], count=2)
+    for kind, fraction in (("schedule", 0.0), ("discrete", 1.5)):
+        picked: Any = kind
+        with pytest.raises(ValueError, match="fraction is the share"):
+            training_times(picked, ten, KEYS[:1], count=2, fraction=fraction)
     with pytest.raises(ValueError, match="11 different steps"):
         training_times("schedule", ten, KEYS[:1], count=11)
+    with pytest.raises(ValueError, match="6 different steps cannot be taken of the first 5"):
+        training_times("schedule", ten, KEYS[:1], count=6, fraction=0.5)
     with pytest.raises(ValueError, match="cannot take"):
         training_times("discrete_wo_init", ten, KEYS[:1], count=2, fraction=0.1)
     with pytest.raises(ValueError, match="at least one"):

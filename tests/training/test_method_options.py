@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from toy_pipeline import QuickRun, quick_run, toy_config, write_toy
+from recorded_gradients import recorded_gradients
+from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, write_toy
 
 from flowrl.config.train import ConfigError
 from flowrl.credit import CREDIT
@@ -110,3 +111,50 @@ def test_dcpos_clip_range_is_wide_for_rare_draws(toy: Path) -> None:
     overrides = ("num_iterations=2", "updates_per_rollout=2", "clip_range=1e-3", "shaping.name=dcpo")
     rows = quick_run(toy_config(toy, *overrides, "shaping.options={clip: dynamic}"), toy.parent)
     assert all(row["live_rows"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("how", ["sum", "each", "gdpo"])
+def test_groups_of_equal_rewards_are_counted_and_dropped_however_rewards_are_merged(toy: Path, how: str) -> None:
+    """Two of four prompts give equal rewards: half of the sets are dead, and 2 x 4 images x 3 steps are trained."""
+    (toy.parent / "half_red.py").write_text(
+        "def half_red(images, prompts, metadata):\n"
+        "    live = [prompt in ('a green star', 'three yellow triangles') for prompt in prompts]\n"
+        "    return [float(red) * on for red, on in zip(images[:, 0].mean((1, 2)), live)]\n"
+    )
+    rewards = reward_list(toy.parent, "half_fail")[:-1] + f", {{file: {toy.parent}/half_red.py, function: half_red}}]"
+    (row,) = quick_run(toy_config(toy, rewards, f"reward_aggregation={how}", "prompts_per_step=4"), toy.parent)
+    assert (row["zero_std_ratio"], row["live_rows"]) == (0.5, 24)
+
+
+def test_rewards_that_differ_by_less_than_adv_min_std_teach_nothing(toy: Path) -> None:
+    tree = ("credit.method=branch_grpo", "credit.splits=[0, 1]", "adv_eps=1e-8", "adv_correction=1")
+    (row,) = quick_run(toy_config(toy, *tree), toy.parent)
+    assert (row["zero_std_ratio"], row["live_rows"]) == (0, 20)
+    (row,) = quick_run(toy_config(toy, *tree, "adv_min_std=1"), toy.parent)  # rewards lie in [0, 1]
+    assert (row["zero_std_ratio"], row["live_rows"]) == (1, 0)
+    with pytest.raises(ConfigError, match="adv_min_std must be at least 0"):
+        toy_config(toy, "adv_min_std=-1")
+
+
+@pytest.mark.parametrize("average", ["rows", "samples", "balanced"])
+@pytest.mark.parametrize(
+    "steps", [(), ("sampler.trained_fraction=0.67", "sampler.trained_steps=random")], ids=["every", "random"]
+)
+def test_groups_of_equal_rewards_can_count_in_the_mean(
+    toy: Path, average: str, steps: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the rows are dead: with them the gradient is half as large, and they are trained neither way.
+
+    DanceGRPO and others average over all images, those of equal rewards with advantage 0.
+    """
+    gradients = recorded_gradients(monkeypatch)
+    settings = (reward_list(toy.parent, "half_fail"), "prompts_per_step=4", f"loss_aggregation={average}", *steps)
+    (live,) = quick_run(toy_config(toy, *settings), toy.parent)
+    (every,) = quick_run(toy_config(toy, *settings, "loss_denominator=all"), toy.parent)
+    if not steps:  # else dead rows stand in micro-batches between live ones, which rounds differently
+        assert torch.equal(gradients[1], gradients[0] / 2)
+    largest = float(gradients[0].abs().max())
+    torch.testing.assert_close(gradients[1], gradients[0] / 2, rtol=0, atol=1e-6 * largest)
+    assert largest > 0
+    assert live["live_rows"] == every["live_rows"]
+    assert live["zero_std_ratio"] == every["zero_std_ratio"] == 0.5

@@ -188,7 +188,8 @@ def _check_objectives(loop: Loop, batch: Any, sampled: Any, output: Any, kernel:
     method, ends = CREDIT[loop.config.credit.method], all_ends(loop, batch, sampled, output)
     credit = credit_of(loop, sampled, output, kernel, schedule)
     record = Record(loop, batch.asked, sampled, kernel, schedule)
-    advantage_M, live_M, dead = advantages(loop, method, batch.asked, sampled, credit, output, ends)
+    advantage_M, trained_M, signal_M, dead = advantages(loop, method, batch.asked, sampled, credit, output, ends)
+    live_M = trained_M & signal_M
     assert bool(advantage_M.isfinite().all())
     assert bool(live_M.any())
     assert 0 <= dead < 1

@@ -10,6 +10,7 @@ import torch
 from toy_pipeline import QuickRun, quick_run, toy_config, write_toy
 
 from flowrl.cli import main
+from flowrl.config.train import find_config, load_config
 from flowrl.config.vocabulary import FOREIGN_KERNELS
 from flowrl.credit import CREDIT
 from flowrl.pipelines import PIPELINES
@@ -95,3 +96,25 @@ def test_the_published_log_probability_of_cps(toy: Path) -> None:
     assert sampled.mean is not None
     deviation = (sampled.states[sampled.produced] - sampled.mean).double().square().flatten(1).sum(1)
     torch.testing.assert_close(sampled.log_prob.double(), -deviation, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["sd35m_flow_grpo_fast", "flux_flow_grpo_fast", "sd35m_tp_grpo", "sd35m_grpo_clip_24gb"]
+)
+def test_configurations_that_publish_flow_cps_start_at_a_ratio_of_one(toy: Path, name: str) -> None:
+    """With their sampler, credit, clip range and KL the ratio is 1 to the bit before the first update, at every step
+    that they train, and the second update sees it move."""
+    wanted = load_config(find_config(name))
+    sampler = wanted.sampler
+    assert (sampler.kernel, sampler.log_prob, wanted.log_ratio) == ("cps", "published", "mean")
+    overrides = [f"{key}={getattr(wanted, key)}" for key in ("clip_range", "kl_coef", "kl_type", "adv_std")]
+    overrides += [
+        f"sampler.{key}={getattr(sampler, key)}"
+        for key in ("kernel", "log_prob", "noise_level", "num_steps", "guidance_scale", "grid", "sde_window_size")
+    ]
+    overrides += [f"sampler.sde_window_range={list(sampler.stochastic_range)}", f"credit.method={wanted.credit.method}"]
+    (row,) = quick_run(toy_config(toy, *overrides, "updates_per_rollout=2", "optim.lr=0.05"), toy.parent)
+    assert row["ratio_first_deviation"] == 0.0
+    assert row["ratio_max_deviation"] > 0
+    steps = sampler.sde_window_size or sampler.stochastic_range[1]
+    assert row["live_rows"] == 8 * steps
