@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.placement import sent
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.randomness import Part, counter_seed, sample_normals
@@ -153,7 +154,7 @@ class Loop:
     def normals(self, tag: str, batch: Batch, places: Sequence[tuple[int, ...]]) -> Tensor:
         """Standard normal latents `[b, *latent]`, each a function of (seed, tag, iteration, its place)."""
         keys: list[tuple[Part, ...]] = [(self.config.seed, tag, batch.iteration, *place) for place in places]
-        return sample_normals(self.pipeline.latent_shape, keys).to(self.run.device)
+        return sent(sample_normals(self.pipeline.latent_shape, keys), self.run.device)
 
     def start_noise(self, batch: Batch, images: range) -> Tensor:
         """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""

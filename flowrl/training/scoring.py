@@ -88,13 +88,13 @@ class Scorer:
         reward.
         """
         run = self.run
-        mine = output.values.to(run.device)
-        values, valid = run.gather(mine), run.gather(output.valid.to(run.device))
+        mine = output.values.cpu()
+        values, valid = run.gather(mine), run.gather(output.valid.cpu())
         known = values[valid].double()
         row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
         # Where a server could not be reached, a process lacks some names.
         for name in dict.fromkeys(joined_lists(run, list(output.parts))):
-            found = output.parts[name].to(run.device) if name in output.parts else torch.full_like(mine, torch.nan)
+            found = output.parts[name].cpu() if name in output.parts else torch.full_like(mine, torch.nan)
             part = run.gather(found)
             numbers = part[~part.isnan()].double()
             if len(numbers):
