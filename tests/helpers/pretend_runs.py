@@ -38,6 +38,21 @@ _GROUPS = {
     "tiny_tree_grpo": ("group_size=9", "micro_batch_size=3"),
 }
 """Groups that a configuration's way of sampling can be divided into."""
+_FEWER = (
+    "prompts_per_step=1", "group_size=2", "micro_batch_size=1", "sampler.num_steps=4",
+    "sampler.sde_window_range=[0, 2]", "eval.num_prompts=1", "eval.num_steps=1",
+)  # fmt: skip
+_FEW = (*_FEWER, "num_iterations=1", "eval_every=1")
+OTHERS: dict[str, tuple[str, ...]] = {
+    "tiny_adversarial": (*_FEWER, "rewards.0.options.pretrain_steps=1", "rewards.0.options.steps_per_iteration=1"),
+    "tiny_adversarial_fixed": (*_FEWER, "rewards.0.options.pretrain_steps=1"),
+    "tiny_kontext_grpo": _FEW,
+    "tiny_pairwise": _FEW,
+    "tiny_pointwise_noisy": _FEW,
+    "tiny_sd15_grpo": _FEW,
+    "tiny_wan_grpo": _FEW,
+}
+"""What makes configurations short that the toy pipeline cannot stand in for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
