@@ -98,7 +98,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
 
         # 3. Update: predict the velocity at noised images under the policy that changes.
         with loop.clock("update"):
-            stats, count = Statistics(*_MEANS), config.times.count
+            stats, count, moved = Statistics(*_MEANS), config.times.count, list[bool]()
             times = draw_times(loop, batch, schedule, shared=objective.method.one_level)
             for part in range(config.updates_per_rollout):
                 share = blocks[part :: config.updates_per_rollout]
@@ -112,11 +112,11 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                         matched = match(loop, batch, images, times, index, draw, objective)
                         loss_b = loss_of(matched, objective, config.kl_coef, stats)
                         gradient.add(loss_b.sum() / (live * count))
-                loop.update(gradient, stats)
+                moved.append(loop.update(gradient, stats))
 
-        # 4. The old policies follow; log.
+        # 4. The old policies follow, unless every update was left out; log.
         for slot, kind in decays.items():
-            decay = decay_of(config, kind, loop.counters["updates"])
+            decay = 1.0 if moved and not any(moved) else decay_of(config, kind, loop.counters["updates"])
             loop.policy.blend(slot, decay)
             row[f"{slot}_decay"] = decay
         loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})

@@ -19,6 +19,7 @@ from flowrl.config.sections import OptimConfig
 from flowrl.pipelines.lora import Policy
 from flowrl.placement import widest
 from flowrl.samplers import Network
+from flowrl.training.devices import wait_for
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning
 
@@ -32,6 +33,7 @@ def make_optimizer(settings: OptimConfig, policy: Policy) -> torch.optim.Optimiz
 
 
 _FIRST_SCALE_LOG2 = 14  # of float16 losses
+_SCALE_RISES_AFTER = 2000  # updates without overflow, GradScaler's growth_interval
 _EVALUATIONS = ("rollout", "completion", "update", "reference", "backward")  # what evaluations are counted as
 
 
@@ -86,16 +88,18 @@ class NetworkCounter:
 class GradientSum:
     """Sum of the gradients of micro-batches, in float64.
 
-    float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it;
-    the power, kept in `counters` and so in checkpoints, falls by one where a gradient overflows and that update is left
-    out.
+    float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it.
+    The power falls by one where a gradient overflows, and that update is left out; it rises by one after 2000 updates
+    in a row, as in torch's GradScaler. It is kept in `counters` and so in checkpoints.
     """
 
     def __init__(self, policy: Policy, counters: dict[str, Any], *, scale_loss: bool) -> None:
         self.parameters = list(policy.parameters.values())
         self.total = [torch.zeros_like(p, dtype=widest(p.device)) for p in self.parameters]
-        self.counters = counters
+        self.counters, self.scale_loss = counters, scale_loss
         counters.setdefault("loss_scale_log2", _FIRST_SCALE_LOG2 if scale_loss else 0)
+        if scale_loss:
+            counters.setdefault("loss_scale_held", 0)
 
     def add(self, loss: Tensor) -> None:
         """Back-propagates a loss and adds its gradient."""
@@ -105,8 +109,11 @@ class GradientSum:
             if gradient is not None:
                 total += gradient.to(total.dtype) / scale
 
-    def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor:
-        """Adds up the processes, clips, and takes an optimizer step; returns the norm before clipping.
+    def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor | None:
+        """Adds up the processes, clips, and takes an optimizer step.
+
+        Returns:
+            The norm before clipping; None where a scaled gradient overflowed, so that nothing has moved.
 
         Raises:
             ValueError: the gradient is not finite; the weights are left as they were.
@@ -115,8 +122,8 @@ class GradientSum:
         if run.world > 1:
             flat = run.accelerator.reduce(flat, reduction="sum")
         if self.counters["loss_scale_log2"] > 0 and not bool(torch.isfinite(flat).all()):
-            self.counters["loss_scale_log2"] -= 1
-            return flat.new_zeros(())
+            self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] - 1, "loss_scale_held": 0}
+            return None
         pieces = flat.split([p.numel() for p in self.parameters])
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             parameter.grad = piece.view_as(parameter).float()
@@ -128,6 +135,10 @@ class GradientSum:
             )
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if self.scale_loss:
+            self.counters["loss_scale_held"] += 1
+            if self.counters["loss_scale_held"] == _SCALE_RISES_AFTER:
+                self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] + 1, "loss_scale_held": 0}
         return norm
 
 
@@ -226,9 +237,25 @@ def joined_lists(run: Run, mine: list[Any]) -> list[Any]:
     return list(gather_object(mine))
 
 
+def from_main(run: Run, value: Any) -> Any:
+    """The main process's value, on every process."""
+    if run.world == 1:
+        return value
+    from accelerate.utils import broadcast_object_list
+
+    values = [value]
+    broadcast_object_list(values)
+    return values[0]
+
+
 @contextmanager
-def clock(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Adds the time spent inside to a stage, without what stages inside it count themselves."""
+def clock(seconds: dict[str, float], stage: str, device: torch.device) -> Iterator[None]:
+    """Adds the time spent inside to a stage, without what stages inside it count themselves.
+
+    A GPU works on while Python goes on: it is waited for at both ends, or its work would be booked on later stages.
+    """
+    wait_for(device)
     begun, before = time.perf_counter(), sum(seconds.values())
     yield
+    wait_for(device)
     seconds[stage] += time.perf_counter() - begun - (sum(seconds.values()) - before)
