@@ -8,7 +8,8 @@ drawn again years later, sees the same numbers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from jaxtyping import Float
@@ -98,10 +99,14 @@ def counter_choice(n: int, k: int, *parts: Part) -> tuple[int, ...]:
     """
     if not 0 <= k <= n:
         raise ValueError(f"cannot choose {k} distinct integers of {n}: k must lie in 0 .. {n}")
-    moved: dict[int, int] = {}  # only positions a swap has changed, so k of a large n costs k
-    chosen = []
-    for position in range(k):
+    return tuple(islice(counter_shuffle(n, *parts), k))
+
+
+def counter_shuffle(n: int, *parts: Part) -> Iterator[int]:
+    """The permutation that `counter_choice` gives for k = n, one number after another; each costs the same."""
+    moved: dict[int, int] = {}  # only places ahead that a swap has changed, so k of a large n costs k
+    for position in range(n):
         other = counter_integers(position, n, "choice", position, *parts)
-        chosen.append(moved.get(other, other))
+        yield moved.get(other, other)
         moved[other] = moved.get(position, position)
-    return tuple(chosen)
+        moved.pop(position, None)

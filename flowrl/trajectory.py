@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from flowrl.placement import taken
+
 Index = int | slice | Sequence[int] | Tensor
 
 
@@ -24,9 +26,9 @@ def _select(tensor: Tensor, index: Index) -> Tensor:
         if not 0 <= position < len(tensor):
             raise IndexError(f"index {index} is outside a batch of {len(tensor)}")
         return tensor[position : position + 1]
-    if isinstance(index, Tensor | slice):
+    if isinstance(index, slice):
         return tensor[index]
-    return tensor[torch.as_tensor(index, dtype=torch.long, device=tensor.device)]
+    return taken(tensor, index if isinstance(index, Tensor) else torch.as_tensor(index, dtype=torch.long))
 
 
 def check_columns(**columns: Tensor) -> None:
@@ -297,6 +299,15 @@ class Sampled:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def on_host(self) -> Sampled:
+        """The same with its columns on the host, where credit and advantages are found; latents stay on the device.
+
+        Columns are small and what is done with them is many small steps, in float64, which not every device has.
+        """
+        latents = ("states", "finished", "mean")
+        columns = [field.name for field in fields(self) if field.name not in latents]
+        return replace(self, **{name: getattr(self, name).cpu() for name in columns})
 
     @property
     def ends(self) -> Bool[Tensor, " F"]:

@@ -213,6 +213,12 @@ class TrainedReward(Reward, Protocol):
     def learn(self, inputs: RewardInputs) -> dict[str, float]:
         """Learns from the images of an iteration, of all processes, the same on each; returns numbers for the log."""
 
+    def learned(self) -> dict[str, Any]:
+        """What learning has changed, for the other processes."""
+
+    def follow(self, learned: Mapping[str, Any]) -> None:
+        """Takes over what the main process has learned."""
+
     def state(self) -> dict[str, Any]:
         """Everything a continued run needs: tensors and plain numbers."""
 

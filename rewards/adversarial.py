@@ -284,14 +284,23 @@ class AdversarialReward:
             "steps": float(pretrained + sum(step.learned for step in steps)),
         }  # fmt: skip
 
-    def state(self) -> dict[str, Any]:
-        """Weights, the optimizer's state and the snapshot: tensors on the host, numbers, text."""
+    def learned(self) -> dict[str, Any]:
+        """Weights and the optimizer's state: tensors on the host, numbers."""
         return {
             "weights": _on_host(self.discriminator.trained),
             "optimizer": _on_host(self.optimizer.state_dict()),
-            "snapshot": self._snapshot,
-            "warned": self._warned,
         }
+
+    def follow(self, learned: Mapping[str, Any]) -> None:
+        """Puts `learned()` of the same discriminator back."""
+        with torch.no_grad():
+            for name, weight in self.discriminator.trained.items():
+                weight.copy_(learned["weights"][name])
+        self.optimizer.load_state_dict(learned["optimizer"])
+
+    def state(self) -> dict[str, Any]:
+        """What it has learned, and the snapshot: tensors on the host, numbers, text."""
+        return self.learned() | {"snapshot": self._snapshot, "warned": self._warned}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts `state()` back.
@@ -307,10 +316,7 @@ class AdversarialReward:
                 f"{OWNER}: the saved state is that of another discriminator: it holds {saved}, this one has {shapes}: "
                 f"continue with the backbone and model that the run began with."
             )
-        with torch.no_grad():
-            for name, weight in trained.items():
-                weight.copy_(state["weights"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.follow(state)
         self._snapshot, self._warned, self._held_out = state["snapshot"], state["warned"], None
 
     def _reward(self, logits: Logits) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig, check_weights
+from flowrl.placement import sent
 from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.outputs import check_output
 from flowrl.rewards.specs import Spec, validate_reward_specs
@@ -145,8 +146,8 @@ class WeightedSum:
             parts |= {f"reward/{term.key}/{part}": numbers.to(device) for part, numbers in output.parts.items()}
             errors |= {f"{term.key}/{word}": count for word, count in output.errors.items()}
         valid_KB = torch.stack(known)
-        weight_K = torch.tensor(weights, dtype=torch.float32, device=device)
-        if not bool(weight_K.any()) and (self.merge != "sum" or self.partial != "drop"):
+        weight_K = sent(torch.tensor(weights, dtype=torch.float32), device)
+        if not any(weights) and (self.merge != "sum" or self.partial != "drop"):
             raise ValueError(
                 f"the schedules of {self.name} make every weight 0 in iteration {iteration}, and a mean of nothing has "
                 f"no value: let one reward keep a weight, or sum them with merge sum and partial drop."

@@ -37,7 +37,7 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
             f"reward {name!r}: values are on {output.values.device}, valid on {output.valid.device}: use one device."
         )
     valid = output.valid & torch.isfinite(output.values)
-    if torch.equal(valid, output.valid) and not bool((~valid & ~output.values.isnan()).any()):
+    if not bool(((valid != output.valid) | (~valid & ~output.values.isnan())).any()):  # one wait for a device
         return output
     lost = int((output.valid & ~valid).sum())
     errors = output.errors | ({"not_finite": output.errors.get("not_finite", 0) + lost} if lost else {})

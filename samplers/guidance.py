@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.placement import sent
 from flowrl.samplers.guidance_rules import Rule, linear_cfg
 from flowrl.samplers.parametrization import Sigma, column, working_dtype
 from flowrl.trajectory import Conditioning
@@ -34,7 +35,7 @@ def _evaluate(network: Network, x: Tensor, timestep: Tensor, cond: Conditioning)
         )
     if timestep.shape not in ((), x.shape[:1]):
         raise ValueError(f"timestep must be 0-d or [{len(x)}], got shape {tuple(timestep.shape)}")
-    velocity = network(x, timestep.to(x.device).expand(len(x)), cond)
+    velocity = network(x, sent(timestep, x.device).expand(len(x)), cond)
     if velocity.shape != x.shape:
         raise ValueError(
             f"a network must return a velocity of the shape of x {tuple(x.shape)}, got {tuple(velocity.shape)}"

@@ -119,7 +119,7 @@ class Kernel:
         k, std = self.rule(s, s_next, self.noise_level, _number(self.sigma_max))
         clean, noise = clean_from_velocity(x, velocity, s), noise_from_velocity(x, velocity, s)
         mean = column(1 - s_next, clean, "sigma_next") * clean + column(k, clean) * noise
-        return Transition(mean, column(std, clean))
+        return Transition(mean, column(std, clean), least_std=float(std.min()))
 
 
 def _number(value: Sigma) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.placement import sent
+
 Sigma = float | Tensor
 
 
@@ -43,7 +45,7 @@ def column(value: Sigma, x: Tensor, name: str = "sigma") -> Tensor:
             f"{name} must be a number, a 0-d tensor or one value per sample [{x.shape[0] if x.ndim else 0}], "
             f"got shape {tuple(tensor.shape)}"
         )
-    return tensor.to(device=x.device, dtype=x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+    return sent(tensor.to(x.dtype), x.device).reshape(-1, *[1] * (x.ndim - 1))
 
 
 def raise_pair(x: Tensor, output: Tensor, name: str) -> tuple[Tensor, Tensor]:

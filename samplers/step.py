@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.placement import sent
 from flowrl.samplers.kernels import KERNELS, Kernel
 from flowrl.samplers.parametrization import Sigma
 from flowrl.samplers.transition import positive_std
@@ -56,5 +57,5 @@ def advance(
     mean, std = transition.mean, positive_std(transition)
     if noise.shape != mean.shape:
         raise ValueError(f"step noise must have the shape of x {tuple(mean.shape)}, got {tuple(noise.shape)}")
-    x_next = mean + std * noise.to(device=mean.device, dtype=mean.dtype)
+    x_next = mean + std * sent(noise, mean.device).to(mean.dtype)
     return Moved(x_next, kernel.log_prob(x_next, transition), mean)

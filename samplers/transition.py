@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.placement import widened, widest
 from flowrl.samplers.parametrization import Sigma, column
 
 
@@ -24,15 +25,17 @@ class Transition:
         mean: [b, *latent].
         std: Standard deviation of the next latent, square root of the step included; 0 for a deterministic step. A 0-d
             tensor, which kernels leave on the CPU, or [b, 1, ...]; it broadcasts over the mean.
+        least_std: The smallest std, where it is known without waiting for a device.
     """
 
     mean: Float[Tensor, " b *latent"]
     std: Tensor
+    least_std: float | None = None
 
 
 def _per_sample_sum(values: Tensor) -> Tensor:
-    """Sum over all but the first dimension, accumulated in float64: a latent has 1e4 to 1e6 elements."""
-    return values.flatten(1).sum(1, dtype=torch.float64) if values.ndim > 1 else values.double()
+    """Sum over all but the first dimension, in the widest dtype there is: a latent has 1e4 to 1e6 elements."""
+    return values.flatten(1).sum(1, dtype=widest(values.device)) if values.ndim > 1 else widened(values)
 
 
 def _check(x_next: Tensor, transition: Transition) -> None:
@@ -46,8 +49,8 @@ def positive_std(transition: Transition) -> Tensor:
     Raises:
         ValueError: it is 0 somewhere, so the transition has no density.
     """
-    std, mean = transition.std, transition.mean
-    if not bool((std > 0).all()):
+    std, mean, least = transition.std, transition.mean, transition.least_std
+    if not (bool((std > 0).all()) if least is None else least > 0):
         raise ValueError(
             "a transition with std 0 is deterministic and has no density: score only stochastic steps (not the ODE "
             "kernel, noise_level 0, or a last step whose noise vanishes, as with cps and ddim_flow)"
@@ -74,7 +77,7 @@ def gaussian_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transitio
         transition: Kernel output at the source latent.
 
     Returns:
-        [b] in the dtype of x_next, at least float32. The sum itself is accumulated in float64.
+        [b] in the dtype of x_next, at least float32. The sum itself is accumulated in float64 where the device has it.
 
     Raises:
         ValueError: the std is 0 anywhere, or x_next and mean differ in shape.
@@ -83,7 +86,7 @@ def gaussian_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transitio
     std, mean = positive_std(transition), transition.mean
     standardized = (x_next.detach().to(mean.dtype) - mean) / std
     square = _per_sample_sum(standardized.square())
-    log_norm = _sum_over_mean(std.double().log() + 0.5 * math.log(2 * math.pi), mean)
+    log_norm = _sum_over_mean(widened(std).log() + 0.5 * math.log(2 * math.pi), mean)
     return (-0.5 * square - log_norm).to(torch.promote_types(x_next.dtype, torch.float32))
 
 
@@ -120,7 +123,7 @@ def gaussian_kl(new: Transition, reference: Transition) -> Float[Tensor, " b"]:
     _check(reference.mean, new)
     std, reference_std = positive_std(new), positive_std(reference)
     difference = _per_sample_sum(((new.mean - reference.mean) / reference_std).square())
-    excess = (std.double() / reference_std.double()).square() - 1
+    excess = (widened(std) / widened(reference_std)).square() - 1
     spread = _sum_over_mean(excess - torch.log1p(excess), new.mean)
     return (0.5 * (difference + spread)).to(new.mean.dtype)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden_runs import compare, differences_of, leftovers, machine, record_of, reproducible, text_of
-from PIL import Image
-from toy_pipeline import PROMPTS, reward_list, write_toy
+from toy_pipeline import reward_list, write_pairs, write_toy
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
@@ -111,7 +110,7 @@ CASES: dict[str, tuple[str, ...]] = {
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The toy's configuration, with the toy in the place of a model family, a reward with gradient, and pairs."""
     folder = tmp_path_factory.mktemp("golden")
-    _write_pairs(folder / "pairs")
+    write_pairs(folder / "pairs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PIPELINES, "sd3", "toy_pipeline")
         patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:SmoothBrightness")
@@ -122,19 +121,6 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def _reproducible() -> Iterator[None]:
     with reproducible():
         yield
-
-
-def _write_pairs(folder: Path) -> None:
-    """A pair of images of four pixels for every prompt, the winner brighter; the toy's decoder never gives 0 or 1."""
-    folder.mkdir()
-    levels = np.random.default_rng(0).integers(64, 160, (len(PROMPTS), 2, 2, 3), dtype=np.uint8)
-    rows = []
-    for number, (prompt, level) in enumerate(zip(PROMPTS, levels, strict=True)):
-        names = {"winner": f"winner_{number}.png", "loser": f"loser_{number}.png"}
-        Image.fromarray(level + 64).save(folder / names["winner"])
-        Image.fromarray(level).save(folder / names["loser"])
-        rows.append(json.dumps({"prompt": prompt, **names}))
-    (folder / "pairs.jsonl").write_text("\n".join(rows) + "\n")
 
 
 def _train(toy: Path, out: Path, settings: tuple[str, ...]) -> Path:

@@ -36,6 +36,7 @@ from flowrl.objectives.terms import (
     mean_squared_error,
     optimality,
 )
+from flowrl.placement import widened
 from flowrl.samplers.parametrization import column, working_dtype
 
 Weighed = tuple[Tensor, dict[str, Tensor]]
@@ -166,7 +167,7 @@ class Nft:
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of b images, with `old`."""
         old = _of("old", matched, "nft")
-        r = optimality(matched.advantage, advantage_range=self.advantage_range, mode=self.mode).double()
+        r = widened(optimality(matched.advantage, advantage_range=self.advantage_range, mode=self.mode))
         velocity = matched.velocity.to(working_dtype(matched.velocity))
         sigma = column(matched.sigma, velocity)
         branches = (old + sign * self.beta * (velocity - old) for sign in (1, -1))
@@ -222,7 +223,7 @@ class Awm:
         if self.off_policy:
             old_error = mean_squared_error(_of("old", matched, "awm with off_policy"), matched.target)
             before = matching_log_prob(old_error, matched.sigma, weighting=self.weighting, power=self.power)
-        advantage = matched.advantage.double().clamp(-self.advantage_range, self.advantage_range)
+        advantage = widened(matched.advantage).clamp(-self.advantage_range, self.advantage_range)
         advantage = advantage * (self.advantage_max / self.advantage_range)
         loss = clipped_surrogate(log_prob - before, advantage, clip_low=self.clip, clip_high=self.clip)
         return _finish(matched, loss, error=error, ratio=(log_prob - before).exp())
@@ -261,7 +262,7 @@ class Dgpo:
         """Loss and metrics of complete groups that share sigma and noise, with `reference`; with clip, `old`."""
         error = mean_squared_error(matched.velocity, matched.target)
         reference_error = mean_squared_error(_of("reference", matched, "dgpo"), matched.target)
-        advantage = matched.advantage.double().clamp(-self.advantage_range, self.advantage_range)
+        advantage = widened(matched.advantage).clamp(-self.advantage_range, self.advantage_range)
         gate = group_gate(error, reference_error, advantage, matched.group, beta=self.beta)
         clipped = torch.zeros_like(advantage, dtype=torch.bool)
         if self.clip is not None:
@@ -269,7 +270,7 @@ class Dgpo:
             ratio = (old_error - error.detach()).exp()
             clipped = torch.where(advantage > 0, ratio > 1 + self.clip, ratio < 1 - self.clip)
         loss = gate * advantage * torch.where(clipped, error.detach(), error)
-        return _finish(matched, loss, error=error, gate=gate, clipped=clipped.double())
+        return _finish(matched, loss, error=error, gate=gate, clipped=widened(clipped))
 
 
 # ---- CRD -------------------------------------------------------------------------------------------------------------
@@ -309,7 +310,7 @@ class Crd:
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of complete groups, with `old`."""
         old = _of("old", matched, "crd")
-        r = optimality(matched.advantage, advantage_range=self.advantage_range).double()
+        r = widened(optimality(matched.advantage, advantage_range=self.advantage_range))
         new_error, old_error = (
             matching_error(v - matched.target, adaptive=self.adaptive, floor=self.floor)
             for v in (matched.velocity, old)
@@ -406,7 +407,7 @@ def _finish(matched: Matched, loss: Tensor, **metrics: Tensor) -> Weighed:
 
 def _weighted(matched: Matched, weight: Tensor) -> Weighed:
     error = mean_squared_error(matched.velocity, matched.target)
-    return _finish(matched, weight.double() * error, error=error, weight=weight.double())
+    return _finish(matched, widened(weight) * error, error=error, weight=widened(weight))
 
 
 def _positive(**options: float) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from flowrl.objectives.terms import mean_squared_error
+from flowrl.placement import widened
 from flowrl.trajectory import check_columns
 
 PairLoss = tuple[Tensor, dict[str, Tensor]]
@@ -72,7 +73,7 @@ def preference_loss(
         ValueError: winner and loser differ in shape.
     """
     check_columns(winner=winner, loser=loser)
-    wide = score.double()
+    wide = widened(score)
     margin = wide[winner] - wide[loser]
     metrics = {"margin": margin, "accuracy": margin > 0, "winner_reward": wide[winner], "loser_reward": wide[loser]}
     return softplus(-margin).to(dtype), {name: value.detach().to(dtype) for name, value in metrics.items()}
@@ -143,7 +144,7 @@ def d3po(
     """
     if not beta > 0 or (clip is not None and not 0 <= clip < 1):
         raise ValueError(f"d3po needs beta > 0 and clip None or in [0, 1), got {beta} and {clip}")
-    held = log_ratio.double()
+    held = widened(log_ratio)
     if clip is not None:
         held = held.clamp(math.log1p(-clip), math.log1p(clip))
     return preference_loss(beta * held, winner, loser, dtype=torch.promote_types(log_ratio.dtype, torch.float32))
@@ -166,7 +167,7 @@ def group_gate(
     of all its images without first.
     """
     check_columns(error=error, reference_error=reference_error, advantage=advantage, group=group)
-    value = advantage.double() * (error.detach().double() - reference_error.double())
+    value = widened(advantage) * (widened(error.detach()) - widened(reference_error))
     return torch.sigmoid(beta * _group_weights(group) @ value)
 
 
@@ -205,7 +206,7 @@ def centred_distillation(
         raise ValueError(f"temperature of crd must be above 0, got {temperature:g}; null centres evenly")
     if loss not in ("square", "cross_entropy"):
         raise ValueError(f"loss of crd is square or cross_entropy, got {loss!r}")
-    rho, r = implicit.double(), target.detach().double()
+    rho, r = widened(implicit), widened(target.detach())
     losses = []
     for sign in (1,) if temperature is None else (1, -1):
         weight = _group_weights(group, None if temperature is None else sign * r / temperature)
@@ -236,7 +237,7 @@ def reward_weights(
     if weights not in ("raw", "softmax"):
         raise ValueError(f"weights is raw or softmax, got {weights!r}")
     if weights == "softmax":
-        shared = _group_weights(group, reward.double() / temperature)
+        shared = _group_weights(group, widened(reward) / temperature)
         return (shared.diagonal() * _same_group(group).sum(1)).to(reward.dtype)
     if bool((reward < 0).any()):
         raise ValueError(f"raw weights push away from nothing: rewards must be >= 0, got {float(reward.min())}")
@@ -262,4 +263,4 @@ def _group_weights(group: Tensor, logit: Tensor | None = None) -> Tensor:
     same = _same_group(group)
     if logit is not None:
         return torch.softmax(torch.where(same, logit[None, :], -math.inf), 1)
-    return same.double() / same.sum(1, keepdim=True)
+    return widened(same) / same.sum(1, keepdim=True)

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flowrl.placement import sent, widened, widest
+
 AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
 Weighting = Literal["uniform", "t", "t2", "huber", "ghuber"]
 
@@ -55,8 +57,10 @@ def clipped_surrogate(
     """
     _check_clip(log_ratio, advantage, clip_low, clip_high)
     ratio = log_ratio.exp()
-    low = torch.as_tensor(1 - clip_low, dtype=ratio.dtype, device=ratio.device)
-    high = torch.as_tensor(1 + clip_high, dtype=ratio.dtype, device=ratio.device)
+    low, high = (
+        bound.to(ratio.dtype) if isinstance(bound, Tensor) else ratio.new_full((), bound)
+        for bound in (1 - clip_low, 1 + clip_high)
+    )
     return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(low, high))
 
 
@@ -86,8 +90,8 @@ def approx_kl(log_ratio: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
 
 
 def sample_mean(values: Float[Tensor, " b *latent"]) -> Float[Tensor, " b"]:
-    """Mean over the elements of each sample, in float64."""
-    return values.flatten(1).mean(1, dtype=torch.float64) if values.ndim > 1 else values.double()
+    """Mean over the elements of each sample, in the widest dtype of the device."""
+    return values.flatten(1).mean(1, dtype=widest(values.device)) if values.ndim > 1 else widened(values)
 
 
 def mean_squared_error(prediction: Float[Tensor, " b *latent"], target: Float[Tensor, " b *latent"]) -> Tensor:
@@ -153,7 +157,7 @@ def matching_log_prob(
     Raises:
         ValueError: the weighting is unknown.
     """
-    t = sigma.to(error)
+    t = sent(sigma, error.device).to(error.dtype)
     powers = {"uniform": (0, 1.0), "t": (1, 1.0), "t2": (2, 1.0), "huber": (1, 0.5), "ghuber": (1, power)}
     if weighting not in powers:
         raise ValueError(f"weighting of awm must be one of {', '.join(powers)}, got {weighting!r}")

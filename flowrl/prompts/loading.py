@@ -6,8 +6,10 @@ What the files hold is said in `flowrl.prompts.prompt_files` and `flowrl.prompts
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from jaxtyping import Float
@@ -16,7 +18,7 @@ from torch import Tensor
 from flowrl.prompts.datasets import is_dataset, read_dataset
 from flowrl.prompts.prompt_files import Prompt, read_file
 from flowrl.prompts.source_images import Size, read_image
-from flowrl.randomness import counter_choice
+from flowrl.randomness import counter_shuffle
 
 __all__ = [
     "EvalItem",
@@ -88,11 +90,21 @@ def load_references(prompt: Prompt, size: Size | None = None) -> list[Float[Tens
 def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> list[int]:
     """Which prompts an iteration trains on: passes over the file in an order shuffled again for each pass.
 
-    A function of (seed, iteration) alone, so that a resumed run, or one on more processes, sees the same.
+    A function of (seed, iteration) alone, so that a resumed run, or one on more processes, sees the same. An order is
+    kept and shuffled as far as it is asked for: a million prompts take no longer than a hundred.
     """
-    positions = range(iteration * count, (iteration + 1) * count)
-    orders = {p // total: counter_choice(total, total, seed, "prompt order", p // total) for p in positions}
-    return [orders[p // total][p % total] for p in positions]
+    chosen = []
+    for position in range(iteration * count, (iteration + 1) * count):
+        drawn, rest = _order(total, seed, position // total)
+        drawn += islice(rest, max(0, position % total + 1 - len(drawn)))
+        chosen.append(drawn[position % total])
+    return chosen
+
+
+@lru_cache(maxsize=8)  # a pass that ends and one that begins, for each of a few rounds
+def _order(total: int, seed: int, number: int) -> tuple[list[int], Iterator[int]]:
+    """A pass over the file: what has been drawn of it, and the rest."""
+    return [], counter_shuffle(total, seed, "prompt order", number)
 
 
 def spread(total: int, count: int) -> list[int]:

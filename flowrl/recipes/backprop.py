@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig
 from flowrl.objectives.gradient_paths import PATHS, Path, RewardLoss, backprop_sample
+from flowrl.placement import taken
 from flowrl.rewards import RewardOutput, can_be_differentiable
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
@@ -60,11 +62,11 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                     images, own = loop.pipeline.decode(latents, gradient=True), slice(index.start, index.stop)
                     output = loop.scorer.with_gradient(batch, images, batch.group[own], batch.own[own])
                 with loop.clock("update"):
-                    loss_b = loss_of(output.values)
+                    loss_b, valid = loss_of(output.values), torch.nonzero(output.valid.cpu()).flatten()
                     stats.mean(output.valid, loss=loss_b)
-                    live += int(output.valid.sum())
-                    if bool(output.valid.any()):
-                        gradient.add(loss_b[output.valid].sum() / (share * run.world))
+                    live += len(valid)
+                    if len(valid):
+                        gradient.add(taken(loss_b, valid).sum() / (share * run.world))
                 outputs.append(detached(output))
 
             # 2. Update: the mean over the images that have a reward, on all processes.

@@ -39,6 +39,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.objectives.forward_losses import Matched, noised
 from flowrl.objectives.preference_losses import best_of_group
 from flowrl.objectives.terms import velocity_kl
+from flowrl.placement import sent, taken
 from flowrl.randomness import Part, sample_normals
 from flowrl.recipes.forward_settings import Objective, check, decay_of, micro_batch_size, objective_of, slot_decays
 from flowrl.rewards import RewardOutput
@@ -64,7 +65,8 @@ _MEANS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Images:
-    """This process's images: finished latents [n, *latent], and [n] group, reward, advantage, and whether trained."""
+    """This process's images: finished latents [n, *latent], and on the host [n] group, reward, advantage, and whether
+    trained."""
 
     clean: Tensor
     group: Tensor
@@ -97,7 +99,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
 
         # 3. Update: predict the velocity at noised images under the policy that changes.
         with loop.clock("update"):
-            stats, count = Statistics(*_MEANS), config.times.count
+            stats, count, moved = Statistics(*_MEANS), config.times.count, list[bool]()
             times = draw_times(loop, batch, schedule, shared=objective.method.one_level)
             for part in range(config.updates_per_rollout):
                 share = blocks[part :: config.updates_per_rollout]
@@ -113,11 +115,11 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                         matched = match(loop, batch, images, times, index, draw, objective)
                         loss_b = loss_of(matched, objective, config.kl_coef, stats)
                         gradient.add(loss_b.sum() / (counted * count))
-                loop.update(gradient, stats)
+                moved.append(loop.update(gradient, stats))
 
-        # 4. The old policies follow; log.
+        # 4. The old policies follow, unless every update was left out; log.
         for slot, kind in decays.items():
-            decay = decay_of(config, kind, loop.counters["updates"])
+            decay = 1.0 if moved and not any(moved) else decay_of(config, kind, loop.counters["updates"])
             loop.policy.blend(slot, decay)
             row[f"{slot}_decay"] = decay
         loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
@@ -135,7 +137,7 @@ def judged(
     An image without a valid reward is not trained. One of a group of equal rewards is, with advantage 0: the losses
     still hold the policy to what it was there.
     """
-    config, run = loop.config, loop.run
+    config = loop.config
     reward_B, group_B = loop.rewards_of_all(output), torch.arange(config.num_images) // config.group_size
     members_KB, weights = reward_channels(loop, output)
     members_KB = torch.stack([loop.scorer.of_all(member, output.valid) for member in members_KB])
@@ -148,9 +150,9 @@ def judged(
     if best_only:
         keep_B[valid_B] = best_of_group(reward_B[valid_B], group_B[valid_B]) == 1
     own = slice(batch.own.start, batch.own.stop)
-    images = Images(clean=clean, **{key: column[own].to(run.device) for key, column in {
-        "group": group_B, "reward": reward_B, "advantage": advantage_B.float(), "keep": keep_B,
-    }.items()})  # fmt: skip
+    images = Images(
+        clean=clean, group=group_B[own], reward=reward_B[own], advantage=advantage_B[own].float(), keep=keep_B[own]
+    )
     dead_P = zero_variance_groups(
         reward_B, config.group_size, valid_B=valid_B, correction=config.adv_correction, min_std=config.adv_min_std
     )
@@ -164,7 +166,7 @@ def judged(
 
 def trained_blocks(blocks: tuple[Tensor, ...], keep: Tensor, whole: bool) -> list[Tensor]:
     """The blocks of image indexes without images that are not trained, filled up again unless groups stay `whole`."""
-    kept = [index[keep.cpu()[index]] for index in blocks]
+    kept = [index[keep[index]] for index in blocks]
     return [index for index in (kept if whole else torch.cat(kept).split(len(blocks[0]))) if len(index)]
 
 
@@ -190,8 +192,8 @@ def match(
     """
     method, options = objective.method, objective.options
     keys = [(*key, draw) for key in image_keys(loop, batch, index.tolist(), "match", shared=method.shared_noise)]
-    noise = sample_normals(loop.pipeline.latent_shape, keys).to(loop.run.device)
-    clean, sigma, timestep = images.clean[index], times.sigma[index, draw], times.timestep[index, draw]
+    clean, sigma, timestep = taken(images.clean, index), times.sigma[index, draw], times.timestep[index, draw]
+    noise = sent(sample_normals(loop.pipeline.latent_shape, keys), clean.device)
     x, cond = noised(clean, noise, sigma), batch.asked.cond_of(images.group[index])
     velocity = loop.velocity(cond, options.guidance_scale)
     old = reference = None
@@ -206,9 +208,11 @@ def match(
                 reference = guided(x, sigma, timestep)
     with loop.network.counting("update"):
         predicted = velocity(x, sigma, timestep)
+    columns = (images.advantage, images.reward, images.group)
+    advantage, reward, group = (sent(column[index], clean.device) for column in columns)
     return Matched(
         clean=clean, noise=noise, sigma=sigma, velocity=predicted, old=old, reference=reference,
-        advantage=images.advantage[index], reward=images.reward[index], group=images.group[index],
+        advantage=advantage, reward=reward, group=group,
     )  # fmt: skip
 
 
@@ -227,6 +231,5 @@ def loss_of(matched: Matched, objective: Objective, kl_coef: float, stats: Stati
         noted["old_kl"] = velocity_kl(velocity, matched.old)
         if old_kl_coef > 0:
             loss = loss + old_kl_coef * velocity_kl(matched.velocity, matched.old)
-    everything = torch.ones(len(loss), dtype=torch.bool, device=loss.device)
-    stats.mean(everything, loss=loss, policy_loss=policy_loss, **noted)
+    stats.mean(None, loss=loss, policy_loss=policy_loss, **noted)
     return loss

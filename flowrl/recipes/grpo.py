@@ -30,6 +30,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
 from flowrl.objectives.terms import approx_kl, clipped_above, clipped_below
+from flowrl.placement import sent, taken
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.outputs import joined
 from flowrl.samplers import Kernel
@@ -163,6 +164,7 @@ def sample_rounds(
         scoring = loop.scorer.start(batch)
         with loop.clock("rollout"), torch.no_grad():
             sampled = sample_paths(loop, batch, method, kernel, schedule, steps, scoring, keep_means=keep_means)
+        sampled = sampled.on_host()
         with loop.clock("reward"):
             output = scoring.result()
         rounds.append((batch.asked, sampled, output, all_ends(loop, batch, sampled, output)))
@@ -202,17 +204,20 @@ def update(
             with loop.network.counting("update"):
                 new = record.replay(part)
             scored = record.scored(part, index, new)
+            device = new.mean.device
             if whole is None:
                 policy_loss = descended = loss_of(scored)
             else:  # what is descended has the gradient of the loss, not its value
-                policy_loss, descended = whole[1][index], whole[0][index] * scored.log_ratio
+                policy_loss, factor = (sent(column[index], device) for column in (whole[1], whole[0]))
+                descended = factor * scored.log_ratio
             penalty = torch.zeros_like(descended)
             if reference is not None:
                 kl_b = record.kl(new, reference, scored.step_size)
-                penalty = config.kl_coef * kl_scale_M[index] * kl_b
+                penalty = config.kl_coef * sent(kl_scale_M[index], device) * kl_b
                 stats.mean(part.keep, kl=kl_b)
-            note(stats, part, scored, policy_loss + penalty, policy_loss)
-            gradient.add(((descended + penalty) * part.weight * weight_M[index])[part.keep].sum())
+            note(stats, part.keep, scored, policy_loss + penalty, policy_loss)
+            loss_b = (descended + penalty) * sent(part.weight, device) * sent(weight_M[index], device)
+            gradient.add(taken(loss_b, torch.nonzero(part.keep).flatten()).sum())
         if first_update:
             check_first_ratio(stats, run, config, loop.iteration)
             first_update = False
@@ -227,12 +232,12 @@ def rows_of(
     clip_range_M: tuple[Tensor | float, Tensor | float],
 ) -> Rows:
     """The training table."""
-    device, ones = sampled.log_prob.device, torch.ones_like(sampled.log_prob)
+    ones = torch.ones_like(sampled.log_prob)
     return Rows(
         source=sampled.source, produced=sampled.produced, step=sampled.step, sample=sampled.sample, group=sampled.group,
-        old_log_prob=sampled.log_prob, advantage=advantage_M.to(device, ones.dtype),
-        weight=ones if credit.weight is None else credit.weight.to(device, ones.dtype),
-        clip_low=ones * clip_range_M[0], clip_high=ones * clip_range_M[1], keep=keep_M.to(device),
+        old_log_prob=sampled.log_prob, advantage=advantage_M.to(ones.dtype),
+        weight=ones if credit.weight is None else credit.weight.to(ones.dtype),
+        clip_low=ones * clip_range_M[0], clip_high=ones * clip_range_M[1], keep=keep_M,
     )  # fmt: skip
 
 
@@ -271,22 +276,22 @@ def loss_weights(loop: Loop, rows: Rows, counted_M: Tensor, blocks: list[Tensor]
     return weight[run.rank * len(rows) : (run.rank + 1) * len(rows)].to(rows.advantage)
 
 
-def note(stats: Statistics, rows: Rows, scored: Scored, loss: Tensor, policy_loss: Tensor) -> None:
+def note(stats: Statistics, keep: Tensor, scored: Scored, loss: Tensor, policy_loss: Tensor) -> None:
     """Adds a micro-batch to the statistics."""
     ratio = scored.log_ratio.exp()
-    above = clipped_above(scored.log_ratio, rows.advantage, clip_high=rows.clip_high)
-    below = clipped_below(scored.log_ratio, rows.advantage, clip_low=rows.clip_low)
+    above = clipped_above(scored.log_ratio, scored.advantage, clip_high=scored.clip_high)
+    below = clipped_below(scored.log_ratio, scored.advantage, clip_low=scored.clip_low)
     stats.mean(
-        rows.keep, loss=loss, policy_loss=policy_loss, ratio_mean=ratio, clip_fraction=(above | below),
+        keep, loss=loss, policy_loss=policy_loss, ratio_mean=ratio, clip_fraction=(above | below),
         approx_kl=approx_kl(scored.log_ratio),
     )  # fmt: skip
-    stats.largest(ratio_max_deviation=(ratio - 1).abs()[rows.keep])
+    stats.largest(keep, ratio_max_deviation=(ratio - 1).abs())
 
 
 def check_first_ratio(stats: Statistics, run: Run, config: TrainConfig, iteration: int) -> None:
     """Before the first update of an iteration the policy is the one that sampled: its ratio must be 1."""
     deviation = stats.largest_of_all("ratio_max_deviation", run)
-    stats.shared(ratio_first_deviation=torch.tensor(deviation))
+    stats.shared(ratio_first_deviation=deviation)
     if deviation > min(config.clip_bounds):
         raise ValueError(
             f"iteration {iteration}: before any update the importance ratio differs from 1 by {deviation:.2g}, more "
@@ -303,5 +308,5 @@ def reward_metrics(
     at_ends = {name: part[ends] for name, part in output.parts.items()}
     row = loop.scorer.row(RewardOutput(values=output.values[ends], valid=output.valid[ends], parts=at_ends))
     advantage_M = torch.zeros(len(sampled)) if advantage_M is None else advantage_M
-    row["advantage_abs"] = float(run.gather(advantage_M.abs().to(run.device)).mean())
+    row["advantage_abs"] = float(run.gather(advantage_M.abs()).mean())
     return row | {"num_scored": len(output.values) * run.world}

@@ -29,6 +29,7 @@ from torch import Tensor
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.objectives.forward_losses import noised
 from flowrl.objectives.preference_losses import PairLoss, d3po, diffusion_dpo, pairs_of_groups
+from flowrl.placement import sent, taken
 from flowrl.prompts.loading import Prompt, prompts_of_iteration
 from flowrl.prompts.pairs import Pair, load_images, read_pairs
 from flowrl.randomness import sample_normals
@@ -122,7 +123,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                         continue
                     loss_p, metrics = loss_of(pair, draw)
                     metrics["implicit_accuracy"] = metrics.pop("accuracy")
-                    stats.mean(torch.ones_like(loss_p, dtype=torch.bool), loss=loss_p, **metrics)
+                    stats.mean(None, loss=loss_p, **metrics)
                     gradient.add(loss_p.sum() / live)
                 loop.update(gradient, stats)
 
@@ -192,16 +193,16 @@ def noised_loss(
     )  # fmt: skip
     place, twice = torch.arange(len(pair)), torch.arange(len(pair)).repeat(2)
     sigma, timestep = drawn.sigma[place, draw][twice], drawn.timestep[place, draw][twice]
-    noise = sample_normals(
-        loop.pipeline.latent_shape, [(*key, int(number)) for key, number in zip(keys, draw, strict=True)]
-    ).to(loop.run.device)[twice]
-    clean = pairs.pool[torch.cat([pairs.winner[pair], pairs.loser[pair]])]
+    numbers = [(*key, int(number)) for key, number in zip(keys, draw, strict=True)]
+    clean = taken(pairs.pool, torch.cat([pairs.winner[pair], pairs.loser[pair]]))
+    noise = sent(sample_normals(loop.pipeline.latent_shape, numbers)[twice], clean.device)
     x, velocity = noised(clean, noise, sigma), loop.velocity(pairs.cond[pair[twice]])
     with torch.no_grad(), loop.policy.under("old"), loop.network.counting("reference"):
         reference = velocity(x, sigma, timestep)
     with loop.network.counting("update"):
         predicted = velocity(x, sigma, timestep)
-    return diffusion_dpo(predicted, reference, noise - clean, place, place + len(pair), beta=beta)
+    winner, loser = (sent(rows, clean.device) for rows in (place, place + len(pair)))
+    return diffusion_dpo(predicted, reference, noise - clean, winner, loser, beta=beta)
 
 
 def step_loss(
@@ -212,8 +213,9 @@ def step_loss(
     place, twice = torch.arange(len(pair)), torch.arange(len(pair)).repeat(2)
     step = torch.tensor(trajectory.steps)[draw][twice]
     slot = torch.tensor([trajectory.kept.index(number) for number in trajectory.steps])[draw][twice]
-    both = torch.cat([pairs.winner[pair], pairs.loser[pair]])
-    x, produced = pairs.pool[both, slot], pairs.pool[both, slot + 1]  # kept states ascend and hold step and step + 1
+    both, device = torch.cat([pairs.winner[pair], pairs.loser[pair]]), pairs.pool.device
+    # Kept states ascend and hold step and step + 1.
+    x, produced = (pairs.pool[sent(both, device), sent(after, device)] for after in (slot, slot + 1))
     now, after, velocity = schedule.sigma[step], schedule.sigma[step + 1], loop.velocity(pairs.cond[pair[twice]])
 
     def log_prob() -> Tensor:
@@ -224,4 +226,5 @@ def step_loss(
     with loop.network.counting("update"):
         log_ratio = log_prob() - reference
     dims = x[0].numel() if loop.config.log_ratio == "mean" else 1
-    return d3po(log_ratio / dims, place, place + len(pair), beta=options.beta, clip=options.clip)
+    winner, loser = (sent(rows, device) for rows in (place, place + len(pair)))
+    return d3po(log_ratio / dims, winner, loser, beta=options.beta, clip=options.clip)

@@ -46,13 +46,13 @@ def credit_of(loop: Loop, sampled: Sampled, output: RewardOutput, kernel: Kernel
     reward_KF, weights = reward_channels(loop, output)
     if (mapped := reward_map(config)) is not None:
         reward_KF = mapped(reward_KF)
-    reward_KF = torch.where(output.valid, reward_KF, torch.nan).to(sampled.states.device)
+    reward_KF = torch.where(output.valid, reward_KF, torch.nan).cpu()
     if config.reward_aggregation == "log_tame":  # of rewards: what credit makes of them may have any sign
         tamed, first = log_tame(run.gather(reward_KF.T).T), run.rank * len(sampled.finished)
         reward_KF = combine(tamed[:, first : first + len(sampled.finished)], weights.float())[None]
     context = Context(
         step_std=step_stds(kernel, schedule), per_dim=sampled.states[0].numel(), rank=run.rank,
-        gather=lambda rows: run.gather(rows.to(run.device)).to(rows.device), iteration=loop.iteration,
+        gather=run.gather, iteration=loop.iteration,
     )  # fmt: skip
     return credit_options(config)(sampled, reward_KF, context)
 
@@ -60,12 +60,11 @@ def credit_of(loop: Loop, sampled: Sampled, output: RewardOutput, kernel: Kernel
 def calibrated(loop: Loop, sampled: Sampled, output: RewardOutput) -> dict[str, float]:
     """Moves the noise level of each step by how often it gained, in the run's memory; the levels for the log."""
     settings, run = loop.config.sampler, loop.run
-    reward = torch.where(output.valid, output.values, torch.nan).to(sampled.states.device)
+    reward = torch.where(output.valid, output.values, torch.nan).cpu()
     gains, steps = gains_of(sampled, reward[None])[0], steps_of(sampled)[0].tolist()
     levels = loop.memory.get("noise_levels") or settings.noise_levels or (settings.noise_level,) * settings.num_steps
     table, calibration = torch.tensor(levels, dtype=torch.float64), settings.calibration
-    everyone = run.gather(gains.to(run.device)).cpu()
-    table[steps] = calibrate_noise(table[steps], everyone, eps1=calibration.tolerance, eps2=calibration.step)
+    table[steps] = calibrate_noise(table[steps], run.gather(gains), eps1=calibration.tolerance, eps2=calibration.step)
     loop.memory["noise_levels"] = table.tolist()
     return {f"noise_level/{step}": float(table[step]) for step in steps}
 
@@ -95,13 +94,12 @@ def advantages(
     """
     config, run = loop.config, loop.run
     first, count = run.rank * len(sampled), len(credit.raw)
-    raw_KM, norm_M = run.gather(credit.raw.T.to(run.device)).T.contiguous(), run.gather(credit.norm.to(run.device))
+    raw_KM, norm_M = run.gather(credit.raw.T).T.contiguous(), run.gather(credit.norm)
     weights = reward_channels(loop, output)[1]
     if config.reward_aggregation == "log_tame":
         weights = weights.new_ones(1)  # credit was assigned to the sum of tamed rewards
     weights = weights.repeat_interleave(count // len(weights))
-    everything = normalised(config, raw_KM.cpu().double(), norm_M.cpu(), weights)
-    advantage = everything[first : first + len(sampled)].to(sampled.log_prob.device)
+    advantage = normalised(config, raw_KM.double(), norm_M, weights)[first : first + len(sampled)]
     if method.back_up is not None:
         advantage = method.back_up(sampled, advantage, per_dim=sampled.states[0].numel())
     if credit.offset is not None:
@@ -113,10 +111,9 @@ def advantages(
     advantage = torch.where(known, advantage, 0.0).clamp(-config.adv_clip_range, config.adv_clip_range).float()
     # A set may be spread over processes.
     _, place = norm_M.unique(return_inverse=True)
-    moved = torch.zeros(int(place.max()) + 1, device=run.device)
-    moved = moved.scatter_reduce(0, place, run.gather(advantage.abs().to(run.device)), "amax")
+    moved = torch.zeros(int(place.max()) + 1).scatter_reduce(0, place, run.gather(advantage.abs()), "amax")
     keep = known if credit.keep is None else known & credit.keep
-    signal = (moved > 0)[place[first : first + len(sampled)]].to(keep.device)
+    signal = (moved > 0)[place[first : first + len(sampled)]]
     return advantage, keep & trained_steps(loop, sampled), signal, float((moved == 0).double().mean())
 
 
@@ -148,7 +145,7 @@ def trained_steps(loop: Loop, sampled: Sampled) -> Tensor:
         image = sample // size * loop.config.num_images + loop.run.rank * size + sample % size  # whichever process
         chosen = counter_choice(len(steps), count, loop.config.seed, "trained steps", iteration, image)
         keep[rows[list(chosen)]] = True
-    return keep.to(sampled.step.device)
+    return keep
 
 
 def clip_ranges(loop: Loop, sampled: Sampled, kernel: Kernel, schedule: Schedule) -> tuple[Tensor, Tensor]:
@@ -158,7 +155,7 @@ def clip_ranges(loop: Loop, sampled: Sampled, kernel: Kernel, schedule: Schedule
     if not isinstance(shaping, Dcpo) or shaping.clip == "fixed":
         return ones * low, ones * high
     # The density over that at the mean, per dimension: exp(-mean(xi^2) / 2), xi the normal that was drawn.
-    std = step_stds(kernel, schedule)[sampled.step.cpu()].to(sampled.log_prob)
+    std = step_stds(kernel, schedule)[sampled.step].to(sampled.log_prob)
     highest = -std.log() - 0.5 * math.log(2 * math.pi)
     share = (sampled.log_prob / sampled.states[0].numel() - highest).exp().clamp(max=1.0)
     lowest_ratio, highest_ratio = dcpo_clip(share, eps_low=low, eps_high=high)
@@ -167,7 +164,7 @@ def clip_ranges(loop: Loop, sampled: Sampled, kernel: Kernel, schedule: Schedule
 
 def end_rewards(sampled: Sampled, output: RewardOutput) -> Tensor:
     """Rewards of the images at the ends of paths, NaN where invalid."""
-    return torch.where(output.valid, output.values, torch.nan)[sampled.ends.to(output.values.device)]
+    return torch.where(output.valid, output.values, torch.nan).cpu()[sampled.ends]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,12 +183,8 @@ class Ends:
 
 def all_ends(loop: Loop, batch: Batch, sampled: Sampled, output: RewardOutput) -> Ends:
     """Gathers the ends of all processes, in rank order."""
-    run, group, ends = loop.run, sampled.finished_group[sampled.ends].cpu(), sampled.ends.to(output.values.device)
-    columns = (group, batch.asked.prompt_ids_of(group))
-    return Ends(
-        loop.scorer.of_all(output.values[ends], output.valid[ends]),
-        *(run.gather(column.to(run.device)).cpu() for column in columns),
-    )
+    group, reward = sampled.finished_group[sampled.ends], end_rewards(sampled, output)
+    return Ends(*(loop.run.gather(column) for column in (reward, group, batch.asked.prompt_ids_of(group))))
 
 
 def success_rates(ends: Ends, group: Tensor, owner: str) -> Tensor:
@@ -209,7 +202,7 @@ def success_rates(ends: Ends, group: Tensor, owner: str) -> Tensor:
     found, place = ends.group.unique(return_inverse=True)
     means = set_means(ends.reward, place)
     rates = torch.zeros(len(found)).scatter(0, place, means.float())
-    return rates[torch.searchsorted(found, group.cpu())]
+    return rates[torch.searchsorted(found, group)]
 
 
 def shaped(loop: Loop, asked: Asked, sampled: Sampled, advantage_M: Tensor, output: RewardOutput, ends: Ends) -> Tensor:
@@ -218,16 +211,15 @@ def shaped(loop: Loop, asked: Asked, sampled: Sampled, advantage_M: Tensor, outp
     if shaping is None:
         return advantage_M
     if isinstance(shaping, AGrae):
-        success = success_rates(ends, sampled.group, "shaping a_grae").to(advantage_M.device)
+        success = success_rates(ends, sampled.group, "shaping a_grae")
         return shaping(advantage_M, success.to(advantage_M), float(ends.reward.nanmean()))
     stored = loop.memory.get("reward_history")
     total = len(loop.prompts.train)
     history = RewardHistory.start(total, shaping.merge) if stored is None else RewardHistory(**stored)
     history = update_history(history, ends.reward, ends.prompt)
     loop.memory["reward_history"] = {f.name: getattr(history, f.name) for f in fields(history)}
-    own_reward, sample = end_rewards(sampled, output).to(advantage_M.device), sampled.sample
-    prompt = asked.prompt_ids_of(sampled.group)
-    return dcpo(own_reward[sample].to(advantage_M), advantage_M, prompt, history, eps=loop.config.adv_eps)
+    own_reward, prompt = end_rewards(sampled, output)[sampled.sample], asked.prompt_ids_of(sampled.group)
+    return dcpo(own_reward.to(advantage_M), advantage_M, prompt, history, eps=loop.config.adv_eps)
 
 
 def best_samples(loop: Loop, sampled: Sampled, ends: Ends) -> Tensor:
@@ -236,7 +228,7 @@ def best_samples(loop: Loop, sampled: Sampled, ends: Ends) -> Tensor:
         return torch.ones_like(sampled.step, dtype=torch.bool)
     chosen = select_best(ends.reward, ends.group, loop.config.best_of)
     own = int(sampled.ends.sum())
-    return chosen[loop.run.rank * own : (loop.run.rank + 1) * own].to(sampled.step.device)[sampled.sample]
+    return chosen[loop.run.rank * own : (loop.run.rank + 1) * own][sampled.sample]
 
 
 def accuracy_scale(loop: Loop, sampled: Sampled, ends: Ends) -> Tensor:

@@ -33,6 +33,17 @@ def check_device(device: str, key: str = "pipeline.device=") -> None:
         )
 
 
+def wait_for(device: torch.device) -> None:
+    """Returns when a GPU has done all that was asked of it; at once on the CPU."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def peak_memory_gib(device: torch.device) -> float | None:
+    """The most memory that tensors have taken up at once on a CUDA device since the process began; None elsewhere."""
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+
+
 def accelerator_of(device: str) -> Accelerator:
     """The processes of a run on a device.
 

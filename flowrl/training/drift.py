@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
+from flowrl.placement import widened
 from flowrl.prompts.loading import EvalItem, Prompt
 from flowrl.prompts.loading import spread as places
 from flowrl.randomness import sample_normals
@@ -57,7 +58,7 @@ def distance_of(
         sigma, timestep = schedule.sigma[step], schedule.timestep[step]
         velocity = base(x, sigma, timestep)
         if step in compared:
-            distances.append(float((tuned(x, sigma, timestep) - velocity).double().square().mean()))
+            distances.append(float(widened(tuned(x, sigma, timestep) - velocity).square().mean()))
         x = KERNELS["ode"](x, velocity, sigma, schedule.sigma[step + 1]).mean
     return sum(distances) / len(distances)
 

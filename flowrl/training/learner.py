@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from flowrl.config.sections import OptimConfig
 from flowrl.pipelines.lora import Policy
+from flowrl.placement import widest
 from flowrl.samplers import Network
+from flowrl.training.devices import wait_for
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning
 
@@ -31,6 +33,7 @@ def make_optimizer(settings: OptimConfig, policy: Policy) -> torch.optim.Optimiz
 
 
 _FIRST_SCALE_LOG2 = 14  # of float16 losses
+_SCALE_RISES_AFTER = 2000  # updates without overflow, GradScaler's growth_interval
 _EVALUATIONS = ("rollout", "completion", "update", "reference", "backward")  # what evaluations are counted as
 
 
@@ -85,17 +88,18 @@ class NetworkCounter:
 class GradientSum:
     """Sum of the gradients of micro-batches, in float64.
 
-    float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it;
-    the power, kept in `counters` and so in checkpoints, falls by one where a gradient overflows and that update is left
-    out.
+    float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it.
+    The power falls by one where a gradient overflows, and that update is left out; it rises by one after 2000 updates
+    in a row, as in torch's GradScaler. It is kept in `counters` and so in checkpoints.
     """
 
     def __init__(self, policy: Policy, counters: dict[str, Any], *, scale_loss: bool) -> None:
         self.parameters = list(policy.parameters.values())
-        wide = torch.float32 if self.parameters[0].device.type == "mps" else torch.float64
-        self.total = [torch.zeros_like(p, dtype=wide) for p in self.parameters]
-        self.counters = counters
+        self.total = [torch.zeros_like(p, dtype=widest(p.device)) for p in self.parameters]
+        self.counters, self.scale_loss = counters, scale_loss
         counters.setdefault("loss_scale_log2", _FIRST_SCALE_LOG2 if scale_loss else 0)
+        if scale_loss:
+            counters.setdefault("loss_scale_held", 0)
 
     def add(self, loss: Tensor) -> None:
         """Back-propagates a loss and adds its gradient."""
@@ -105,8 +109,11 @@ class GradientSum:
             if gradient is not None:
                 total += gradient.to(total.dtype) / scale
 
-    def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor:
-        """Adds up the processes, clips, and takes an optimizer step; returns the norm before clipping.
+    def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor | None:
+        """Adds up the processes, clips, and takes an optimizer step.
+
+        Returns:
+            The norm before clipping; None where a scaled gradient overflowed, so that nothing has moved.
 
         Raises:
             ValueError: the gradient is not finite; the weights are left as they were.
@@ -115,8 +122,8 @@ class GradientSum:
         if run.world > 1:
             flat = run.accelerator.reduce(flat, reduction="sum")
         if self.counters["loss_scale_log2"] > 0 and not bool(torch.isfinite(flat).all()):
-            self.counters["loss_scale_log2"] -= 1
-            return flat.new_zeros(())
+            self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] - 1, "loss_scale_held": 0}
+            return None
         pieces = flat.split([p.numel() for p in self.parameters])
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             parameter.grad = piece.view_as(parameter).float()
@@ -128,61 +135,92 @@ class GradientSum:
             )
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if self.scale_loss:
+            self.counters["loss_scale_held"] += 1
+            if self.counters["loss_scale_held"] == _SCALE_RISES_AFTER:
+                self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] + 1, "loss_scale_held": 0}
         return norm
 
 
 class Statistics:
     """Three reductions of what an update sees: means over live rows, largest values, and numbers that are shared.
 
-    Sums are in float64 and joined over processes when read.
+    Rows stay where they were made until a number is asked for, so that no micro-batch waits for its device. Sums are
+    taken on the host, in float64 and in the order of the micro-batches, and joined over processes.
     """
 
     def __init__(self, *names: str) -> None:
         """`names` are the quantities whose mean may be wanted, the same on every process; "loss" is always one."""
         self._sums = dict.fromkeys(("loss", *names), 0.0)
         self._counts = dict.fromkeys(("loss", *names), 0)
-        self._largest: dict[str, float] = defaultdict(float)
+        self._largest: dict[str, float] = {}
         self._shared: dict[str, list[float]] = defaultdict(list)
+        self._waiting: list[tuple[str, bool, Tensor, Tensor | None]] = []  # name, whether summed, values, live rows
 
-    def mean(self, keep: Tensor, **values_b: Tensor) -> None:
-        """Adds values of rows, of which the mean is wanted; only live rows count.
+    def mean(self, keep: Tensor | None, **values_b: Tensor) -> None:
+        """Adds values of rows, of which the mean is wanted; only live rows count, all where `keep` is None.
 
         Raises:
             KeyError: a name that was not announced.
         """
-        for name, value in values_b.items():
-            self._sums[name] += float(value.detach()[keep].double().sum())
-            self._counts[name] += int(keep.sum())
+        if unknown := values_b.keys() - self._sums.keys():
+            raise KeyError(f"no mean was announced of {', '.join(sorted(unknown))}")
+        self._waiting += [(name, True, value.detach(), keep) for name, value in values_b.items()]
 
-    def largest(self, **values: Tensor) -> None:
-        """Adds values of which the largest is wanted."""
-        for name, value in values.items():
-            self._largest[name] = max(self._largest[name], float(value.detach().max()))
+    def largest(self, keep: Tensor | None, **values_b: Tensor) -> None:
+        """Adds values of rows, of which the largest among the live ones is wanted, or 0."""
+        self._waiting += [(name, False, value.detach(), keep) for name, value in values_b.items()]
 
-    def shared(self, **values: Tensor) -> None:
+    def shared(self, **values: Tensor | float) -> None:
         """Adds numbers that all processes share, of which the mean is wanted."""
         for name, value in values.items():
             self._shared[name].append(float(value))
 
+    def _read(self) -> None:
+        """Takes up what waits, in one copy of each dtype."""
+        waiting, self._waiting = self._waiting, []
+        found = _on_host([t for _, _, value, keep in waiting for t in (value, keep) if t is not None])
+        for name, summed, _, keep in waiting:
+            value, live = next(found), None if keep is None else next(found)
+            value = value if live is None else value[live]
+            if summed:
+                self._sums[name] += float(value.double().sum())
+                self._counts[name] += len(value)
+            elif len(value):
+                self._largest[name] = max(self._largest.get(name, 0.0), float(value.max()))
+
     def largest_of_all(self, name: str, run: Run) -> float:
         """The largest value over all processes."""
-        mine = torch.tensor([self._largest[name]], dtype=torch.float32, device=run.device)
+        self._read()
+        mine = torch.tensor([self._largest.get(name, 0.0)], dtype=torch.float32, device=run.device)
         return float(run.gather(mine).max())
 
     def rows(self, run: Run) -> int:
         """Live rows over all processes and updates."""
+        self._read()
         return total_of(run, self._counts["loss"])
 
     def row(self, run: Run) -> dict[str, float]:
         """Every quantity over the live rows of all processes; the same keys on each."""
+        self._read()
         names = list(self._sums)
         mine = torch.tensor([[self._sums[n], self._counts[n]] for n in names], dtype=torch.float64)
-        if run.device.type == "mps":
-            mine = mine.float()
-        total = run.accelerator.reduce(mine.to(run.device), reduction="sum")
+        total = run.accelerator.reduce(mine.to(widest(run.device)).to(run.device), reduction="sum")
         result = {n: float(s / c) for n, (s, c) in zip(names, total.cpu(), strict=True) if c > 0}
         result |= {name: sum(values) / len(values) for name, values in self._shared.items()}
         return result | {name: self.largest_of_all(name, run) for name in sorted(self._largest)}
+
+
+def _on_host(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Tensors `[b]` on the host, in order; those of a device travel together."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        kinds[tensor.device, tensor.dtype].append(tensor)
+    pieces = {
+        kind: iter(torch.cat(alike).cpu().split([len(tensor) for tensor in alike])) for kind, alike in kinds.items()
+    }
+    for tensor in tensors:
+        yield next(pieces[tensor.device, tensor.dtype])
 
 
 def total_of(run: Run, count: int) -> int:
@@ -199,9 +237,25 @@ def joined_lists(run: Run, mine: list[Any]) -> list[Any]:
     return list(gather_object(mine))
 
 
+def from_main(run: Run, value: Any) -> Any:
+    """The main process's value, on every process."""
+    if run.world == 1:
+        return value
+    from accelerate.utils import broadcast_object_list
+
+    values = [value]
+    broadcast_object_list(values)
+    return values[0]
+
+
 @contextmanager
-def clock(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Adds the time spent inside to a stage, without what stages inside it count themselves."""
+def clock(seconds: dict[str, float], stage: str, device: torch.device) -> Iterator[None]:
+    """Adds the time spent inside to a stage, without what stages inside it count themselves.
+
+    A GPU works on while Python goes on: it is waited for at both ends, or its work would be booked on later stages.
+    """
+    wait_for(device)
     begun, before = time.perf_counter(), sum(seconds.values())
     yield
+    wait_for(device)
     seconds[stage] += time.perf_counter() - begun - (sum(seconds.values()) - before)

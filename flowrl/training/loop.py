@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.placement import sent
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.randomness import Part, counter_seed, sample_normals
@@ -37,6 +38,7 @@ from flowrl.samplers import Velocity
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import restore, save_lora
+from flowrl.training.devices import peak_memory_gib
 from flowrl.training.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.training.heldout import evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, clock, make_optimizer
@@ -124,7 +126,7 @@ class Loop:
 
     def clock(self, stage: str) -> AbstractContextManager[None]:
         """Adds the time spent inside to a stage of this iteration."""
-        return clock(self.seconds, stage)
+        return clock(self.seconds, stage, self.run.device)
 
     def batch(self, iteration: int, *, round: int = 0, prompt_ids: Sequence[int] | None = None) -> Batch:
         """This process's images of an iteration; `round` counts repeated sampling, `prompt_ids` replaces the choice."""
@@ -153,7 +155,7 @@ class Loop:
     def normals(self, tag: str, batch: Batch, places: Sequence[tuple[int, ...]]) -> Tensor:
         """Standard normal latents `[b, *latent]`, each a function of (seed, tag, iteration, its place)."""
         keys: list[tuple[Part, ...]] = [(self.config.seed, tag, batch.iteration, *place) for place in places]
-        return sample_normals(self.pipeline.latent_shape, keys).to(self.run.device)
+        return sent(sample_normals(self.pipeline.latent_shape, keys), self.run.device)
 
     def start_noise(self, batch: Batch, images: range) -> Tensor:
         """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""
@@ -199,25 +201,30 @@ class Loop:
         """A sum of gradients for one update."""
         return GradientSum(self.policy, self.counters, scale_loss=self.config.pipeline.dtype == "float16")
 
-    def update(self, gradient: GradientSum, stats: Statistics) -> None:
-        """Takes an optimizer step, counts it and moves the average.
+    def update(self, gradient: GradientSum, stats: Statistics) -> bool:
+        """Takes an optimizer step, counts it and moves the average; returns whether the policy has moved.
+
+        It has not where a float16 gradient overflowed: then nothing else does either.
 
         Raises:
             ValueError: as `GradientSum.apply`.
         """
         norm = gradient.apply(self.run, self.optimizer, self.config.optim.max_grad_norm, self.iteration)
+        if norm is None:
+            return False
         stats.shared(grad_norm=norm)
         self.counters["updates"] += 1
         policy = self.config.policy
         if "ema" in self.policy.slots and self.counters["updates"] % policy.ema_every == 0:
             done = self.counters["updates"] // policy.ema_every
             self.policy.blend("ema", min(policy.ema_decay, (1 + done) / (10 + done)))
+        return True
 
     def log(self, iteration: int, row: dict[str, Any]) -> None:
         """Writes an iteration's row, with what it cost."""
         row = row | self.scorer.learned(iteration)
         errors = self.scorer.all_errors()
-        seconds = self._slowest(time.perf_counter() - self._begun)
+        seconds = self._largest(time.perf_counter() - self._begun)
         self.counters["seconds"] += seconds
         self.network.join(self.run)
         row = row | {"num_images": self.config.num_images, "lr": self.config.optim.lr}
@@ -225,14 +232,18 @@ class Loop:
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in self.seconds.items()}
         row |= {"seconds": round(seconds, 4)} | self.budget.row()
+        if (peak := peak_memory_gib(self.run.device)) is not None:
+            row["memory/peak_gib"] = round(self._largest(peak), 3)
+        if self.config.pipeline.dtype == "float16":
+            row["loss_scale"] = 2.0 ** self.counters.get("loss_scale_log2", 0)
         self.run.log({"iteration": iteration} | row)
         spent = f"  {self.budget.spent():.0%} of the budget" if self.config.budget.limits else ""
         reward = f"reward {row['reward']:.3f}  " if "reward" in row else ""  # offline pairs have none
         self._advance_note = f"{reward}{seconds:.1f} s/it{spent}"
 
-    def _slowest(self, seconds: float) -> float:
-        """The longest time of all processes, so that all of them end at the same iteration."""
-        mine = torch.tensor([seconds], dtype=torch.float32, device=self.run.device)
+    def _largest(self, number: float) -> float:
+        """The largest number of all processes: with the longest time all of them end at the same iteration."""
+        mine = torch.tensor([number], dtype=torch.float32, device=self.run.device)
         return float(self.run.gather(mine).max())
 
     # ---- evaluation, saving --------------------------------------------------------------------------------------

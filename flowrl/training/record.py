@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequence_coefficients
+from flowrl.placement import sent, taken
 from flowrl.samplers import Kernel, Transition, gaussian_kl, published_kl
 from flowrl.training.batch import Asked
 from flowrl.training.loop import Loop
@@ -19,7 +20,7 @@ from flowrl.trajectory import Rows, Sampled, Schedule
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """What an iteration has sampled.
+    """What an iteration has sampled: latents on the device, columns and the table that is trained on the host.
 
     Attributes:
         loop: of the run.
@@ -54,22 +55,23 @@ class Record:
         first = torch.stack([torch.nonzero(place == number)[0, 0] for number in range(len(sources))])
         (sigma, sigma_next), states = self.levels(rows), self.sampled.states
         velocity = self.loop.velocity(self.asked.cond_of(rows.group[first]))
-        predicted = velocity(states[sources], sigma, self.schedule.timestep[int(rows.step[0])])
-        return self.kernel(states[rows.source], predicted[place], sigma, sigma_next)
+        predicted = velocity(taken(states, sources), sigma, self.schedule.timestep[int(rows.step[0])])
+        return self.kernel(taken(states, rows.source), taken(predicted, place), sigma, sigma_next)
 
     @torch.no_grad()
     def rescore(self, rows: Rows, blocks: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Log-densities `[M]` of the stored transitions under the current weights, and means `[M, *latent]` where the
         rollout kept them; outside the blocks both stay as they were."""
-        log_prob, mean = rows.old_log_prob.clone(), None
-        if self.sampled.mean is not None:
-            mean = self.sampled.mean.clone()
+        log_prob, mean, found = rows.old_log_prob.clone(), self.sampled.mean, list[Tensor]()
+        mean = None if mean is None else mean.clone()
         with self.loop.network.counting("update"):
             for index in blocks:
                 transition = self.replay(rows[index])
-                log_prob[index] = self.kernel.log_prob(self.sampled.states[rows.produced[index]], transition)
+                found.append(self.kernel.log_prob(taken(self.sampled.states, rows.produced[index]), transition))
                 if mean is not None:
-                    mean[index] = transition.mean
+                    mean[sent(index, mean.device)] = transition.mean
+        if blocks:
+            log_prob[torch.cat(blocks)] = torch.cat(found).to(log_prob)
         return log_prob, mean
 
     def rescored(self, rows: Rows, blocks: list[list[Tensor]]) -> tuple[Rows, Record]:
@@ -83,10 +85,12 @@ class Record:
     def scored(self, rows: Rows, index: Tensor, new: Transition) -> Scored:
         """A micro-batch, rows `index` of the table, as objectives take it."""
         now, after = self.levels(rows)
-        produced, mean = self.sampled.states[rows.produced], self.sampled.mean
+        produced, mean = taken(self.sampled.states, rows.produced), self.sampled.mean
+        columns = (rows.old_log_prob, rows.advantage, rows.clip_low, rows.clip_high)
+        old_log_prob, advantage, low, high = (sent(column, produced.device) for column in columns)
         return Scored(
-            log_ratio=(self.kernel.log_prob(produced, new) - rows.old_log_prob) / self.dims, advantage=rows.advantage,
-            clip_low=rows.clip_low, clip_high=rows.clip_high, new=new, old_mean=None if mean is None else mean[index],
+            log_ratio=(self.kernel.log_prob(produced, new) - old_log_prob) / self.dims, advantage=advantage,
+            clip_low=low, clip_high=high, new=new, old_mean=None if mean is None else taken(mean, index),
             produced=produced, step_size=float(now - after), sensitivity=kernel_sensitivity(self.kernel, now, after),
         )  # fmt: skip
 

@@ -170,6 +170,8 @@ class Run:
         return bool(self.accelerator.reduce(flag, reduction="sum").item())
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Joins a tensor `[b, ...]` of every process along the batch, in rank order."""
-        gathered: torch.Tensor = self.accelerator.gather(tensor.contiguous())
-        return gathered
+        """Joins a tensor `[b, ...]` of every process along the batch, in rank order; it may live on the host."""
+        if self.world == 1:
+            return tensor
+        gathered: torch.Tensor = self.accelerator.gather(tensor.contiguous().to(self.device))
+        return gathered.to(tensor.device)

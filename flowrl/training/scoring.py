@@ -26,7 +26,7 @@ from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
 from flowrl.training.batch import Batch
-from flowrl.training.learner import clock, joined_lists
+from flowrl.training.learner import clock, from_main, joined_lists
 from flowrl.training.prompting import reward_inputs
 from flowrl.training.run import Run
 
@@ -88,13 +88,13 @@ class Scorer:
         reward.
         """
         run = self.run
-        mine = output.values.to(run.device)
-        values, valid = run.gather(mine), run.gather(output.valid.to(run.device))
+        mine = output.values.cpu()
+        values, valid = run.gather(mine), run.gather(output.valid.cpu())
         known = values[valid].double()
         row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
         # Where a server could not be reached, a process lacks some names.
         for name in dict.fromkeys(joined_lists(run, list(output.parts))):
-            found = output.parts[name].to(run.device) if name in output.parts else torch.full_like(mine, torch.nan)
+            found = output.parts[name].cpu() if name in output.parts else torch.full_like(mine, torch.nan)
             part = run.gather(found)
             numbers = part[~part.isnan()].double()
             if len(numbers):
@@ -127,6 +127,8 @@ class Scorer:
         )  # fmt: skip
         for key, reward in self.trained.items():
             metrics |= {f"reward/{key}/{name}": value for name, value in reward.learn(inputs).items()}
+            if self.run.world > 1:  # devices do not add up alike, and copies would drift apart
+                reward.follow(from_main(self.run, reward.learned()))
         return metrics
 
 
@@ -143,7 +145,7 @@ class Scoring:
     @torch.no_grad()
     def add(self, latents: Tensor, group: Tensor, numbers: Sequence[int]) -> None:
         """Takes finished latents `[F, *latent]` of groups `[F]`; `numbers` name the images."""
-        with clock(self.scorer.seconds, "reward"):
+        with clock(self.scorer.seconds, "reward", self.scorer.run.device):
             self.scorer.counters["images"] += len(latents) * self.scorer.run.world
             self.waiting.append((latents, group.cpu(), list(numbers)))
             together, begun = torch.cat([part[1] for part in self.waiting]), 0

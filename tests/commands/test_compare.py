@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import IO, Any
@@ -51,7 +51,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that were started; they run in this process."""
     commands: list[list[str]] = []
 
-    def train(arguments: Sequence[str], log: Path, lock: IO[Any]) -> Trained:
+    def train(arguments: Sequence[str], log: Path, lock: IO[Any], environment: Mapping[str, str]) -> Trained:
         commands.append(list(arguments))
         with log.open("a") as output, redirect_stdout(output), redirect_stderr(output):
             return Trained(main(arguments))

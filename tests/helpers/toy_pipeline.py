@@ -6,15 +6,18 @@ the real recipes and of the real command go through it. `quick_run` leaves the r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import yaml
 from accelerate import Accelerator
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -23,6 +26,7 @@ from flowrl.pipelines import ModelFamily
 from flowrl.pipelines.common import two_pass_guidance
 from flowrl.pipelines.known_checkpoints import Published
 from flowrl.pipelines.lora import lora_ready_for_diffusers
+from flowrl.placement import sent
 from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
@@ -104,11 +108,13 @@ class Toy:
     num_sources: tuple[int, int] = (0, 0)
     fps: float | None = None
 
-    def __init__(self) -> None:
-        self.denoiser: nn.Module = Net()
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.denoiser: nn.Module = Net().to(device)
 
     def encode(self, prompts: Sequence[str], sources: Any = None) -> Conditioning:
-        return Conditioning({"text": torch.stack([counter_normal((4,), "text", prompt) for prompt in prompts])})
+        text = torch.stack([counter_normal((4,), "text", prompt) for prompt in prompts])
+        return Conditioning({"text": sent(text, self.device)})
 
     def free_text_encoders(self) -> None:
         pass
@@ -134,7 +140,7 @@ class Toy:
             return torch.sigmoid(latents.float())
 
     def encode_images(self, images: Tensor) -> Tensor:
-        return torch.logit(images)
+        return torch.logit(images.to(self.device))
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         folder.mkdir(exist_ok=True)
@@ -142,9 +148,9 @@ class Toy:
         return folder / "pytorch_lora_weights.safetensors"
 
 
-def load(model: str, **options: Any) -> Toy:
+def load(model: str, *, device: torch.device | str = "cpu", **options: Any) -> Toy:
     """The toy, whatever is asked for."""
-    return Toy()
+    return Toy(device)
 
 
 class ToyFamily:
@@ -206,6 +212,19 @@ def write_toy(folder: Path, **settings: Any) -> Path:
     path = folder / "toy.yaml"
     path.write_text(yaml.safe_dump(config | settings))
     return path
+
+
+def write_pairs(folder: Path, size: int = 2) -> None:
+    """A pair of images for every prompt, `size` pixels wide and the winner brighter; the toy never gives 0 or 1."""
+    folder.mkdir()
+    levels = np.random.default_rng(0).integers(64, 160, (len(PROMPTS), size, size, 3), dtype=np.uint8)
+    rows = []
+    for number, (prompt, level) in enumerate(zip(PROMPTS, levels, strict=True)):
+        names = {"winner": f"winner_{number}.png", "loser": f"loser_{number}.png"}
+        Image.fromarray(level + 64).save(folder / names["winner"])
+        Image.fromarray(level).save(folder / names["loser"])
+        rows.append(json.dumps({"prompt": prompt, **names}))
+    (folder / "pairs.jsonl").write_text("\n".join(rows) + "\n")
 
 
 def reward_list(folder: Path, *functions: str) -> str:

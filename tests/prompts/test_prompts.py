@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
+from flowrl import randomness
 from flowrl.config.train import ConfigError, PromptsConfig, resolve_path
 from flowrl.prompts.loading import (
     Prompt,
@@ -19,6 +21,7 @@ from flowrl.prompts.loading import (
     read_prompts,
     spread,
 )
+from flowrl.randomness import counter_choice
 
 
 @pytest.mark.parametrize(("total", "count"), [(7, 3), (5, 5), (4, 6), (1, 2), (12, 1)])
@@ -114,3 +117,27 @@ def test_other_names_are_refused_by_the_configuration(text: str) -> None:
         with pytest.raises(ConfigError, match=r"must be a \.txt, \.jsonl or \.csv file or dataset:") as error:
             PromptsConfig(**given)
         assert f"prompts.{list(given)[-1]}" in str(error.value)
+
+
+def test_a_million_prompts_are_ordered_as_far_as_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, draw = list[int](), randomness.counter_integers
+
+    def counted(low: int, high: int, *parts: Any) -> int:
+        drawn.append(low)
+        return draw(low, high, *parts)
+
+    monkeypatch.setattr(randomness, "counter_integers", counted)
+    total, seed = 10**6, 91  # a seed that no other test has
+    chosen = [number for iteration in range(4) for number in prompts_of_iteration(total, 48, seed, iteration)]
+    assert len(drawn) == len(set(chosen)) == 4 * 48
+    assert prompts_of_iteration(total, 48, seed, 1) == chosen[48:96]  # kept
+    assert len(drawn) == 4 * 48
+    assert tuple(chosen) == counter_choice(total, 4 * 48, seed, "prompt order", 0)
+
+
+@pytest.mark.parametrize(("total", "count"), [(5, 3), (7, 7), (3, 8)])
+def test_orders_are_those_of_whole_shuffles(total: int, count: int) -> None:
+    for iteration in (4, 0, 9, 3):
+        positions = range(iteration * count, (iteration + 1) * count)
+        wanted = [counter_choice(total, total, 5, "prompt order", p // total)[p % total] for p in positions]
+        assert prompts_of_iteration(total, count, 5, iteration) == wanted

@@ -195,3 +195,43 @@ def test_every_method_trains_on_two_processes_what_it_trains_on_one(methods: Pat
     _close(methods / "one" / name, methods / "two" / name)
     _close(methods / "one" / name, methods / "two-one" / name)
     assert differences(state(methods / "one" / name)["memory"], state(methods / "two" / name)["memory"]) <= TOLERANCE
+
+
+# ---- rewards that learn ----------------------------------------------------------------------------------------------
+
+DRIFTING = """
+import sys
+from types import SimpleNamespace
+import torch
+from accelerate import Accelerator
+from flowrl.rewards import RewardInputs
+from flowrl.training.scoring import Scorer
+
+accelerator = Accelerator(cpu=True)
+run = SimpleNamespace(world=accelerator.num_processes, rank=accelerator.process_index, device=accelerator.device)
+
+class Drifting:
+    kind, weight = "adversarial", torch.zeros(2)
+    def learn(self, inputs):
+        self.weight += len(inputs.prompts) + 1e-3 * run.rank  # as if devices added up otherwise
+        return {}
+    def learned(self):
+        return {"weight": self.weight.clone()}
+    def follow(self, learned):
+        self.weight.copy_(learned["weight"])
+
+reward = SimpleNamespace(terms=[SimpleNamespace(key="learning", reward=Drifting())])
+scorer = Scorer(run, None, reward, group_size=2, counters={}, seconds={})
+for iteration in range(2):
+    scorer.seen = [RewardInputs(prompts=["a", "b"], images=torch.zeros(2, 3, 2, 2), metadata=[{}, {}],
+                   group_ids=torch.zeros(2, dtype=torch.long), sample_ids=torch.arange(2) + 2 * run.rank)]
+    scorer.learned(iteration)
+found = accelerator.gather(scorer.trained["learning"].weight[None])
+assert found.tolist() == [[8.0, 8.0], [8.0, 8.0]], found
+"""
+
+
+@pytest.mark.slow
+def test_copies_of_a_reward_that_learns_do_not_drift_apart(tmp_path: Path) -> None:
+    (tmp_path / "drifting.py").write_text(DRIFTING)
+    _on_two_processes(tmp_path, "drifting.py")

@@ -238,6 +238,8 @@ class Learning:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.factor = state["factor"]
 
+    learned, follow = state, restore
+
 
 def test_a_reward_that_learns_is_shown_every_image_once_and_is_saved(toy: Path, changed: Any) -> None:
     made: list[Learning] = []

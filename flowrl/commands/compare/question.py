@@ -105,12 +105,12 @@ def parse_budget(text: str) -> tuple[str, float]:
     return kind, limit
 
 
-def overrides_of(question: Question, seed: int) -> list[str]:
+def overrides_of(question: Question, seed: int, threads: int = 1) -> list[str]:
     """The settings that `flowrl train` gets beside the configuration; the user's come last and win."""
     amount = f"{question.limit:g}" if question.budget == "seconds" else f"{round(question.limit)}"
     return [
         f"seed={seed}", f"budget.{question.budget}={amount}", f"budget.evals={question.evals}",
-        f"num_iterations={NO_LIMIT}", "progress=false", "threads=1", "logging.tensorboard=false",
+        f"num_iterations={NO_LIMIT}", "progress=false", f"threads={threads}", "logging.tensorboard=false",
         *question.overrides,
     ]  # fmt: skip
 

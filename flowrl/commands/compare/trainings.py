@@ -7,16 +7,19 @@ only notes what happened. A lock that the trainings inherit keeps two comparison
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
+
+import torch
 
 from flowrl.commands.compare.question import (
     JOURNAL,
@@ -36,9 +39,10 @@ _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Training:
-    """A run that is being trained."""
+    """A run that is being trained, in one of the slots 0 .. jobs - 1."""
 
     name: str
+    slot: int
     process: subprocess.Popen[bytes]
     begun: float
     share: float
@@ -75,9 +79,14 @@ class Comparison:
         ):
             self._write()
             waiting = [name for name, entry in self._runs().items() if entry["state"] == "waiting"]
+            gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
+            if note := shared_gpus(min(jobs, len(waiting)), len(gpus)):
+                display.say(note)
             while self.working or (waiting and not self.interrupts):
                 while waiting and len(self.working) < jobs and not self.interrupts:
-                    self._start(waiting.pop(0), lock, display)
+                    slot = min(set(range(jobs)) - {training.slot for training in self.working})
+                    place = Place.of(slot, jobs, gpus, os.cpu_count() or 1)
+                    self._start(waiting.pop(0), slot, place, lock, display)
                 for training in list(self.working):
                     code = training.process.poll()
                     if code is not None:
@@ -92,24 +101,28 @@ class Comparison:
         runs: dict[str, Any] = self.journal["runs"]
         return runs
 
-    def _start(self, name: str, lock: IO[Any], display: Display) -> None:
+    def _start(self, name: str, slot: int, place: Place, lock: IO[Any], display: Display) -> None:
         entry, folder = self._runs()[name], self.folder / name
+        config = settings_of(self.question, entry["method"], entry["seed"])
         if (folder / "config.yaml").is_file():
             arguments = ["train", f"resume={folder}", "progress=false"]
         else:
-            config = settings_of(self.question, entry["method"], entry["seed"])
             entry["base"] = base_key(config)
             entry["initial"] = not self._base_known(name, entry["base"])
             path = find_config(self.question.methods[entry["method"]])
             initial = f"eval.initial={str(entry['initial']).lower()}"
-            arguments = ["train", str(path), f"out={folder}", *overrides_of(self.question, entry["seed"]), initial]
+            arguments = [
+                "train", str(path), f"out={folder}",
+                *overrides_of(self.question, entry["seed"], place.threads), initial,
+            ]  # fmt: skip
         entry["state"] = "running"
         self._write()
         share = spent_share(folder, self.question)
         display.say(f"{'continues' if share else 'started':<9} {name}")
         log = self.folder / "logs" / f"{name}.log"
-        process = start_process(arguments, log, lock)
-        self.working.append(Training(name=name, process=process, begun=time.monotonic(), share=share))
+        chosen = ":" in config.pipeline.device  # a GPU by number, which no other variable may renumber
+        process = start_process(arguments, log, lock, {} if chosen else place.environment)
+        self.working.append(Training(name=name, slot=slot, process=process, begun=time.monotonic(), share=share))
         if self.interrupts:  # while it was being started
             process.send_signal(signal.SIGINT)
 
@@ -172,15 +185,49 @@ class Comparison:
                 signal.signal(number, handler)
 
 
-def start_process(arguments: Sequence[str], log: Path, lock: IO[Any]) -> subprocess.Popen[bytes]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a training runs: its threads, and the variables that show it its GPU."""
+
+    threads: int
+    environment: Mapping[str, str]
+
+    @staticmethod
+    def of(slot: int, jobs: int, gpus: Sequence[str], cores: int) -> Place:
+        """The place of one of `jobs` slots: GPUs are dealt out in turn, cores are divided."""
+        environment = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if jobs > 1 and len(gpus) > 1 else {}
+        return Place(threads=max(1, cores // jobs), environment=environment)
+
+
+def visible_gpus(variable: str | None, count: int) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls each of the `count` GPUs that it, or its absence, lets this process see."""
+    names = [str(number) for number in range(count)] if variable is None else variable.split(",")
+    return [name.strip() for name in names[:count]]
+
+
+def shared_gpus(jobs: int, gpus: int) -> str:
+    """What is said of several trainings on one GPU; empty where there is nothing to say."""
+    if jobs <= 1 or gpus == 0 or jobs <= gpus:
+        return ""
+    shared = "one GPU" if gpus == 1 else f"{gpus} GPUs"
+    return (
+        f"{jobs} trainings share {shared}: their memory adds up and each takes longer, so compare times with care; "
+        f"--jobs {gpus} gives each a GPU of its own"
+    )
+
+
+def start_process(
+    arguments: Sequence[str], log: Path, lock: IO[Any], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Starts `flowrl <arguments>` in a process and a group of its own, so that Ctrl-C reaches it through us alone.
 
-    Its output goes to the log; it inherits the open lock file.
+    Its output goes to the log; it inherits the open lock file, and our environment with some variables set.
     """
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "flowrl", *arguments], stdin=subprocess.DEVNULL, stdout=output,
             stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[lock.fileno()],
+            env={**os.environ, **environment},
         )  # fmt: skip
 
 

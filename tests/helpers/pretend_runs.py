@@ -1,0 +1,137 @@
+"""Shipped tiny configurations on a pretend GPU (`pretend_gpu.py`): as short as they can be, with everything they do.
+
+Two iterations of two prompts, forward and backward, with evaluation, LoRA and checkpoint; `toy_run` with the toy
+pipeline and its rewards in the place of the embedded models, which is ten times as fast and goes through the same code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from pretend_gpu import Findings, Kind, pretend_gpu
+from toy_pipeline import write_pairs, write_toy
+
+from flowrl.commands.train.run import check_before_loading, recipe_of
+from flowrl.config.train import find_config, load_config
+from flowrl.pipelines import PIPELINES
+from flowrl.rewards import REWARDS
+from flowrl.training.learner import GradientSum
+from flowrl.training.run import Run
+
+SHORT = (
+    "num_iterations=2", "prompts_per_step=2", "group_size=4", "micro_batch_size=4", "eval_every=2",
+    "checkpoint_every=2", "eval.num_prompts=2", "eval.num_steps=2", "eval.num_images=1", "eval.samples_per_prompt=1",
+    "threads=1", "progress=false", "logging.tensorboard=false", "pipeline.device=auto",
+)  # fmt: skip
+_GROUPS = {
+    "tiny_best_of_n": ("best_of=2",),
+    "tiny_branch_grpo": ("group_size=16",),
+    "tiny_branch_grpo_pruned": ("group_size=16",),
+    "tiny_dense_grpo_calibrated": ("sampler.calibration.iterations=1",),
+    "tiny_tempflow": ("credit.branches=2",),
+    "tiny_tree_grpo": ("group_size=9", "micro_batch_size=3"),
+}
+"""Groups that a configuration's way of sampling can be divided into."""
+_FEWER = (
+    "prompts_per_step=1", "group_size=2", "micro_batch_size=1", "sampler.num_steps=4",
+    "sampler.sde_window_range=[0, 2]", "eval.num_prompts=1", "eval.num_steps=1",
+)  # fmt: skip
+_FEW = (*_FEWER, "num_iterations=1", "eval_every=1")
+OTHERS: dict[str, tuple[str, ...]] = {
+    "tiny_adversarial": (*_FEWER, "rewards.0.options.pretrain_steps=1", "rewards.0.options.steps_per_iteration=1"),
+    "tiny_adversarial_fixed": (*_FEWER, "rewards.0.options.pretrain_steps=1"),
+    "tiny_kontext_grpo": _FEW,
+    "tiny_pairwise": _FEW,
+    "tiny_pointwise_noisy": _FEW,
+    "tiny_sd15_grpo": _FEW,
+    "tiny_wan_grpo": _FEW,
+}
+"""What makes configurations short that the toy pipeline cannot stand in for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched:
+    """A run on a pretend GPU.
+
+    Attributes:
+        findings: what its device says of it.
+        waits: of each micro-batch that follows another one of the same update, from that one's backward pass to the end
+            of its own.
+        places: where the last of them waited.
+        total: all waits of the last iteration over its micro-batches.
+    """
+
+    findings: Findings
+    waits: list[int]
+    places: Counter[str]
+    total: float
+
+
+def watched_run(name: str, folder: Path, kind: Kind, *overrides: str) -> Watched:
+    """Trains a configuration of ours for two iterations; `overrides` come after those that make it short."""
+    config = load_config(find_config(name), (*SHORT, *overrides))
+    prompts, marks, begun = check_before_loading(config), list[tuple[GradientSum, int]](), list[int]()
+    add = GradientSum.add
+    torch.set_num_threads(1)
+    with pretend_gpu(kind) as findings:
+
+        def watched_add(self: GradientSum, loss: torch.Tensor) -> None:
+            add(self, loss)
+            marks.append((self, len(findings.waits)))
+
+        def watched_log(self: Run, row: Any) -> None:
+            begun.append(len(findings.waits))
+
+        run = Run(folder / "run", name=name, config_yaml="", resumed=False, device="auto", tensorboard=False)
+        with mock.patch.object(GradientSum, "add", watched_add), mock.patch.object(Run, "log", watched_log):
+            assert recipe_of(config).main(config, run, prompts)
+    assert (folder / "run" / "lora").is_dir()
+    steps = [(before, after) for (one, before), (same, after) in pairwise(marks) if one is same]
+    last = [mark for _, mark in marks if mark > begun[-3]]  # rows: of two iterations and of the evaluation at the end
+    return Watched(
+        findings=findings, waits=[after - before for before, after in steps],
+        places=Counter(findings.waits[slice(*steps[-1])]) if steps else Counter(),
+        total=(begun[-2] - begun[-3]) / max(1, len(last)),
+    )  # fmt: skip
+
+
+def toy_run(name: str, folder: Path, kind: Kind) -> Watched:
+    """`watched_run` of a configuration of family sd3 on the toy pipeline."""
+    path = write_toy(folder)
+    rewards = (
+        f"{{name: smooth_brightness, weight: 0.75}}, {{file: {folder}/toy_rewards.py, function: redness, weight: 0.25}}"
+    )
+    if load_config(find_config(name)).recipe == "backprop":
+        rewards = "{name: smooth_brightness}"
+    with (
+        mock.patch.dict(PIPELINES, {"sd3": "toy_pipeline"}),
+        mock.patch.dict(REWARDS, {"smooth_brightness": "toy_pipeline:SmoothBrightness"}),
+    ):
+        return watched_run(
+            name, folder, kind, "pipeline.model=toy", f"prompts.train={path.parent}/prompts.txt",
+            f"prompts.eval={path.parent}/prompts.txt", f"rewards=[{rewards}]", *more_overrides(name, folder, 2),
+        )  # fmt: skip
+
+
+def more_overrides(name: str, folder: Path, size: int) -> tuple[str, ...]:
+    """What a configuration needs besides: groups that a tree fits, pairs of images `size` pixels wide."""
+    if name == "tiny_dpo_offline":
+        write_pairs(folder / "pairs", size)
+        return ("group_size=2", f"objective.options.pairs={folder}/pairs")
+    return _GROUPS.get(name, ())
+
+
+def said(name: str, watched: Watched) -> str:
+    """A line about a run, and one for each fault."""
+    most = max(watched.waits, default=0)
+    return "\n".join([
+        f"{name:32} {len(watched.findings.faults)} faults, at most {most} waits for the device per micro-batch, "
+        f"{watched.total:.1f} with all else of an iteration",
+        *(f"    {fault}" for fault in watched.findings.faults),
+    ])  # fmt: skip

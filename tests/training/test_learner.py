@@ -1,0 +1,127 @@
+"""Parts of a learner: clocks that wait for the device, means that do not, float16's loss scale, updates left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretend_gpu import pretend_gpu
+from tiny_runs import differences, metrics, state
+from toy_pipeline import QuickRun, write_toy
+
+from flowrl.cli import main
+from flowrl.pipelines import PIPELINES
+from flowrl.training import devices, learner
+from flowrl.training.devices import peak_memory_gib
+from flowrl.training.learner import GradientSum, Statistics, clock
+
+
+class Gpu:
+    """A clock that goes on by what a device is asked for once somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.now, self.asked = 0.0, 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def synchronize(self, device: torch.device) -> None:
+        self.now, self.asked = self.now + self.asked, 0.0
+
+
+def test_a_stage_is_booked_with_the_work_that_it_asked_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, seconds = Gpu(), defaultdict[str, float](float)
+    monkeypatch.setattr(learner, "time", gpu)
+    monkeypatch.setattr(devices.torch.accelerator, "synchronize", gpu.synchronize)
+    cuda = torch.device("cuda")
+    with clock(seconds, "rollout", cuda):
+        gpu.asked += 5
+        with clock(seconds, "reward", cuda):
+            gpu.asked += 2
+    with clock(seconds, "update", cuda):
+        gpu.asked += 1
+    assert seconds == {"rollout": 5.0, "reward": 2.0, "update": 1.0}
+
+
+def test_memory_is_that_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
+    assert peak_memory_gib(torch.device("cuda")) == 1.5
+    assert peak_memory_gib(torch.device("cpu")) is None
+
+
+def test_means_are_those_of_live_rows_and_wait_once(tmp_path: Path) -> None:
+    with pretend_gpu("cuda") as findings:
+        stats, run = Statistics("kl"), QuickRun(tmp_path)
+        keep = torch.tensor([True, False, True])
+        for shift in (0.0, 10.0):
+            values = torch.tensor([1.0, 100.0, 3.0]).to("cuda", non_blocking=True) + shift
+            stats.mean(keep, loss=values, kl=values > 5)
+            stats.largest(keep, deviation=values)
+        assert not findings.waits
+        row = stats.row(run)  # type: ignore[arg-type]
+        assert len(findings.waits) == 2  # numbers, and truth values
+    assert row == {"loss": 7.0, "kl": 0.5, "deviation": 13.0}
+    with pytest.raises(KeyError, match="no mean was announced of margin"):
+        stats.mean(None, margin=torch.ones(2))
+
+
+# ---- float16 ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")
+    half = {"name": "sd3", "model": "toy", "dtype": "float16", "device": "cpu"}
+    return write_toy(tmp_path, num_iterations=4, pipeline=half, policy={"lora_rank": 2, "ema_decay": 0.9})
+
+
+def _overflow_at(update: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plants an infinite gradient on one process in one update, counted from 0."""
+    seen, add = list[GradientSum](), GradientSum.add
+
+    def planted(self: GradientSum, loss: torch.Tensor) -> None:
+        add(self, loss)
+        if self not in seen:
+            seen.append(self)
+        if len(seen) == update + 1:
+            self.total[0][0, 0] = torch.inf
+
+    monkeypatch.setattr(GradientSum, "add", planted)
+
+
+def _moving(run: Path, done: int) -> dict[str, Any]:
+    """What an update moves, after so many iterations."""
+    found = state(run, done)
+    return {
+        "updates": found["counters"]["updates"], "policy": found["policy"], "slots": found["slots"],
+        "optimizer": found["optimizer"]["state"],
+    }  # fmt: skip
+
+
+NFT = ("recipe=forward", "sampler.kernel=ode", "times.count=3", "objective.name=nft")
+
+
+@pytest.mark.parametrize("settings", [(), NFT], ids=["grpo", "nft"])
+def test_an_update_that_overflows_moves_nothing(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...]
+) -> None:
+    _overflow_at(1, monkeypatch)
+    run = toy.parent / "run"
+    assert main(["train", str(toy), f"out={run}", *settings]) == 0
+    assert differences(_moving(run, 1), _moving(run, 2)) == 0
+    assert differences(_moving(run, 2), _moving(run, 3)) > 0
+    assert [row["loss_scale"] for row in metrics(run)] == [2.0**14, 2.0**13, 2.0**13, 2.0**13]
+    assert ["grad_norm" in row for row in metrics(run)] == [True, False, True, True]
+
+
+def test_the_loss_scale_rises_again_also_after_a_resume(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner, "_SCALE_RISES_AFTER", 2)
+    _overflow_at(0, monkeypatch)
+    run = toy.parent / "run"
+    assert main(["train", str(toy), f"out={run}", "num_iterations=2"]) == 0
+    assert main(["train", f"resume={run}", "num_iterations=5"]) == 0
+    assert [row["loss_scale"] for row in metrics(run)] == [2.0**13, 2.0**13, 2.0**14, 2.0**14, 2.0**15]
