@@ -4,8 +4,8 @@
      "sample": 0, "seed": 5470183, "correct": true, "graded": 1.0,
      "rewards": {"geneval": 1.0, "geneval/official": 1.0}}
 
-`key` is the prompt with the names of its images, `seed` that of the start noise: two evaluations are paired by both, as
-`prompt_id` is a prompt's place in one of them. Rows without them, of older runs, are paired by `prompt_id` and `sample`.
+`key` is the prompt with the names of its images, `seed` that of the start noise: two evaluations are paired by both.
+`prompt_id` is a prompt's place in this one; rows of older runs are paired by it and `sample`.
 A value is null where the reward failed, and `correct` and `graded` where no GenEval reward took part.
 """
 

@@ -69,8 +69,8 @@ def model_of(config: TrainConfig) -> dict[str, str]:
 def versions_of(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, str]:
     """What the rewards that are trained on, and those of evaluations, say they are."""
     held_out = () if measured is None else measured.terms
-    found = {f"eval.rewards {term.key}": term.reward.version for term in held_out}
-    return found | {f"rewards {term.key}": term.reward.version for term in reward.terms}
+    found = {f"eval reward {term.key}": term.reward.version for term in held_out}
+    return found | {f"reward {term.key}": term.reward.version for term in reward.terms}
 
 
 def digest_of(inputs: Mapping[str, Any]) -> str:
@@ -101,8 +101,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConf
             if part == "prompts":
                 found.append(f"{key}: {_row_words(str(old.get(key, '')), str(new.get(key, '')))}")
             else:
-                name = f"config: {key}" if part == "config" else key
-                found.append(f"{name}: {_shown(was)} -> {_shown(is_now)}")
+                name = f"config: {key}" if part == "config" else f"{key}: version"
+                found.append(f"{name} {_shown(was)} -> {_shown(is_now)}")
     return found
 
 

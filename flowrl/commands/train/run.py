@@ -88,7 +88,7 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
 
 
 def _is_finished(folder: Path, config: TrainConfig) -> bool:
-    """Whether a run has nothing left to do, which is then said.
+    """Whether a run has nothing left to do, which is then said; one that was ended before its report has.
 
     Raises:
         CheckpointError: its newest checkpoint is damaged, or another run's.
@@ -97,7 +97,7 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
     from flowrl.training.checkpoints import read_checkpoint
 
     state, _ = read_checkpoint(folder)
-    if state is None:
+    if state is None or not (folder / "summary.json").is_file():
         return False
     done, wanted = int(state["iteration"]), config.num_iterations
     if done >= wanted:
