@@ -10,6 +10,7 @@ import shlex
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -58,9 +59,8 @@ def locked(folder: Path, busy: str) -> Iterator[IO[str]]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            lock.seek(0)
             raise ValueError(
-                f"{busy} is still at work in {folder}{_holder(lock.read())}: wait for it, or end it first"
+                f"{busy} is still at work in {folder}{_holder(folder / LOCK)}: wait for it, or end it first"
             ) from error
         except OSError as error:
             print(
@@ -78,13 +78,15 @@ def locked(folder: Path, busy: str) -> Iterator[IO[str]]:
             lock.truncate(0)
 
 
-def _holder(text: str) -> str:
+def _holder(path: Path) -> str:
     """What a lock file says of its holder, in brackets; nothing where it says nothing."""
-    try:
-        said = json.loads(text)
-        return f" (process {said['pid']} on {said['host']}: {said['command']})"
-    except (ValueError, KeyError, TypeError):  # held by something else, or written at this moment
-        return ""
+    for _ in range(5):
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+            return f" (process {said['pid']} on {said['host']}: {said['command']})"
+        except (OSError, ValueError, KeyError, TypeError):  # held by something else, or about to be written
+            time.sleep(0.05)
+    return ""
 
 
 def is_taken(folder: Path) -> bool:

@@ -23,6 +23,7 @@ from flowrl.pipelines.lora import Policy
 from flowrl.training.manifest import read_manifest
 
 _STATE, _SEAL = "state.pt", "checkpoint.json"
+_STAGED = ".lora.writing"
 
 
 class CheckpointError(ValueError):
@@ -146,7 +147,7 @@ def _first_line(error: Exception) -> str:
 
 def save_lora(folder: Path, pipeline: Pipeline, policy: Policy) -> None:
     """Replaces the LoRA in a folder, each of its files in one step; a model of two experts has two."""
-    staged = folder.with_name(".lora.writing")
+    staged = folder.with_name(_STAGED)
     pipeline.save_lora(staged, policy.tensors(), policy.config)
     for path in sorted(staged.rglob("*.safetensors")):
         place = folder / path.relative_to(staged)
@@ -154,6 +155,14 @@ def save_lora(folder: Path, pipeline: Pipeline, policy: Policy) -> None:
         path.chmod(place.parent.stat().st_mode & 0o666)  # safetensors keeps a file to its owner, whatever the umask
         path.replace(place)
     shutil.rmtree(staged)
+
+
+def remove_halves(run_folder: Path) -> None:
+    """Removes what a process that was killed had begun to write; nobody may be at work in the folder."""
+    for path in [run_folder / _STAGED, *(run_folder / "checkpoints").glob(".[0-9]*")]:
+        shutil.rmtree(path, ignore_errors=True)
+    for path in run_folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def restore(state: dict[str, Any], policy: Policy, optimizer: torch.optim.Optimizer) -> int:

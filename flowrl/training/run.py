@@ -25,7 +25,7 @@ from accelerate.utils import gather_object
 
 from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.files import locked, replacing, write_atomically
-from flowrl.training.checkpoints import checkpoints, read_checkpoint, write_checkpoint
+from flowrl.training.checkpoints import checkpoints, read_checkpoint, remove_halves, write_checkpoint
 from flowrl.training.devices import accelerator_of, on_main
 from flowrl.training.manifest import note_in_manifest, read_manifest, session_facts, write_manifest
 from flowrl.training.run_folder import make_free_folder, refuse_full, refuse_taken
@@ -203,6 +203,7 @@ class Run:
         self._first = first
         metrics = self.folder / "metrics.jsonl"
         if self._resumed:
+            remove_halves(self.folder)
             (self.folder / "summary.json").unlink(missing_ok=True)
             if metrics.exists():
                 kept = metrics.read_bytes()[: self._metrics_size]

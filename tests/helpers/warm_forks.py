@@ -32,8 +32,8 @@ class Started:
             except ProcessLookupError:
                 pass
 
-    def wait(self, seconds: float = 300) -> tuple[int, ...]:
-        """Exit codes, negative for a signal; when one has ended badly, or after the time, the others are killed."""
+    def wait(self, seconds: float = 300, grace: float = 10) -> tuple[int, ...]:
+        """Exit codes, negative for a signal; after the time, or some time after one has ended badly, all are killed."""
         codes: dict[int, int] = {}
         end = time.monotonic() + seconds
         while len(codes) < len(self.pids):
@@ -41,7 +41,7 @@ class Started:
                 if (found := _poll(pid)) is not None:
                     codes[pid] = found
                     if found != 0:
-                        end = min(end, time.monotonic() + 10)  # time for the others to say the same
+                        end = min(end, time.monotonic() + grace)  # for the others to say the same
             if time.monotonic() > end:
                 for pid in set(self.pids) - codes.keys():
                     os.kill(pid, signal.SIGKILL)

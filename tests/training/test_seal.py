@@ -341,7 +341,9 @@ def test_a_run_that_was_ended_before_its_report_gets_it(toy: Path) -> None:
     before = metrics(run), lora(run)
     for name in ("report.html", "summary.json"):
         (run / name).unlink()
+    (run / ".report.html.x.tmp").write_text("<ht")
     assert resume(run) == 0
+    assert not (run / ".report.html.x.tmp").exists()
     assert (run / "report.html").is_file()
     assert (run / "summary.json").is_file()
     assert (metrics(run), lora(run)) == before
