@@ -63,7 +63,7 @@ class Loop:
         """
         self.config, self.run, self.prompts = config, run, prompts
         self.geometry = config.resolve_batch(run.world)
-        self.pipeline, self.policy, reward = load_parts(config, run)
+        self.pipeline, self.policy, reward = load_parts(config, run.device)
         check_groups(config.group_size, self.geometry, reward)
         self.measured = evaluation_rewards(config, reward, run.device)
         for slot in slots:
