@@ -169,13 +169,25 @@ def restore(state: dict[str, Any], policy: Policy, optimizer: torch.optim.Optimi
     """Puts a checkpoint back; returns the number of finished iterations.
 
     The optimizer keeps the learning rate and its like that it was made with: they are settings, not state.
+
+    Raises:
+        CheckpointError: it holds other weights than the policy has.
     """
-    policy.load(state["policy"])
-    for slot, tensors in state["slots"].items():
-        for name, tensor in tensors.items():
-            policy.slots[slot][name].copy_(tensor)
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state["optimizer"])
+    try:
+        if state["slots"].keys() != policy.slots.keys():
+            raise KeyError(f"copies of the policy: {[*state['slots']]}, now {[*policy.slots]}")
+        policy.load(state["policy"])
+        for slot, tensors in state["slots"].items():
+            for name, tensor in tensors.items():
+                policy.slots[slot][name].copy_(tensor)
+        optimizer.load_state_dict(state["optimizer"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint holds other weights than the configuration asks for ({_first_line(error)}): what is "
+            "trained (policy.*, recipe, pipeline.model) cannot change within a run; start a new one, from its LoRA by "
+            "policy.init_lora"
+        ) from error
     for group, values in zip(optimizer.param_groups, settings, strict=True):
         group.update(values)
     return int(state["iteration"])

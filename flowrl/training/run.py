@@ -127,7 +127,8 @@ class Run:
         facts, own = {**self._facts, "inputs_digest": digest_of(self._inputs)}, self._manifest
         own["inputs"] = self._inputs
         if self._resumed:
-            own.pop("finished", None)
+            for end in ("finished", "stopped"):
+                own.pop(end, None)
             own.setdefault("resumed", []).append(facts | {"iteration": self._first, "changes": self._changes})
         else:
             own |= facts

@@ -248,6 +248,17 @@ def test_a_changed_learning_rate_is_the_one_that_is_used_and_logged(toy: Path) -
     assert lora(run) != lora(plain)
 
 
+@pytest.mark.parametrize("override", ["policy.lora_rank=3", "policy.ema_decay=0.5"])
+def test_other_weights_are_refused_whatever_is_allowed(
+    toy: Path, override: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train()
+    before = files(run)
+    assert resume(run, "num_iterations=2", "resume_changed=true", override) == 1
+    assert "the checkpoint holds other weights than the configuration asks for" in capsys.readouterr().err
+    assert files(run) == before
+
+
 def test_the_option_is_for_runs_that_go_on(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train("resume_changed=true", code=1)
     assert "belongs beside resume=RUN" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,7 +142,8 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
         )
     folder = Path(given[-1]).expanduser()
     if not (folder / "config.yaml").is_file():
-        raise ValueError(f"{folder} is not a run folder (no config.yaml)")
+        hint = ": where nodes share no disk, each needs a copy of it" if "WORLD_SIZE" in os.environ else ""
+        raise ValueError(f"{folder} is not a run folder (no config.yaml){hint}")
     return folder
 
 
