@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +67,13 @@ class Trials:
 
     def __init__(self, folder: Path) -> None:
         self.runs: TinyRuns = tiny_runs(folder, save_tiny_sd3(folder / "model"))
-        self.folder = folder
+        self.folder, self.numbers = folder, count()
         self.seconds: dict[int, float] = {}
         self.stages: dict[int, dict[str, list[float]]] = {}
         for processes in (1, 2):
             timing = folder / f"stages-{processes}.json"
             begun = time.monotonic()
-            self.finish(self.start(f"whole-{processes}", processes, prepare=lambda at=timing: _time_stages(at)))
+            self.finish(self.start(f"whole-{processes}", processes, prepare=partial(_time_stages, timing)))
             self.seconds[processes] = time.monotonic() - begun
             self.stages[processes] = json.loads(timing.read_text())
 
@@ -91,8 +93,7 @@ class Trials:
     def start(
         self, name: str, processes: int, arguments: Sequence[str] = (), prepare: Callable[[], None] = lambda: None
     ) -> Started:
-        number = len(list(self.folder.glob("*.log")))
-        log = self.folder / f"{number:04d}-{name}.log"
+        log = self.folder / f"{next(self.numbers):04d}-{name}.log"
         return start_forks(arguments or self.new(name), [self.folder] * processes, log, prepare)
 
     def finish(self, started: Started) -> None:
@@ -105,13 +106,13 @@ class Trials:
         run, whole = self.run(name), self.run(f"whole-{processes}")
         left = [path for path in run.rglob(".*") if path.name != LOCK]
         checks = {
-            "LoRA": lambda: lora(run) == lora(whole),
-            "state": lambda: differences(lasting(run), lasting(whole)) == 0,
-            "metrics": lambda: metrics(run) == metrics(whole),
-            "report": lambda: (run / "report.html").is_file() and (run / "summary.json").is_file(),
-            "nothing left over": lambda: not left,
+            "LoRA": lora(run) == lora(whole),
+            "state": differences(lasting(run), lasting(whole)) == 0,
+            "metrics": metrics(run) == metrics(whole),
+            "report": (run / "report.html").is_file() and (run / "summary.json").is_file(),
+            "nothing left over": not left,
         }
-        return [what for what, equal in checks.items() if not equal()]
+        return [what for what, equal in checks.items() if not equal]
 
 
 def _time_stages(place: Path) -> None:
@@ -177,9 +178,9 @@ def kill(trials: Trials, number: int, seed: int) -> dict[str, Any]:
     else:
         took = trials.stages[processes][aim]
         call = draw.randrange(len(took))
-        delay = draw.uniform(0, took[call])
+        delay = draw.uniform(0, 0.9 * min(took))  # the same call may take less this time
         found["call"] = call + 1
-        started = trials.start(name, processes, prepare=lambda: _die_in(aim, call + 1, delay, marks))
+        started = trials.start(name, processes, prepare=partial(_die_in, aim, call + 1, delay, marks))
     codes = started.wait(grace=0)
     run = trials.run(name)
     rows = len(metrics(run)) if (run / "metrics.jsonl").exists() and _whole_lines(run) else None
@@ -223,10 +224,10 @@ def orders(trials: Trials, advance: Callable[[str], None]) -> list[dict[str, Any
         _wait_until_it_trains(trials.run(name))
         holder.signal(signal.SIGSTOP)  # it must not end before the others have tried
         tried = []
-        for kind, count in others:
-            second = trials.start(name, count, trials.new(name) if kind == "new" else trials.resume(name))
+        for kind, several in others:
+            second = trials.start(name, several, trials.new(name) if kind == "new" else trials.resume(name))
             refused = 0 not in second.wait() and _names(second, holder)
-            tried.append((f"{first}, then {kind} on {count}", refused))
+            tried.append((f"{first}, then {kind} on {several}", refused))
         holder.signal(signal.SIGCONT)
         trials.finish(holder)
         for order, said in tried:
@@ -241,6 +242,8 @@ def orders(trials: Trials, advance: Callable[[str], None]) -> list[dict[str, Any
         codes = [started.wait()[0] for started in pair]
         refused = sorted(codes) == [0, 1] and _names(pair[codes.index(1)], pair[codes.index(0)])
         add(f"{kind} and {kind} at once", refused, trials.unequal(name, 1))
+        if not refused:
+            found[-1]["said"] = [started.said() for started in pair]
     return found
 
 
