@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import math
 import os
+import shlex
+import socket
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
+
+LOCK = ".lock"
+"""The file of a folder that its owner holds locked."""
 
 
 @contextmanager
@@ -38,20 +46,52 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(folder: Path, busy: str) -> Iterator[IO[str]]:
-    """Keeps other processes out of a folder, which is made where it is missing.
+    """Keeps other processes out of a folder, which is made where it is missing; the file `LOCK` says who is in it.
 
-    A process that inherits the open file holds the lock too: it is free when the last of them has ended.
+    A process that inherits the open file holds the lock too: it is free when the last of them has ended, however that
+    came. On a file system without locks that is said on standard error, and work goes on.
 
     Raises:
-        ValueError: somebody holds it; `busy` says who that may be.
+        ValueError: somebody holds it, with their process id; `busy` says what they may be.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
+    with (folder / LOCK).open("a+", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"{busy} is still at work in {folder}{_holder(folder / LOCK)}: wait for it, or end it first"
+            ) from error
         except OSError as error:
-            raise ValueError(f"{busy} is still at work in {folder}: wait for it, or end it first") from error
-        yield lock
+            print(
+                f"{folder}: this file system has no locks ({error.strerror}), so that nothing keeps a second process "
+                "out: start none",
+                file=sys.stderr,
+            )
+        lock.truncate(0)
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "command": command}, lock)
+        lock.flush()
+        try:
+            yield lock
+        finally:
+            lock.truncate(0)
+
+
+def _holder(path: Path) -> str:
+    """What a lock file says of its holder, in brackets; nothing where it says nothing."""
+    for _ in range(5):
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+            return f" (process {said['pid']} on {said['host']}: {said['command']})"
+        except (OSError, ValueError, KeyError, TypeError):  # held by something else, or about to be written
+            time.sleep(0.05)
+    return ""
+
+
+def is_taken(folder: Path) -> bool:
+    """Whether a path is something else than a folder that may be written into: one that holds no more than a lock."""
+    return folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()))
 
 
 def plain(value: Any) -> Any:

@@ -67,6 +67,8 @@ class TrainConfig:
     """Run folder; null takes the first free ``runs/<config>-<n>``."""
     resume: str | None = None
     """Run folder to continue."""
+    resume_changed: bool = False
+    """Continue although prompts, rewards, model or settings are not what the run was made with; the manifest tells."""
     seed: int = 0
     """Every random number is a function of this and of counters."""
     num_iterations: int

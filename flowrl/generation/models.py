@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.prompts.loading import Prompt
+from flowrl.training.model_files import add_file, files_of, hub_commit
 
 # diffusers and peft take seconds to import, and images that exist are judged without them: functions import them.
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ SHIPPED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """How the models that ship with flowrl are sampled unless told otherwise."""
 LORA_FILES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
-_ENDS = 2**20  # bytes at both ends of a file that its fingerprint covers, beside its length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,8 +232,7 @@ def label_of(model: str, lora: Path | None = None) -> str:
 def fingerprint(source: Source) -> str | None:
     """A hash of the model's files and the LoRA's; None for a hub id that is not on this machine yet.
 
-    Of each file it covers the name, the length and a megabyte at both ends, so that gigabytes need not be read: weights
-    that were trained further differ there too. A hub id is known by its commit.
+    Of each file it covers what `flowrl.training.model_files.add_file` does. A hub id is known by its commit.
     """
     from flowrl.training.parts import model_location
 
@@ -241,42 +240,15 @@ def fingerprint(source: Source) -> str | None:
     location = model_location(source.model)
     folder = Path(location)
     if folder.is_dir():
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and _counts(path.relative_to(folder))]
-        for path in files:
-            _add_file(digest, path, path.relative_to(folder).as_posix())
+        for name, path in files_of(folder).items():
+            add_file(digest, path, name)
     else:
-        commit = _hub_commit(location)
+        commit = hub_commit(location)
         if commit is None:
             return None
         digest.update(f"{location}@{commit}".encode())
     if source.lora is not None:
         for name in (*LORA_FILES, "adapter_config.json"):
             if (source.lora / name).is_file():
-                _add_file(digest, source.lora / name, f"lora/{name}")
+                add_file(digest, source.lora / name, f"lora/{name}")
     return digest.hexdigest()[:16]
-
-
-def _counts(path: Path) -> bool:
-    return path.suffix != ".md" and not any(part.startswith(".") for part in path.parts)
-
-
-def _add_file(digest: Any, path: Path, name: str) -> None:
-    size = path.stat().st_size
-    digest.update(f"{name}:{size}:".encode())
-    with path.open("rb") as file:
-        digest.update(file.read(_ENDS))
-        if size > _ENDS:
-            file.seek(max(_ENDS, size - _ENDS))
-            digest.update(file.read(_ENDS))
-
-
-def _hub_commit(model: str) -> str | None:
-    """The commit of a hub repository in this machine's cache; None where it is not there."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        index = try_to_load_from_cache(model, "model_index.json")
-    except HFValidationError:
-        return None
-    return Path(index).parent.name if isinstance(index, str) else None

@@ -23,7 +23,7 @@ class Budget:
     """The counters of a run against its limits; the counters are kept with checkpoints."""
 
     def __init__(self, limits: BudgetConfig, counters: dict[str, Any], *, num_iterations: int, eval_every: int) -> None:
-        """Counts on from `counters`, which need `images`, `seconds` and `evals`.
+        """Counts on from `counters`, which need `images`, `seconds`, `evals`, and `evaluated`, the last time it was.
 
         Args:
             limits: the run's budget.
@@ -44,14 +44,18 @@ class Budget:
         return share_spent(self.limits, self.counters)
 
     def evaluation_due(self, done: int, *, last: bool) -> bool:
-        """Whether to evaluate after `done` iterations; what the budget asked for then counts as made."""
+        """Whether to evaluate after `done` iterations, which was not done yet.
+
+        What the budget asked for then counts as made; so does, in the counters, what is evaluated.
+        """
         parts = self.limits.evals
         if parts:
             reached = min(parts, max(int(self.spent() * parts), done * parts // self.num_iterations))
             due = last or reached > self.counters["evals"]
             self.counters["evals"] = max(reached, self.counters["evals"])
             return due
-        return bool(self.eval_every) and (last or done % self.eval_every == 0)
+        due = bool(self.eval_every) and (last or done % self.eval_every == 0)
+        return due and self.counters["evaluated"] != done
 
     def row(self) -> dict[str, Any]:
         """What was spent, for the log."""

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -19,8 +20,10 @@ import torch
 from flowrl.files import write_atomically
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
+from flowrl.training.manifest import read_manifest
 
 _STATE, _SEAL = "state.pt", "checkpoint.json"
+_STAGED = ".lora.writing"
 
 
 class CheckpointError(ValueError):
@@ -34,7 +37,14 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def write_checkpoint(
-    run_folder: Path, iteration: int, state: Mapping[str, Any], *, keep: int, metrics_size: int
+    run_folder: Path,
+    iteration: int,
+    state: Mapping[str, Any],
+    *,
+    keep: int,
+    metrics_size: int,
+    run: str,
+    inputs: str,
 ) -> None:
     """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
 
@@ -44,6 +54,8 @@ def write_checkpoint(
         state: what is kept.
         keep: number of checkpoints that stay.
         metrics_size: bytes of `metrics.jsonl` that belong to it.
+        run: id of the run.
+        inputs: digest of what it is made with.
 
     Raises:
         OSError: it could not be written (a full disk, say); what was there before stays, half a file does not.
@@ -52,8 +64,9 @@ def write_checkpoint(
     final, temporary = folder / f"{iteration:06d}", folder / f".{iteration:06d}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
+    about = {"iteration": iteration, "metrics_bytes": metrics_size, "run": run, "inputs": inputs}
     try:
-        _write_state(temporary, iteration, state, metrics_size)
+        _write_state(temporary, {**state, "run": run}, about)
         if final.exists():
             shutil.rmtree(final)
         os.replace(temporary, final)
@@ -63,7 +76,7 @@ def write_checkpoint(
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_state(folder: Path, iteration: int, state: Mapping[str, Any], metrics_size: int) -> None:
+def _write_state(folder: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     # torch.save to a file reports a full disk as a RuntimeError; plain writes say OSError.
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
@@ -72,15 +85,15 @@ def _write_state(folder: Path, iteration: int, state: Mapping[str, Any], metrics
         file.flush()
         os.fsync(file.fileno())
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
-    seal = {"iteration": iteration, "sha256": digest, "metrics_bytes": metrics_size}
-    write_atomically(folder / _SEAL, json.dumps(seal) + "\n")
+    write_atomically(folder / _SEAL, json.dumps({**about, "sha256": digest}) + "\n")
 
 
 def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
     """State of the newest complete checkpoint (None without one), and the bytes of `metrics.jsonl` that belong to it.
 
     Raises:
-        CheckpointError: the checkpoint is damaged; an older one is not taken unasked.
+        CheckpointError: the checkpoint is damaged, or another run's; an older one is not taken unasked.
+        ValueError: the manifest cannot be read.
     """
     found = checkpoints(run_folder)
     if not found:
@@ -92,37 +105,89 @@ def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
     try:
         seal = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
         data = (folder / _STATE).read_bytes()
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint {folder} cannot be read ({error}): {advice}") from error
-    if hashlib.sha256(data).hexdigest() != seal.get("sha256"):
-        raise CheckpointError(f"the checkpoint {folder} is damaged (its checksum does not fit): {advice}")
-    metrics, size = run_folder / "metrics.jsonl", int(seal["metrics_bytes"])
+        size = int(seal["metrics_bytes"])
+        if hashlib.sha256(data).hexdigest() != seal["sha256"]:
+            raise CheckpointError(f"the checkpoint {folder} is damaged (its checksum does not fit): {advice}")
+        state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        _refuse_foreign(run_folder, folder, seal, state.get("run"), advice)
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, RuntimeError, UnpicklingError) as error:
+        raise CheckpointError(f"the checkpoint {folder} cannot be read ({_first_line(error)}): {advice}") from error
+    metrics = run_folder / "metrics.jsonl"
     length = metrics.stat().st_size if metrics.exists() else 0
     if length < size:
         raise CheckpointError(
             f"{metrics} is shorter ({length} bytes) than when the checkpoint was written ({size}): it was edited; "
             "restore it or start a new run"
         )
-    state: dict[str, Any] = torch.load(folder / _STATE, map_location="cpu", weights_only=True)
     return state, size
+
+
+def _refuse_foreign(run_folder: Path, folder: Path, seal: Mapping[str, Any], run: str | None, advice: str) -> None:
+    """Refuses a checkpoint of another run than the manifest's, or made with what that run never had."""
+    manifest = read_manifest(run_folder)
+    own = manifest.get("run", seal.get("run"))
+    if not own == seal.get("run") == run:
+        raise CheckpointError(
+            f"the checkpoint {folder} is of another run ({seal.get('run')}; this one is {own}): put the run's own "
+            f"back, or {advice}"
+        )
+    known = [entry.get("inputs_digest") for entry in (manifest, *manifest.get("resumed", ()))]
+    if "inputs_digest" in manifest and seal.get("inputs") not in known:
+        raise CheckpointError(
+            f"the checkpoint {folder} was made with other inputs than manifest.json tells of: one of the two was "
+            f"replaced; put it back, or {advice}"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def save_lora(folder: Path, pipeline: Pipeline, policy: Policy) -> None:
     """Replaces the LoRA in a folder, each of its files in one step; a model of two experts has two."""
-    staged = folder.with_name(".lora.writing")
+    staged = folder.with_name(_STAGED)
     pipeline.save_lora(staged, policy.tensors(), policy.config)
     for path in sorted(staged.rglob("*.safetensors")):
         place = folder / path.relative_to(staged)
         place.parent.mkdir(parents=True, exist_ok=True)
+        path.chmod(place.parent.stat().st_mode & 0o666)  # safetensors keeps a file to its owner, whatever the umask
         path.replace(place)
     shutil.rmtree(staged)
 
 
+def remove_halves(run_folder: Path) -> None:
+    """Removes what a process that was killed had begun to write; nobody may be at work in the folder."""
+    for path in [run_folder / _STAGED, *(run_folder / "checkpoints").glob(".[0-9]*")]:
+        shutil.rmtree(path, ignore_errors=True)
+    for path in run_folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def restore(state: dict[str, Any], policy: Policy, optimizer: torch.optim.Optimizer) -> int:
-    """Puts a checkpoint back; returns the number of finished iterations."""
-    policy.load(state["policy"])
-    for slot, tensors in state["slots"].items():
-        for name, tensor in tensors.items():
-            policy.slots[slot][name].copy_(tensor)
-    optimizer.load_state_dict(state["optimizer"])
+    """Puts a checkpoint back; returns the number of finished iterations.
+
+    The optimizer keeps the learning rate and its like that it was made with: they are settings, not state.
+
+    Raises:
+        CheckpointError: it holds other weights than the policy has.
+    """
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    try:
+        if state["slots"].keys() != policy.slots.keys():
+            raise KeyError(f"copies of the policy: {[*state['slots']]}, now {[*policy.slots]}")
+        policy.load(state["policy"])
+        for slot, tensors in state["slots"].items():
+            for name, tensor in tensors.items():
+                policy.slots[slot][name].copy_(tensor)
+        optimizer.load_state_dict(state["optimizer"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint holds other weights than the configuration asks for ({_first_line(error)}): what is "
+            "trained (policy.*, recipe, pipeline.model) cannot change within a run; start a new one, from its LoRA by "
+            "policy.init_lora"
+        ) from error
+    for group, values in zip(optimizer.param_groups, settings, strict=True):
+        group.update(values)
     return int(state["iteration"])

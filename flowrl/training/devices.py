@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import PartialState
+from accelerate.utils import broadcast_object_list
+
+T = TypeVar("T")
 
 
 def num_launched() -> int:
@@ -60,3 +66,26 @@ def accelerator_of(device: str) -> Accelerator:
             f"pipeline.device={device}, but accelerate chose {accelerator.device}: check ACCELERATE_USE_CPU"
         )
     return accelerator
+
+
+def on_main(function: Callable[[], T]) -> T:
+    """Calls a function on the main process alone; every process gets what it returns.
+
+    Raises:
+        ValueError: on every process where the function raised one, or an OSError, on the main one.
+    """
+    state = PartialState()
+    if state.num_processes == 1:
+        return function()
+    answer: list[Any] = [None, None]
+    failed: Exception | None = None
+    if state.is_main_process:
+        try:
+            answer[0] = function()
+        except (ValueError, OSError) as error:
+            failed, answer[1] = error, str(error)
+    broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise failed or ValueError(answer[1])
+    result: T = answer[0]
+    return result

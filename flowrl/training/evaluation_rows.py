@@ -1,8 +1,11 @@
 """The rows of an evaluation: one per image, as `eval/iteration_<n>.jsonl` of a run folder holds them.
 
-    {"prompt_id": 3, "prompt": "a photo of a red circle", "task": "colors", "sample": 0,
-     "correct": true, "graded": 1.0, "rewards": {"geneval": 1.0, "geneval/official": 1.0}}
+    {"prompt_id": 3, "prompt": "a photo of a red circle", "key": "a photo of a red circle", "task": "colors",
+     "sample": 0, "seed": 5470183, "correct": true, "graded": 1.0,
+     "rewards": {"geneval": 1.0, "geneval/official": 1.0}}
 
+`key` is the prompt with the names of its images, `seed` that of the start noise: two evaluations are paired by both.
+`prompt_id` is a prompt's place in this one; rows of older runs are paired by it and `sample`.
 A value is null where the reward failed, and `correct` and `graded` where no GenEval reward took part.
 """
 
@@ -33,7 +36,7 @@ def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[S
     """The images of an evaluation with what a metric averages; those without a value are left out.
 
     The GenEval score keeps the tasks of the images; a reward, GenEval's graded credit and the score of a single task
-    are one stratum. Of rows with the same task, prompt and sample the last one counts.
+    are one stratum. Of rows with the same task, prompt and seed the last one counts.
     """
     found = {}
     for row in rows:
@@ -47,7 +50,8 @@ def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[S
             elif name != task:
                 continue
             task = ""
-        prompt, sample = row.get("prompt_id", row.get("prompt")), row.get("sample", 0)
+        prompt = row.get("key", row.get("prompt_id", row.get("prompt")))
+        sample = row.get("seed", row.get("sample", 0))
         if isinstance(value, int | float) and math.isfinite(value) and isinstance(prompt, int | str):
             found[task, prompt, sample] = ScoreRow(task=task, prompt=prompt, sample=int(sample), value=float(value))
     return list(found.values())

@@ -19,7 +19,7 @@ from flowrl.media.kept import write_samples
 from flowrl.pipelines import Pipeline
 from flowrl.progress import progress
 from flowrl.prompts.loading import EvalItem, Prompt, load_sources, spread
-from flowrl.randomness import counter_seed, sample_normals
+from flowrl.randomness import Part, counter_seed, sample_normals
 from flowrl.rewards.compose import WeightedSum
 from flowrl.samplers import ode_rollout
 from flowrl.training.evaluation_rows import Row, summary
@@ -72,11 +72,10 @@ def evaluate(
         for first in starts:
             numbers = range(first, min(first + batch_size, own.stop))
             batch = [items[i] for i in numbers]
-            keys = [(seed, "eval", item.prompt.key, item.sample) for item in batch]
-            x = sample_normals(pipeline.latent_shape, keys).to(run.device)
+            x = sample_normals(pipeline.latent_shape, [(seed, *_noise_of(item)) for item in batch]).to(run.device)
             prompts = [item.prompt for item in batch]
             images = generate(pipeline, prompts, x, schedule, guidance_scale=guidance_scale)
-            rows += _scored(pipeline, reward, batch, images, iteration)
+            rows += _scored(pipeline, reward, batch, images, iteration, seed)
             kept |= {i: images[i - first].cpu() for i in numbers if i in shown}
             advance("")
     rows, kept = joined_lists(run, rows), dict(joined_lists(run, list(kept.items())))
@@ -85,8 +84,13 @@ def evaluate(
     return summary(rows)
 
 
+def _noise_of(item: EvalItem) -> tuple[Part, ...]:
+    """What the start noise of an image is a function of, besides the seed of evaluations."""
+    return "eval", item.prompt.key, item.sample
+
+
 def _scored(
-    pipeline: Pipeline, reward: WeightedSum | None, batch: Sequence[EvalItem], images: Tensor, iteration: int
+    pipeline: Pipeline, reward: WeightedSum | None, batch: Sequence[EvalItem], images: Tensor, iteration: int, seed: int
 ) -> list[Row]:
     inputs = reward_inputs(
         pipeline, [item.prompt for item in batch], images, group=torch.tensor([item.prompt_id for item in batch]),
@@ -99,8 +103,9 @@ def _scored(
         parts = {name.removeprefix("reward/"): _number(float(value[i])) for name, value in found.items()}
         official = parts.get("geneval/official")
         rows.append({
-            "prompt_id": item.prompt_id, "prompt": item.prompt.text, "task": item.prompt.metadata.get("tag", ""),
-            "sample": item.sample, "correct": None if official is None else official > 0.5,
+            "prompt_id": item.prompt_id, "prompt": item.prompt.text, "key": item.prompt.key,
+            "task": item.prompt.metadata.get("tag", ""), "sample": item.sample,
+            "seed": counter_seed(seed, *_noise_of(item)), "correct": None if official is None else official > 0.5,
             "graded": parts.get("geneval/graded"), "rewards": parts,
         })  # fmt: skip
     return rows
@@ -128,7 +133,7 @@ def _write(
     )
     listed = [
         {"prompt": items[n].prompt.text, "sample": items[n].sample,
-         "seed": counter_seed(seed, "eval", items[n].prompt.key, items[n].sample)}
+         "seed": counter_seed(seed, *_noise_of(items[n]))}
         | ({"sources": list(items[n].prompt.sources)} if items[n].prompt.sources else {})
         for n in numbers
     ]  # fmt: skip

@@ -12,7 +12,7 @@ After each pass through the body, where it is due and in this order:
 | done | evaluate | save | end |
 |---|---|---|---|
 | the last iteration, or the budget is used up | yes | yes | finished |
-| somebody asked for a stop | no | yes | not finished |
+| somebody asked for a stop | when the run goes on | yes | not finished |
 | any other | `eval_every`, `budget.evals` | `checkpoint_every` | go on |
 """
 
@@ -47,6 +47,7 @@ from flowrl.training.prompting import RunPrompts, encode_prompts, guided
 from flowrl.training.reward_watch import RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups
+from flowrl.training.seal import model_of, versions_of
 from flowrl.trajectory import Conditioning
 
 
@@ -64,7 +65,7 @@ class Loop:
         """
         self.config, self.run, self.prompts = config, run, prompts
         self.geometry = config.resolve_batch(run.world)
-        self.pipeline, self.policy, reward = load_parts(config, run)
+        self.pipeline, self.policy, reward = load_parts(config, run.device)
         check_groups(config.group_size, self.geometry, reward)
         self.measured = evaluation_rewards(config, reward, run.device)
         for slot in slots:
@@ -73,10 +74,10 @@ class Loop:
         if config.pipeline.free_text_encoders:
             encode_everything(self.pipeline, self.drawn, prompts)
         self.optimizer = make_optimizer(config.optim, self.policy)
-        state = run.load_checkpoint()
+        state = run.load_checkpoint({"model": model_of(config), "rewards": versions_of(reward, self.measured)})
         self.first = 0 if state is None else restore(state, self.policy, self.optimizer)
         self.counters: dict[str, Any] = {"updates": 0, "constant": 0, "images": 0, "seconds": 0.0, "evals": 0,
-                                         "failed": []}  # fmt: skip
+                                         "evaluated": -1, "failed": []}  # fmt: skip
         self.memory: dict[str, Any] = {}  # what a method remembers between iterations; saved with checkpoints
         if state is not None:
             self.counters |= state["counters"]
@@ -95,11 +96,14 @@ class Loop:
                 trained.restore(state["rewards"][key])
         self.iteration = self.first
         self.finished = False
+        run.begin(self.first)
 
     def __iter__(self) -> Iterator[int]:
         config, run, budget = self.config, self.run, self.budget
         if self.first == 0 and budget.evaluates and config.eval.initial:
             self.evaluate(0)
+        if self.first > 0 and budget.evaluation_due(self.first, last=False):
+            self.evaluate(self.first)  # it was left out for a quick stop
         total = config.num_iterations
         self._advance_note = ""
         with progress("training", total, self.first, enabled=run.main and config.progress) as advance:
@@ -227,7 +231,7 @@ class Loop:
         seconds = self._largest(time.perf_counter() - self._begun)
         self.counters["seconds"] += seconds
         self.network.join(self.run)
-        row = row | {"num_images": self.config.num_images, "lr": self.config.optim.lr}
+        row = row | {"num_images": self.config.num_images, "lr": self.optimizer.param_groups[0]["lr"]}
         row |= {f"reward_errors/{word}": count for word, count in sorted(errors.items())}
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in self.seconds.items()}
@@ -256,6 +260,7 @@ class Loop:
     def evaluate(self, iteration: int) -> None:
         """Evaluates the held-out prompts and logs the scores."""
         begun = time.perf_counter()
+        self.counters["evaluated"] = iteration
         settings, sampler = self.config.eval, self.config.sampler
         items = eval_items(
             self.prompts.held_out, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt

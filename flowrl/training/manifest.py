@@ -1,4 +1,11 @@
-"""`manifest.json` of a run folder: what ran, with which versions, on what, and how it ended."""
+"""`manifest.json` of a run folder: who it is, what it is made with, what ran, with which versions, and how it ended.
+
+run              a random id, which its checkpoints carry too
+inputs           what it is made with (`flowrl.training.seal`)
+started, ...     command, commit, versions and machine of the start
+resumed          the same of every time that it was continued, with the iteration it went on from and what had
+                 changed in the inputs
+"""
 
 from __future__ import annotations
 
@@ -19,18 +26,13 @@ import torch
 from flowrl.capabilities import capabilities
 from flowrl.files import write_atomically
 
+_FILE = "manifest.json"
 
-def write_manifest(folder: Path, *, name: str, resumed: bool, device: torch.device, num_processes: int) -> None:
-    """Writes the manifest of a run that starts, or adds to it that the run was resumed."""
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text(encoding="utf-8")) if resumed and path.exists() else {}
-    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    if manifest:
-        manifest.setdefault("resumed", []).append(now)
-        manifest.pop("finished", None)
-    else:
-        manifest = {"config_name": name, "started": now}
-    manifest |= {
+
+def session_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
+    """What runs now: command, versions, machine."""
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(["flowrl", *sys.argv[1:]]),
         "git_commit": _git_commit(),
         "versions": {
@@ -44,14 +46,37 @@ def write_manifest(folder: Path, *, name: str, resumed: bool, device: torch.devi
         "threads": torch.get_num_threads(),
         "num_processes": num_processes,
     }
-    write_atomically(path, json.dumps(manifest, indent=2) + "\n")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a run folder; empty where there is none.
+
+    Raises:
+        ValueError: it cannot be read; names the file.
+    """
+    path = folder / _FILE
+    if not path.exists():
+        return {}
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(manifest, dict):
+            raise ValueError("it holds no object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): restore it; without the file the run can be continued, but nobody knows "
+            "with what it was made"
+        ) from error
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes the manifest of a run folder."""
+    write_atomically(folder / _FILE, json.dumps(manifest, indent=2) + "\n")
 
 
 def note_in_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     """Adds facts to the manifest."""
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text(encoding="utf-8")) | dict(facts)
-    write_atomically(path, json.dumps(manifest, indent=2) + "\n")
+    write_manifest(folder, read_manifest(folder) | dict(facts))
 
 
 def _git_commit() -> str | None:

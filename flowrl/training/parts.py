@@ -17,16 +17,15 @@ from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.samplers import Kernel
 from flowrl.training.prompting import RunPrompts, encode_all
-from flowrl.training.run import Run
 from flowrl.training.sampler_checks import kernel_of
 from flowrl.trajectory import Schedule
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_parts(config: TrainConfig, run: Run) -> tuple[Pipeline, Policy, WeightedSum]:
+def load_parts(config: TrainConfig, device: torch.device) -> tuple[Pipeline, Policy, WeightedSum]:
     """Pipeline, LoRA policy (with its slots) and rewards."""
-    pipeline = load_pipeline(config.pipeline, run.device)
+    pipeline = load_pipeline(config.pipeline, device)
     policy = Policy(
         pipeline.denoiser, rank=config.policy.lora_rank, alpha=config.policy.alpha,
         targets=config.policy.target_modules or pipeline.lora_targets, seed=config.seed,
@@ -35,7 +34,7 @@ def load_parts(config: TrainConfig, run: Run) -> tuple[Pipeline, Policy, Weighte
         policy.initialise_from(resolve_path(config.policy.init_lora))
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
-    return pipeline, policy, load_rewards(config, run)
+    return pipeline, policy, load_rewards(config, device)
 
 
 def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipeline:
@@ -104,11 +103,11 @@ def read_run_prompts(settings: PromptsConfig) -> RunPrompts:
     return RunPrompts(train=tuple(read_prompts(settings, settings.train)), held_out=held_out)
 
 
-def load_rewards(config: TrainConfig, run: Run) -> WeightedSum:
+def load_rewards(config: TrainConfig, device: torch.device) -> WeightedSum:
     """The rewards that are trained on, as one."""
     how = config.reward_aggregation
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
-    return build_weighted_sum(config.rewards, device=run.device, merge=merge, partial=config.reward_partial)
+    return build_weighted_sum(config.rewards, device=device, merge=merge, partial=config.reward_partial)
 
 
 def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.device) -> WeightedSum | None:

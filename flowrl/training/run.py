@@ -7,80 +7,133 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import gather_object
 
-from flowrl.files import replacing, write_atomically
-from flowrl.training.checkpoints import read_checkpoint, write_checkpoint
-from flowrl.training.devices import accelerator_of
-from flowrl.training.manifest import note_in_manifest, write_manifest
-from flowrl.training.run_folder import make_free_folder, refuse_taken
+from flowrl.config.train import TrainConfig, to_yaml
+from flowrl.files import locked, replacing, write_atomically
+from flowrl.training.checkpoints import checkpoints, read_checkpoint, remove_halves, write_checkpoint
+from flowrl.training.devices import accelerator_of, on_main
+from flowrl.training.manifest import note_in_manifest, read_manifest, session_facts, write_manifest
+from flowrl.training.run_folder import make_free_folder, refuse_full, refuse_taken
+from flowrl.training.seal import ALLOW, changes, digest_of
+
+
+@contextmanager
+def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str) -> Iterator[Path]:
+    """The run folder, the same on every process, made where it is missing; nobody else is at work in it meanwhile.
+
+    The main process alone holds the lock.
+
+    Args:
+        folder: where; None takes the first free `runs/<name>-<n>`.
+        name: of the configuration.
+        resumed: whether the folder holds a run to continue; a new run refuses a folder that holds anything.
+        device: "auto", "cpu", "cuda", "cuda:N" or "mps".
+
+    Raises:
+        ValueError: the device is not there, or the folder is taken.
+    """
+    accelerator_of(device)
+    with ExitStack() as stack:
+
+        def claim() -> Path:
+            if not resumed and folder is not None:
+                refuse_taken(folder)
+            chosen = folder or make_free_folder(name)
+            stack.enter_context(locked(chosen, "another run"))
+            if not resumed:
+                refuse_full(chosen)  # somebody came and went between the look and the lock
+            return chosen
+
+        yield on_main(claim)
 
 
 class Run:
-    """One run on one or more processes. Only the main process writes."""
+    """One run on one or more processes. Only the main process writes.
+
+    A run that is continued writes nothing before `begin`: until then everything about it may still be refused.
+    """
 
     def __init__(
-        self, folder: Path | None, *, name: str, config_yaml: str, resumed: bool, device: str, tensorboard: bool
+        self, folder: Path, config: TrainConfig, *, name: str, inputs: Mapping[str, Any], resumed: bool
     ) -> None:
         """Opens a run folder.
 
         Args:
-            folder: where; None takes the first free `runs/<name>-<n>`.
+            folder: of `owned_folder`.
+            config: the resolved configuration, written to `config.yaml`.
             name: of the configuration.
-            config_yaml: the resolved configuration, written to `config.yaml`.
-            resumed: whether the folder holds a run to continue; a new run refuses a folder that holds anything.
-            device: "auto", "cpu", "cuda", "cuda:N" or "mps".
-            tensorboard: also write TensorBoard events.
+            inputs: what the run is made with, `flowrl.training.seal.inputs_of`.
+            resumed: whether the folder holds a run to continue.
 
         Raises:
-            ValueError: the device is not there, or the folder is taken.
+            ValueError: the device is not there, processes were given different inputs, or those of a resumed run have
+                changed.
         """
-        self.accelerator = accelerator_of(device)
+        self.accelerator = accelerator_of(config.pipeline.device)
         self.device = self.accelerator.device
         self.main, self.rank, self.world = (
             self.accelerator.is_main_process, self.accelerator.process_index, self.accelerator.num_processes,
         )  # fmt: skip
-        self.folder = self._claim(folder, name, resumed)
-        self.started = time.time()
+        self.folder, self.started = folder, time.time()
         self.stop_requested = False
+        self._config, self._resumed = config, resumed
         self._writer: Any = None
-        if self.main:
-            write_atomically(self.folder / "config.yaml", config_yaml)  # resumed: num_iterations may have been raised
-            (self.folder / "summary.json").unlink(missing_ok=True)  # marks a finished run
-            write_manifest(self.folder, name=name, resumed=resumed, device=self.device, num_processes=self.world)
-            if tensorboard:
-                from torch.utils.tensorboard import SummaryWriter
+        self._metrics_size = self._first = 0
+        self._facts = session_facts(self.device, self.world) if self.main else {}
+        _refuse_different(inputs, self.world)
+        self._manifest: dict[str, Any] = {"run": uuid.uuid4().hex, "config_name": name}
+        self._inputs, self._changes = dict(inputs), list[str]()
+        if resumed:
+            found = on_main(lambda: read_manifest(folder))
+            self._known = "run" in found  # not where the file was removed, or an older version wrote it
+            self._manifest |= found
+            on_main(self._refuse_changes)
+        elif self.main:
+            self._write()
 
-                self._writer = SummaryWriter(str(self.folder / "tensorboard"))
+    def _refuse_changes(self) -> None:
+        """Refuses inputs that are not those that the run's checkpoints were made with."""
+        before, saved = self._manifest.get("inputs"), checkpoints(self.folder)
+        if before is not None:
+            self._changes = changes(before, self._inputs, self._config)
+        elif saved:
+            self._changes = ["what it was made with is not in its manifest.json, so that nothing can be compared"]
+        if not self._changes or not saved or self._config.resume_changed:
+            return
+        listed = "".join(f"\n  {line}" for line in self._changes)
+        raise ValueError(
+            f"the run in {self.folder} was made with something else, and nothing in it was touched:{listed}\n"
+            f"Put that back; or go on all the same, which the manifest will tell: flowrl train resume={self.folder} "
+            f"{ALLOW}=true; or start a new run"
+        )
 
-    def _claim(self, folder: Path | None, name: str, resumed: bool) -> Path:
-        """The run folder, the same on every process; made by the main one."""
-        answer: list[Any] = [None, None]
-        if self.main:
-            chosen = folder or make_free_folder(name)
-            try:
-                if not resumed:
-                    refuse_taken(chosen)
-            except ValueError as error:
-                answer[1] = str(error)
-            else:
-                chosen.mkdir(parents=True, exist_ok=True)
-                answer[0] = str(chosen)
-        broadcast_object_list(answer)
-        if answer[1] is not None:
-            raise ValueError(answer[1])
-        return Path(answer[0])
+    def _write(self) -> None:
+        """Writes configuration and manifest."""
+        facts, own = {**self._facts, "inputs_digest": digest_of(self._inputs)}, self._manifest
+        own["inputs"] = self._inputs
+        if self._resumed:
+            for end in ("finished", "stopped"):
+                own.pop(end, None)
+            own.setdefault("resumed", []).append(facts | {"iteration": self._first, "changes": self._changes})
+        else:
+            own |= facts
+        write_atomically(self.folder / "config.yaml", to_yaml(replace(self._config, resume_changed=False)))
+        write_manifest(self.folder, own)
 
     # ---- metrics -------------------------------------------------------------------------------------------------
 
@@ -112,24 +165,56 @@ class Run:
         """
         if self.main:
             metrics = self.folder / "metrics.jsonl"
-            size = metrics.stat().st_size if metrics.exists() else 0
-            write_checkpoint(self.folder, iteration, state, keep=keep, metrics_size=size)
+            write_checkpoint(
+                self.folder, iteration, state, keep=keep, run=self._manifest["run"], inputs=digest_of(self._inputs),
+                metrics_size=metrics.stat().st_size if metrics.exists() else 0,
+            )  # fmt: skip
         self.accelerator.wait_for_everyone()
 
-    def load_checkpoint(self) -> dict[str, Any] | None:
-        """The newest complete checkpoint's state, or None; rows of `metrics.jsonl` written after it are dropped.
+    def load_checkpoint(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The newest complete checkpoint's state, or None; that of the main process's disk, on every process.
+
+        Args:
+            inputs: what the run is made with, as far as that is known only now that everything has loaded.
 
         Raises:
-            CheckpointError: the newest checkpoint is damaged.
+            ValueError: the inputs have changed since, or the newest checkpoint is damaged.
         """
-        state, size = read_checkpoint(self.folder)
+        self._inputs |= inputs
+        if not self._resumed:
+            return None
+
+        def read() -> dict[str, Any] | None:
+            self._refuse_changes()
+            state, self._metrics_size = read_checkpoint(self.folder)
+            if state is not None and not self._known:
+                self._manifest["run"] = state.get("run")
+            return state
+
+        return on_main(read)
+
+    def begin(self, first: int) -> None:
+        """Everything is restored and iteration `first` comes next: from here on the folder changes.
+
+        Rows of `metrics.jsonl` written after the checkpoint are dropped, and so is the mark of a finished run.
+        """
         self.accelerator.wait_for_everyone()
+        if not self.main:
+            return
+        self._first = first
         metrics = self.folder / "metrics.jsonl"
-        if self.main and metrics.exists():
-            kept = metrics.read_bytes()[:size]
-            with replacing(metrics) as stream:
-                stream.write(kept)
-        return state
+        if self._resumed:
+            remove_halves(self.folder)
+            (self.folder / "summary.json").unlink(missing_ok=True)
+            if metrics.exists():
+                kept = metrics.read_bytes()[: self._metrics_size]
+                with replacing(metrics) as stream:
+                    stream.write(kept)
+        self._write()
+        if self._config.logging.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self.folder / "tensorboard"))
 
     # ---- interrupts, end -----------------------------------------------------------------------------------------
 
@@ -148,16 +233,26 @@ class Run:
 
     @contextmanager
     def watching_interrupts(self) -> Iterator[None]:
-        """Inside, the first Ctrl-C (or SIGTERM) asks for a stop after this iteration; a second one stops at once."""
+        """Inside, the first Ctrl-C asks for a stop after this iteration; a second one stops at once.
+
+        SIGTERM and SIGHUP, a terminal that was closed, do the same; under nohup SIGHUP stays ignored.
+        """
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self.stop_requested:
                 raise KeyboardInterrupt
             self.stop_requested = True
+            if number == signal.SIGHUP:
+                _leave_terminal()
             if self.main:
                 print("\nStopping after this iteration, then saving. Press Ctrl-C again to stop at once.", flush=True)
 
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        watched = [
+            number
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        before = {number: signal.signal(number, handle) for number in watched}
         try:
             yield
         finally:
@@ -175,3 +270,30 @@ class Run:
             return tensor
         gathered: torch.Tensor = self.accelerator.gather(tensor.contiguous().to(self.device))
         return gathered.to(tensor.device)
+
+
+def _leave_terminal() -> None:
+    """Sends nowhere what would go to a terminal that is gone: a write to it would end the run."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            print(file=stream, flush=True)
+        except OSError:
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def _refuse_different(inputs: Mapping[str, Any], world: int) -> None:
+    """Refuses processes that do not mean the same run.
+
+    Raises:
+        ValueError: on every process.
+    """
+    if world == 1:
+        return
+    digests = gather_object([digest_of({part: inputs[part] for part in ("config", "prompts")})])
+    other = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
+    if other:
+        raise ValueError(
+            f"processes {', '.join(other)} were given other settings or prompts than process 0: where nodes share no "
+            "disk, each needs the same config.yaml and prompt files"
+        )

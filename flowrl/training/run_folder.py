@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flowrl.files import LOCK, is_taken, locked
+
 
 def make_free_folder(name: str, parent: Path = Path("runs")) -> Path:
     """Makes `runs/<name>-<n>` with the first free n; two runs that start at once get two folders."""
@@ -19,12 +21,24 @@ def make_free_folder(name: str, parent: Path = Path("runs")) -> Path:
 
 
 def refuse_taken(folder: Path) -> None:
+    """Refuses a run folder that holds anything; says who is at work in it where somebody is.
+
+    Raises:
+        ValueError: with the ways on.
+    """
+    if is_taken(folder) and (folder / LOCK).is_file():
+        with locked(folder, "another run"):
+            pass
+    refuse_full(folder)
+
+
+def refuse_full(folder: Path) -> None:
     """Refuses a run folder that holds anything.
 
     Raises:
         ValueError: with the two ways on.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if is_taken(folder):
         raise ValueError(
             f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "
             f"'flowrl train resume={folder}', or choose another folder with out="

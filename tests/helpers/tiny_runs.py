@@ -91,8 +91,8 @@ def state(run: Path, number: int | None = None) -> dict[str, Any]:
 
 
 def lasting(run: Path) -> dict[str, Any]:
-    """State of a run's newest checkpoint without the time it took."""
-    found = state(run)
+    """State of a run's newest checkpoint without the run's name and the time it took."""
+    found = {key: value for key, value in state(run).items() if key != "run"}
     return {**found, "counters": {key: value for key, value in found["counters"].items() if key != "seconds"}}
 
 

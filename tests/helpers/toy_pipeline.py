@@ -251,8 +251,11 @@ class QuickRun:
     def save_checkpoint(self, iteration: int, state: Mapping[str, Any], keep: int) -> Path:
         return self.folder
 
-    def load_checkpoint(self) -> None:
+    def load_checkpoint(self, inputs: Mapping[str, Any]) -> None:
         return None
+
+    def begin(self, first: int) -> None:
+        pass
 
     def should_stop(self) -> bool:
         return False

@@ -9,7 +9,14 @@ import pytest
 from flowrl.config.methods import BudgetConfig
 from flowrl.training.budget import Budget
 
-SPENT: dict[str, Any] = {"nfe/rollout": 60, "nfe/backward": 40, "images": 30, "seconds": 5.0, "evals": 0}
+SPENT: dict[str, Any] = {
+    "nfe/rollout": 60,
+    "nfe/backward": 40,
+    "images": 30,
+    "seconds": 5.0,
+    "evals": 0,
+    "evaluated": -1,
+}
 
 
 def budget(limits: BudgetConfig, *, eval_every: int = 0, **counters: float) -> Budget:
@@ -38,6 +45,8 @@ def test_evaluations_at_a_fixed_distance() -> None:
     every_five = budget(BudgetConfig(), eval_every=5)
     assert every_five.evaluates
     assert [done for done in range(1, 13) if every_five.evaluation_due(done, last=done == 12)] == [5, 10, 12]
+    every_five.counters["evaluated"] = 10  # a run that goes on after 10 was evaluated there before it ended
+    assert not every_five.evaluation_due(10, last=False)
     never = budget(BudgetConfig())
     assert not never.evaluates
     assert not never.evaluation_due(12, last=True)

@@ -16,6 +16,7 @@ import pytest
 from tiny_runs import TinyRuns, differences, lasting, lora, metrics, start, tiny_runs
 
 from flowrl.cli import main
+from flowrl.files import LOCK
 from flowrl.training import run as run_module
 from flowrl.training.checkpoints import checkpoints
 
@@ -49,6 +50,12 @@ def _same(a: Path, b: Path) -> None:
     assert metrics(a) == metrics(b)
     assert lora(a) == lora(b)
     assert differences(lasting(a), lasting(b)) == 0
+
+
+def _files(run: Path) -> dict[Path, tuple[bytes, int]]:
+    """Every file of a run with its time, but for the lock, which each command takes."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*")
+            if path.is_file() and path.name != LOCK}  # fmt: skip
 
 
 def _stopping(runs: TinyRuns, call: int, times: int) -> str:
@@ -97,10 +104,10 @@ def test_a_second_interrupt_stops_at_once(runs: TinyRuns, whole: Path, capsys: p
 
 
 def test_a_finished_run_says_so(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    before = _files(whole)
     assert _resume(whole) == 0
     assert "is finished (4 of 4 iterations)" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
+    assert _files(whole) == before
 
 
 def test_without_a_complete_checkpoint_it_starts_again(runs: TinyRuns, whole: Path) -> None:
@@ -130,13 +137,13 @@ def test_a_damaged_checkpoint_is_said_and_nothing_is_touched(
         (run / "metrics.jsonl").write_text("")
     else:
         (folder / "state.pt").write_bytes(data if damage == "flip" else data[:100])
-    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    files = _files(run)
     capsys.readouterr()
     assert _resume(run, "num_iterations=3") == 1
     shown = capsys.readouterr().err
     assert len(shown.strip().splitlines()) == 1
     assert (str(run / "metrics.jsonl") if damage == "metrics" else f"remove {folder} to continue from 000001") in shown
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+    assert _files(run) == files
 
 
 @pytest.mark.parametrize("where", ["state.pt", ".lora.writing", "metrics.jsonl"])

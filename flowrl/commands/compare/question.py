@@ -17,6 +17,7 @@ from typing import Any
 from flowrl.config.base import read_with_base
 from flowrl.config.strict_yaml import closest
 from flowrl.config.train import TrainConfig, find_config, load_config
+from flowrl.files import is_taken
 
 JOURNAL = "compare.json"
 BUDGETS = ("nfe", "seconds", "images")
@@ -152,7 +153,7 @@ def read_journal(folder: Path) -> dict[str, Any]:
     """
     path = folder / JOURNAL
     if not path.exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if is_taken(folder):
             raise ValueError(f"{folder} is not empty and holds no comparison ({JOURNAL}): give --out another folder")
         return {}
     try:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.train import TrainConfig, find_config, load_config, resolve_path, to_yaml
+from flowrl.config.train import TrainConfig, find_config, load_config, resolve_path
 from flowrl.training.run_folder import refuse_taken
+from flowrl.training.seal import ALLOW, RESUME_KEYS, inputs_of
 
 if TYPE_CHECKING:
     from flowrl.prompts.loading import Prompt
     from flowrl.training.prompting import RunPrompts
 
 DEFAULT_CONFIG = "tiny_g2rpo"
-_RESUME_OVERRIDES = ("resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints")
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -39,23 +40,25 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
         config, name = load_config(path, overrides), path.stem
         if config.resume is not None:
             raise ValueError(f"{path}: resume belongs on the command line: flowrl train resume={config.resume}")
-        folder_wanted = None if config.out is None else Path(config.out)
-        if folder_wanted is not None:
-            refuse_taken(folder_wanted)
+        if config.resume_changed:
+            raise ValueError(f"{ALLOW}=true belongs beside resume=RUN: a new run has nothing that could have changed")
+        wanted = None if config.out is None else Path(config.out).expanduser()
+        if wanted is not None:
+            refuse_taken(wanted)
     else:
-        from flowrl.training.checkpoints import read_checkpoint
-
         config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
-        name, folder_wanted = folder.name, folder
-        state, _ = read_checkpoint(folder)  # a damaged one is said before anything in the folder is touched
-        if state is not None and (said := _finished(folder, config, state)):
-            print(said)
-            return 0
+        name, wanted = folder.name, folder
     prompts = check_before_loading(config)
-    return _run(config, prompts, name, folder_wanted, resumed=folder is not None)
+    from flowrl.training.devices import on_main  # accelerate takes seconds to import
+    from flowrl.training.run import owned_folder
+
+    with owned_folder(wanted, name, resumed=folder is not None, device=config.pipeline.device) as owned:
+        if folder is not None and on_main(lambda: _is_finished(owned, config)):
+            return 0
+        return _run(config, prompts, name, owned, resumed=folder is not None)
 
 
-def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path | None, *, resumed: bool) -> int:
+def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, resumed: bool) -> int:
     import torch
     from safetensors import SafetensorError
 
@@ -63,10 +66,7 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path | Non
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    run = Run(
-        folder, name=name, config_yaml=to_yaml(config), resumed=resumed, device=config.pipeline.device,
-        tensorboard=config.logging.tensorboard,
-    )  # fmt: skip
+    run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed)
     if run.main:
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
     try:
@@ -88,22 +88,32 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path | Non
     return 0 if finished else 130
 
 
-def _finished(folder: Path, config: TrainConfig, state: dict[str, Any]) -> str:
-    """What is said of a run with nothing left to do; empty where there is."""
-    from flowrl.training.budget import share_spent
+def _is_finished(folder: Path, config: TrainConfig) -> bool:
+    """Whether a run has nothing left to do, which is then said; one that was ended before its report has.
 
+    Raises:
+        CheckpointError: its newest checkpoint is damaged, or another run's.
+    """
+    from flowrl.training.budget import share_spent
+    from flowrl.training.checkpoints import read_checkpoint
+
+    state, _ = read_checkpoint(folder)
+    if state is None or not (folder / "summary.json").is_file():
+        return False
     done, wanted = int(state["iteration"]), config.num_iterations
     if done >= wanted:
-        return (
+        print(
             f"The run in {folder} is finished ({done} of {wanted} iterations). To go on, raise the number: "
             f"flowrl train resume={folder} num_iterations={2 * done}"
         )
-    if "counters" in state and share_spent(config.budget, state["counters"]) >= 1:
-        return (
+    elif share_spent(config.budget, state["counters"]) >= 1:
+        print(
             f"The run in {folder} is finished: its budget ({_limits(config)}) was used up after {done} iterations. For "
             "more, start a run with a larger one"
         )
-    return ""
+    else:
+        return False
+    return True
 
 
 def _limits(config: TrainConfig) -> str:
@@ -122,15 +132,18 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
     given = [text.partition("=")[2] for text in overrides if text.startswith("resume=")]
     if not given or given[-1] in ("", "null", "~"):
         return None
-    other = [text for text in overrides if text.partition("=")[0] not in _RESUME_OVERRIDES]
+    keys = {text.partition("=")[0] for text in overrides}
+    other = [] if ALLOW in keys else [text for text in overrides if text.partition("=")[0] not in RESUME_KEYS]
     if config_name is not None or other:
         raise ValueError(
             f"resume={given[-1]} continues a run with its own configuration, so {config_name or other[0]!r} has no "
-            f"place beside it; allowed are {', '.join(key + '=' for key in _RESUME_OVERRIDES[1:])}"
+            f"place beside it; allowed are {', '.join(key + '=' for key in RESUME_KEYS[1:])}"
+            + (f"; with {ALLOW}=true any setting, which the manifest will tell" if config_name is None else "")
         )
-    folder = Path(given[-1])
+    folder = Path(given[-1]).expanduser()
     if not (folder / "config.yaml").is_file():
-        raise ValueError(f"{folder} is not a run folder (no config.yaml)")
+        hint = ": where nodes share no disk, each needs a copy of it" if "WORLD_SIZE" in os.environ else ""
+        raise ValueError(f"{folder} is not a run folder (no config.yaml){hint}")
     return folder
 
 

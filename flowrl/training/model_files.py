@@ -1,0 +1,54 @@
+"""What tells models, LoRAs and images on disk apart without reading gigabytes; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+_ENDS = 2**20  # bytes at both ends of a file that its digest covers, beside its length
+
+
+def files_of(place: Path) -> dict[str, Path]:
+    """A file under its name, or all of a folder under their relative ones, but for hidden ones and texts (.md)."""
+    if place.is_file():
+        return {place.name: place}
+    found = {path.relative_to(place): path for path in sorted(place.rglob("*")) if path.is_file()}
+    return {
+        name.as_posix(): path
+        for name, path in found.items()
+        if name.suffix != ".md" and not any(part.startswith(".") for part in name.parts)
+    }
+
+
+def add_file(digest: Any, path: Path, name: str) -> None:
+    """Adds to a `hashlib` digest a file's name, its length, and a megabyte at both ends.
+
+    Weights that were trained further differ there too.
+    """
+    size = path.stat().st_size
+    digest.update(f"{name}:{size}:".encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_ENDS))
+        if size > _ENDS:
+            file.seek(max(_ENDS, size - _ENDS))
+            digest.update(file.read(_ENDS))
+
+
+def digest_of_file(path: Path) -> str:
+    """A short digest of a file as `add_file` sees it."""
+    digest = hashlib.sha256()
+    add_file(digest, path, "")
+    return digest.hexdigest()[:16]
+
+
+def hub_commit(model: str) -> str | None:
+    """The commit of a hub repository in this machine's cache; None where it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        index = try_to_load_from_cache(model, "model_index.json")
+    except HFValidationError:
+        return None
+    return Path(index).parent.name if isinstance(index, str) else None

@@ -1,0 +1,155 @@
+"""What a run is made with, kept in its manifest, so that it is never continued with something else unsaid.
+
+config     every setting by its dotted key, but for `RESUME_KEYS`
+model      its files, each with a digest, or the commit of a hub repository
+init_lora  its files
+prompts    eight letters of a digest for each row: its text, metadata, negative prompt and images
+rewards    what every reward says is its version, in which the digests of users' files are
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.files import plain
+from flowrl.training.model_files import digest_of_file, files_of, hub_commit
+
+if TYPE_CHECKING:
+    from flowrl.prompts.loading import Prompt
+    from flowrl.rewards.compose import WeightedSum
+    from flowrl.training.prompting import RunPrompts
+
+RESUME_KEYS = ("resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints")
+"""Settings that a resumed run may change: none of them moves what an iteration computes."""
+ALLOW = "resume_changed"
+"""The setting that lets a run go on under anything else."""
+_ROW = 8  # letters that a row of prompts takes
+_NONE = object()
+
+
+def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
+    """What a run is made with, as far as it is known before anything loads."""
+    rows = {"prompts.train": prompts.train, "prompts.eval": prompts.held_out}
+    found = {key: "".join(_prompt_digest(prompt) for prompt in listed) for key, listed in rows.items()}
+    pairs = config.objective.options.get("pairs")
+    if isinstance(pairs, str):
+        from flowrl.prompts.pairs import read_pairs
+
+        found["pairs"] = "".join(
+            _row_digest([pair.prompt, pair.margin], [str(pair.winner), str(pair.loser)])
+            for pair in read_pairs(resolve_path(pairs))
+        )
+    lora = config.policy.init_lora
+    return _as_read({
+        "config": {key: value for key, value, _ in _settings(config)},
+        "prompts": found,
+        "model": model_of(config),
+        "init_lora": {} if lora is None else _digests(resolve_path(lora)),
+    })  # fmt: skip
+
+
+def model_of(config: TrainConfig) -> dict[str, str]:
+    """The files of a run's model; the commit of one on the hub, which is known when it has been downloaded."""
+    from flowrl.training.parts import model_location
+
+    location = model_location(config.pipeline.model)
+    if Path(location).exists():
+        return _digests(Path(location))
+    commit = hub_commit(location)
+    return {} if commit is None else {"commit": commit}
+
+
+def versions_of(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, str]:
+    """What the rewards that are trained on, and those of evaluations, say they are."""
+    held_out = () if measured is None else measured.terms
+    found = {f"eval reward {term.key}": term.reward.version for term in held_out}
+    return found | {f"reward {term.key}": term.reward.version for term in reward.terms}
+
+
+def digest_of(inputs: Mapping[str, Any]) -> str:
+    """A short digest of what a run is made with, for its checkpoints."""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig) -> list[str]:
+    """What differs between two results of `inputs_of`, a line for each thing; only what both know is compared.
+
+    A setting that was not known before, because a newer version added it, is no change at its default.
+    """
+    defaults = {key for key, _, default in _settings(config) if default}
+    found = []
+    for part in (part for part in now if part in before):
+        old, new = before[part], now[part]
+        if part == "model" and not (old and new):
+            continue  # on the hub, and not downloaded at one of the two times
+        if part in ("model", "init_lora"):
+            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            found += [f"{part}: changed are {', '.join(names[:3])}{more}"] if names else []
+            continue
+        for key in {**old, **new}:
+            was, is_now = old.get(key, _NONE), new.get(key, _NONE)
+            if was == is_now or (was is _NONE and key in defaults):
+                continue
+            if part == "prompts":
+                found.append(f"{key}: {_row_words(str(old.get(key, '')), str(new.get(key, '')))}")
+            else:
+                name = f"config: {key}" if part == "config" else f"{key}: version"
+                found.append(f"{name} {_shown(was)} -> {_shown(is_now)}")
+    return found
+
+
+def _settings(value: Any, key: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """Dotted keys of a configuration, their values, and whether they are the defaults."""
+    for field in fields(value):
+        name, part = f"{key}{field.name}", getattr(value, field.name)
+        if name in (*RESUME_KEYS, ALLOW, "out"):
+            continue
+        if is_dataclass(part):
+            yield from _settings(part, f"{name}.")
+        elif isinstance(part, tuple) and any(is_dataclass(one) for one in part):
+            for number, one in enumerate(part):
+                yield from _settings(one, f"{name}.{number}.")
+        else:
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            yield name, part, bool(part == default)
+
+
+def _as_read(value: Any) -> Any:
+    """As JSON gives it back: tuples are lists."""
+    return json.loads(json.dumps(plain(value), default=str))
+
+
+def _digests(place: Path) -> dict[str, str]:
+    return {name: digest_of_file(path) for name, path in files_of(place).items()}
+
+
+def _prompt_digest(prompt: Prompt) -> str:
+    video = () if prompt.video is None else (prompt.video,)
+    return _row_digest([prompt.key, prompt.negative, prompt.metadata], [*prompt.sources, *prompt.references, *video])
+
+
+def _row_digest(words: Sequence[Any], images: Sequence[str]) -> str:
+    text = json.dumps([*words, *(digest_of_file(Path(image)) for image in images)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_ROW]
+
+
+def _row_words(before: str, now: str) -> str:
+    """How two lists of rows differ, in words."""
+    old, new = (Counter(text[at : at + _ROW] for at in range(0, len(text), _ROW)) for text in (before, now))
+    gone, come = (old - new).total(), (new - old).total()
+    both = min(gone, come)
+    counts = {"changed": both, "added": come - both, "removed": gone - both}
+    words = [f"{count} {word}" for word, count in counts.items() if count]
+    return f"of {old.total()} rows " + (", ".join(words) or "the order changed")
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is _NONE else json.dumps(value, ensure_ascii=False)
