@@ -100,7 +100,7 @@ class Policy:
         """Copies tensors into the trained ones.
 
         Raises:
-            ValueError: names or shapes differ.
+            ValueError: names or shapes differ, or a number is not finite.
         """
         _check_same(self.parameters, tensors)
         for name, parameter in self.parameters.items():
@@ -240,6 +240,11 @@ def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what:
             raise ValueError(
                 f"{what} has shape {tuple(given[name].shape)} at {name}, this policy {tuple(tensor.shape)}: "
                 "set policy.lora_rank to its rank"
+            )
+        if not bool(given[name].isfinite().all()):
+            raise ValueError(
+                f"{what} holds NaN or infinity at {name}: the run that wrote it had diverged, or the file is damaged; "
+                "take an earlier one"
             )
 
 

@@ -82,7 +82,8 @@ def test_a_comparator_is_given_copies_too(tmp_path: Path) -> None:
     file = tmp_path / "compare.py"
     file.write_text(
         "import torch\ndef better(first, second, prompts, metadata):\n"
-        "    torch.set_default_dtype(torch.float64)\n    first.zero_(); metadata[0]['x'] = 1\n    return [1.0] * len(prompts)\n"
+        "    torch.set_default_dtype(torch.float64)\n    first.zero_(); metadata[0]['x'] = 1\n"
+        "    return [1.0] * len(prompts)\n"
     )
     inputs = inputs_of(random_images())
     seen = inputs.images.clone()
@@ -186,7 +187,7 @@ def test_an_interrupt_goes_through(make: Make) -> None:
 
 def test_complex_numbers_are_refused_and_truth_values_are_numbers(make: Make) -> None:
     for line in ("return torch.ones(4, dtype=torch.complex64)", "return [1j] * 4", "return np.ones(4) * 1j"):
-        with pytest.raises(ValueError, match="mine.py:reward must return 4 real numbers, got complex ones"):
+        with pytest.raises(ValueError, match=r"mine.py:reward must return 4 real numbers, got complex ones"):
             make(body(line))(inputs_of(random_images()))
     for line in ("return torch.ones(4, dtype=torch.bool)", "return [True] * 4", "return np.ones(4) > 0"):
         output: RewardOutput = make(body(line))(inputs_of(random_images()))
