@@ -48,6 +48,11 @@ def _working_directory() -> str | None:
         return None
 
 
+def _back_to_folder(path: str | None) -> None:
+    if path is not None:
+        os.chdir(path)
+
+
 def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
@@ -65,7 +70,7 @@ _SETTINGS = (
         "deterministic algorithms", _deterministic, lambda v: torch.use_deterministic_algorithms(v[0], warn_only=v[1])
     ),
     _Setting("the precision of products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    _Setting("the working directory", _working_directory, lambda path: path and os.chdir(path)),
+    _Setting("the working directory", _working_directory, _back_to_folder),
 )
 
 

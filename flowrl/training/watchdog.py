@@ -29,7 +29,7 @@ from flowrl.credit import CREDIT
 from flowrl.training.learner import total_of
 from flowrl.training.run import Run
 
-SMALL = 8  # images are compared at so many pixels a side
+SMALL, LEVELS = 8, 4095  # images are compared at so many pixels a side, with so many levels, as whole numbers
 FIRST = 3  # iterations that say what is usual for a run
 RECENT = 10  # iterations that say what was usual lately; a warning that was away for longer is said again
 COLLAPSED, COLLAPSED_FOR = 0.25, 3  # share of the first iterations' diversity, and iterations in a row below it
@@ -52,7 +52,7 @@ def new_history() -> dict[str, Any]:
 
 
 class Look(NamedTuple):
-    """What is seen of b decoded images: bool [b] not finite, bool [b] of one colour, uint8 [b, 3 * SMALL^2] small."""
+    """What is seen of b decoded images: bool [b] not finite, bool [b] of one colour, int32 [b, 3 * SMALL^2] small."""
 
     broken: Tensor
     constant: Tensor
@@ -69,7 +69,7 @@ def look_at(images: Tensor) -> Look:
     return Look(
         broken=~torch.isfinite(images).flatten(1).all(1),
         constant=(channels.amax(2) - channels.amin(2) < 1 / 255).all(1),
-        small=(255 * small).round().to(torch.uint8).flatten(1),
+        small=(LEVELS * small).round().to(torch.int32).flatten(1),
     )
 
 
@@ -80,7 +80,7 @@ def diversity_of(small: Tensor, group: Tensor) -> float | None:
     order nor processes show. None without two images of one group.
 
     Args:
-        small: uint8 [n, D] of `look_at`.
+        small: int32 [n, D] of `look_at`.
         group: int64 [n].
     """
     _, place, count = group.unique(return_inverse=True, return_counts=True)
@@ -92,7 +92,7 @@ def diversity_of(small: Tensor, group: Tensor) -> float | None:
         return None
     of_pairs = (count * squares - total.square().sum(1))[several].double()
     pairs = (count * (count - 1) / 2)[several].double()
-    return float((of_pairs / (pairs * pixels.shape[1])).sqrt().mean() / 255)
+    return float((of_pairs / (pairs * pixels.shape[1])).sqrt().mean() / LEVELS)
 
 
 def comparable(config: TrainConfig) -> bool:

@@ -25,6 +25,7 @@ from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
 from flowrl.training.checkpoints import checkpoints
 from flowrl.training.watchdog import (
+    LEVELS,
     RECENT,
     comparable,
     diversity_of,
@@ -72,7 +73,7 @@ def test_images_are_looked_at_one_by_one() -> None:
     assert look.broken.tolist() == [False, True, True, False, False]
     assert look.constant.tolist() == [False, False, False, True, False]
     assert look.small.shape == (5, 3 * 8 * 8)
-    assert look.small[3].unique().tolist() == [26, 128, 255]
+    assert look.small[3].unique().tolist() == [round(0.1 * LEVELS), round(0.5 * LEVELS), LEVELS]
     video = images[:, None].repeat(1, 2, 1, 1, 1)
     video[4, 0, 0, 0, 0] = torch.nan
     video[:, 0] = video[:, 0] * 0
@@ -82,11 +83,11 @@ def test_images_are_looked_at_one_by_one() -> None:
 
 
 def test_diversity_is_the_distance_of_images_of_one_prompt() -> None:
-    small = torch.randint(0, 256, (7, 192), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    small = torch.randint(0, LEVELS + 1, (7, 192), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     group = torch.tensor([4, 4, 9, 4, 9, 2, 4])
     values = []
     for number in (4, 9):
-        own = small[group == number].double() / 255
+        own = small[group == number].double() / LEVELS
         pairs = [(own[i] - own[j]).square().mean() for i in range(len(own)) for j in range(i)]
         values.append(math.sqrt(sum(pairs) / len(pairs)))
     found = diversity_of(small, group)
