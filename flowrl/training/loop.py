@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines.lora import refuse_not_finite
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.randomness import Part, counter_seed, sample_normals
@@ -91,6 +92,9 @@ class Loop:
                                          "failed": []}  # fmt: skip
         self.memory: dict[str, Any] = {}  # what a method remembers between iterations; saved with checkpoints
         if state is not None:
+            refuse_not_finite(
+                state["policy"], f"checkpoint {self.first:06d}", "remove it to continue from the one before"
+            )
             self.counters |= state["counters"]
             self.memory = state.get("memory", {})
         self.seconds: dict[str, float] = defaultdict(float)  # of this iteration's stages
@@ -245,7 +249,11 @@ class Loop:
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in self.seconds.items()}
         row |= {"seconds": round(seconds, 4)} | self.budget.row()
-        found = iteration_warnings(self.counters["watch"], row, self.scorer.reward_B, self.config)
+        scale = "loss_scale_log2"  # of float16: it changes where an update was left out
+        left_out = self.config.pipeline.dtype == "float16" and self.counters.get(scale) != self._before[0].get(scale)
+        found = iteration_warnings(
+            self.counters["watch"], row, self.scorer.reward_B, self.config, updated=not left_out
+        )  # fmt: skip
         say(self.run, self.counters["watch"], found, iteration, moment=iteration)
         self.run.log({"iteration": iteration} | row | ({"warnings": found} if found else {}))
         if self._saved == iteration and self.scorer.looks:  # the weights that were saved have drawn finite images

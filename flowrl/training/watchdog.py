@@ -111,8 +111,9 @@ def comparable(config: TrainConfig) -> bool:
 
 
 def iteration_warnings(
-    history: dict[str, Any], row: Mapping[str, Any], reward_B: Tensor | None, config: TrainConfig
-) -> dict[str, str]:
+    history: dict[str, Any], row: Mapping[str, Any], reward_B: Tensor | None, config: TrainConfig, *,
+    updated: bool = True,
+) -> dict[str, str]:  # fmt: skip
     """What is wrong in an iteration, name -> sentence; `history` takes the iteration in.
 
     Args:
@@ -120,6 +121,7 @@ def iteration_warnings(
         row: of the iteration's log.
         reward_B: [B] rewards of all processes, groups contiguous, NaN where an image failed; None without images.
         config: of the run.
+        updated: whether every update was taken; float16 leaves one out where its gradient overflows.
     """
     found = _of_images(history, row, steady=comparable(config))
     if reward_B is not None and not bool(reward_B.isnan().all()):
@@ -130,7 +132,7 @@ def iteration_warnings(
         if len(history["first"]) < FIRST:
             history["first"].append([float(known.mean()), float(known.std(correction=0))])
         history["recent"] = [*history["recent"], float(known.mean())][-FIRST:]
-    if row.get("grad_norm") == 0 and row.get("live_rows", 1) > 0 and row.get("zero_std_ratio", 0) < 1:
+    if updated and row.get("grad_norm") == 0 and row.get("live_rows", 1) > 0 and row.get("zero_std_ratio", 0) < 1:
         found["zero_gradient"] = (
             "the gradient is exactly 0 though there are rows to learn from, so nothing is learned: check the scale of "
             "the reward against adv_eps, and the clip range"

@@ -24,6 +24,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
 from flowrl.training.checkpoints import checkpoints
+from flowrl.training.run import Run
 from flowrl.training.watchdog import (
     LEVELS,
     RECENT,
@@ -159,6 +160,7 @@ def test_a_gradient_of_zero_is_said_where_there_is_something_to_learn(config: Tr
     assert found_in(config, grad_norm=0.0, live_rows=8, zero_std_ratio=1.0) == {}  # no group has contrast
     assert found_in(config, grad_norm=1e-9, live_rows=8) == {}
     assert found_in(config, None, live_rows=8) == {}
+    assert iteration_warnings(new_history(), {"grad_norm": 0.0, "live_rows": 8}, EVEN, config, updated=False) == {}
 
 
 def test_images_of_one_colour_are_said_where_they_are_most(config: TrainConfig) -> None:
@@ -400,7 +402,9 @@ def test_every_recipe_ends_on_broken_images(
     assert "images hold NaN or infinity before anything was learned" in " ".join(capsys.readouterr().err.split())
 
 
-def test_nan_in_a_checkpoint_or_a_lora_is_named(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_in_a_checkpoint_or_a_lora_is_named(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = toy.parent / "out"
     assert main(["train", str(toy), f"out={out}"]) == 0
     file = out / "lora" / "pytorch_lora_weights.safetensors"
@@ -410,9 +414,14 @@ def test_nan_in_a_checkpoint_or_a_lora_is_named(toy: Path, capsys: pytest.Captur
     capsys.readouterr()
     more = (f"policy.init_lora={toy.parent / 'broken'}", "policy.lora_alpha=2")
     assert main(["train", str(toy), f"out={toy.parent / 'from'}", *more]) == 1
-    assert "broken holds NaN or infinity at " in " ".join(capsys.readouterr().err.split())
+    assert "broken holds NaN or infinity (" in " ".join(capsys.readouterr().err.split())
     found = state(out)
-    assert all(bool(tensor.isfinite().all()) for tensor in found["policy"].values())
+    found["policy"] = {name: tensor * torch.nan for name, tensor in found["policy"].items()}
+    monkeypatch.setattr(Run, "load_checkpoint", lambda *_: found)
+    assert main(["train", f"resume={out}", "num_iterations=3"]) == 1
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "checkpoint 000001 holds NaN or infinity (" in shown
+    assert "remove it to continue from the one before" in shown
 
 
 # ---- the good LoRA ---------------------------------------------------------------------------------------------------
