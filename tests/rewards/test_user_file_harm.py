@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 import torch
 from reward_inputs import inputs_of, random_images
+from toy_pipeline import write_toy
 
+from flowrl.cli import main
+from flowrl.pipelines import PIPELINES
 from flowrl.rewards import Reward, RewardOutput
 from flowrl.rewards import user_code as user_code_module
 from flowrl.rewards.comparing.comparators import FileComparator
@@ -178,6 +181,16 @@ def test_the_end_of_the_program_is_an_error_with_its_line(make: Make, line: str)
     reward = make(body(line))
     with pytest.raises(ValueError, match=r"(?s)mine.py:reward raised (SystemExit|BaseException).*mine.py:4"):
         reward(inputs_of(random_images()))
+
+
+def test_a_command_fails_where_a_reward_would_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")
+    (tmp_path / "mine.py").write_text(body("sys.exit(0)"))
+    rewards = f"rewards=[{{file: {tmp_path / 'mine.py'}, function: reward}}]"
+    assert main(["train", str(write_toy(tmp_path)), f"out={tmp_path / 'out'}", rewards]) == 1
+    assert "mine.py:reward raised SystemExit: 0" in capsys.readouterr().err
 
 
 def test_an_interrupt_goes_through(make: Make) -> None:
