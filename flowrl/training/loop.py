@@ -57,6 +57,7 @@ from flowrl.training.watchdog import (
     evaluation_warnings,
     iteration_warnings,
     keep_good_lora,
+    largest_weight,
     say,
     stop_on_absurd_weights,
 )
@@ -249,16 +250,17 @@ class Loop:
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in self.seconds.items()}
         row |= {"seconds": round(seconds, 4)} | self.budget.row()
+        largest = largest_weight(self.policy.parameters.values())
         scale = "loss_scale_log2"  # of float16: it changes where an update was left out
         left_out = self.config.pipeline.dtype == "float16" and self.counters.get(scale) != self._before[0].get(scale)
         found = iteration_warnings(
-            self.counters["watch"], row, self.scorer.reward_B, self.config, updated=not left_out
+            self.counters["watch"], row, self.scorer.reward_B, self.config, updated=not left_out, largest_weight=largest
         )  # fmt: skip
         say(self.run, self.counters["watch"], found, iteration, moment=iteration)
         self.run.log({"iteration": iteration} | row | ({"warnings": found} if found else {}))
         if self._saved == iteration and self.scorer.looks:  # the weights that were saved have drawn finite images
             self._keep_as_good()
-        stop_on_absurd_weights(self.run, iteration, self.policy.parameters.values())
+        stop_on_absurd_weights(self.run, iteration, largest)
         spent = f"  {self.budget.spent():.0%} of the budget" if self.config.budget.limits else ""
         reward = f"reward {row['reward']:.4g}  " if "reward" in row else ""  # offline pairs have none
         self._advance_note = f"{reward}{seconds:.1f} s/it{spent}"

@@ -36,7 +36,7 @@ COLLAPSED, COLLAPSED_FOR = 0.25, 3  # share of the first iterations' diversity, 
 MOSTLY = 0.5  # share of an iteration's images
 JUMP = 1000.0  # times what was usual
 HUGE = 1e9  # of a reward: float32 leaves no digits for what images differ in
-LARGEST_WEIGHT = 1e4  # of a LoRA; trained ones stay below 10
+LARGE_WEIGHT, ABSURD_WEIGHT = 20.0, 1000.0  # of a LoRA; trained ones stay far below 10
 _GOOD, _DIVERGED = ".lora.good", "lora.diverged"
 
 
@@ -112,7 +112,7 @@ def comparable(config: TrainConfig) -> bool:
 
 def iteration_warnings(
     history: dict[str, Any], row: Mapping[str, Any], reward_B: Tensor | None, config: TrainConfig, *,
-    updated: bool = True,
+    updated: bool = True, largest_weight: float = 0.0,
 ) -> dict[str, str]:  # fmt: skip
     """What is wrong in an iteration, name -> sentence; `history` takes the iteration in.
 
@@ -122,6 +122,7 @@ def iteration_warnings(
         reward_B: [B] rewards of all processes, groups contiguous, NaN where an image failed; None without images.
         config: of the run.
         updated: whether every update was taken; float16 leaves one out where its gradient overflows.
+        largest_weight: of the LoRA now, in magnitude.
     """
     found = _of_images(history, row, steady=comparable(config))
     if reward_B is not None and not bool(reward_B.isnan().all()):
@@ -132,6 +133,11 @@ def iteration_warnings(
         if len(history["first"]) < FIRST:
             history["first"].append([float(known.mean()), float(known.std(correction=0))])
         history["recent"] = [*history["recent"], float(known.mean())][-FIRST:]
+    if largest_weight > LARGE_WEIGHT:
+        found["large_weights"] = (
+            f"weights of the LoRA reach {largest_weight:.3g}, and those of a useful one stay below {LARGE_WEIGHT:g}: "
+            "start again with a lower optim.lr"
+        )
     if updated and row.get("grad_norm") == 0 and row.get("live_rows", 1) > 0 and row.get("zero_std_ratio", 0) < 1:
         found["zero_gradient"] = (
             "the gradient is exactly 0 though there are rows to learn from, so nothing is learned: check the scale of "
@@ -278,15 +284,19 @@ def stop_on_broken(run: Run, broken: int, total: int, iteration: int, *, learned
     raise _diverged(run, iteration, what)
 
 
-def stop_on_absurd_weights(run: Run, iteration: int, weights: Iterable[Tensor]) -> None:
-    """Ends a run that an update has given weights as no training gives: not finite, or beyond `LARGEST_WEIGHT`.
+def largest_weight(weights: Iterable[Tensor]) -> float:
+    """The largest magnitude of weights; NaN where one is."""
+    return float(get_total_norm(weights, norm_type=math.inf))
+
+
+def stop_on_absurd_weights(run: Run, iteration: int, largest: float) -> None:
+    """Ends a run that an update has given weights as no training gives: not finite, or beyond `ABSURD_WEIGHT`.
 
     Raises:
         ValueError: as `stop_on_broken`.
     """
-    largest = float(get_total_norm(weights, norm_type=math.inf))
-    if not largest <= LARGEST_WEIGHT:
-        raise _diverged(run, iteration, f"weights of the LoRA reach {largest:.3g}, beyond {LARGEST_WEIGHT:g}")
+    if not largest <= ABSURD_WEIGHT:
+        raise _diverged(run, iteration, f"weights of the LoRA reach {largest:.3g}, beyond {ABSURD_WEIGHT:g}")
 
 
 def _diverged(run: Run, iteration: int, what: str) -> ValueError:

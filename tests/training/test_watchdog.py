@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import toy_pipeline
 from safetensors.torch import load_file, save_file
 from tiny_runs import lora, metrics, state
 from torch import Tensor
-from toy_pipeline import Toy, toy_config, write_toy
+from toy_pipeline import QuickRun, Toy, toy_config, write_toy
 
 from flowrl.cli import main
 from flowrl.commands.report.run import write_report
@@ -33,10 +34,12 @@ from flowrl.training.watchdog import (
     evaluation_warnings,
     iteration_warnings,
     keep_good_lora,
+    largest_weight,
     look_at,
     new_history,
     put_back_good_lora,
     say,
+    stop_on_absurd_weights,
 )
 
 EVEN = torch.tensor([0.2, 0.4, 0.6, 0.8, 0.1, 0.3, 0.5, 0.7])
@@ -166,6 +169,17 @@ def test_a_gradient_of_zero_is_said_where_there_is_something_to_learn(config: Tr
 def test_images_of_one_colour_are_said_where_they_are_most(config: TrainConfig) -> None:
     assert "75% of the images have one colour" in found_in(config, constant_ratio=0.75)["constant_images"]
     assert found_in(config, constant_ratio=0.5) == {}
+
+
+def test_large_weights_are_said_before_they_are_absurd(config: TrainConfig) -> None:
+    found = iteration_warnings(new_history(), {}, None, config, largest_weight=30.0)
+    assert "weights of the LoRA reach 30, and" in found["large_weights"]
+    assert iteration_warnings(new_history(), {}, None, config, largest_weight=5.0) == {}
+    assert largest_weight([torch.tensor([1.0, -3.0]), torch.tensor([[2.0]])]) == 3
+    assert math.isnan(largest_weight([torch.tensor([1.0, torch.nan]), torch.tensor([[2.0]])]))
+    for largest in (math.nan, math.inf, 2000.0):
+        with pytest.raises(ValueError, match=re.escape(f"since iteration 7: weights of the LoRA reach {largest:.3g}")):
+            stop_on_absurd_weights(QuickRun(Path("nowhere")), 7, largest)  # type: ignore[arg-type]
 
 
 def narrowing(config: TrainConfig, values: list[float]) -> list[bool]:
@@ -310,7 +324,7 @@ def test_weights_beyond_reason_end_the_run_and_are_not_saved(toy: Path, capsys: 
     assert not (out / "lora").exists()
     assert checkpoints(out) == []
     assert metrics(out)[-1] == {
-        "iteration": 0, "warnings": {"diverged": "weights of the LoRA reach 1e+06, beyond 10000"}
+        "iteration": 0, "warnings": {"diverged": "weights of the LoRA reach 1e+06, beyond 1000"}
     }  # fmt: skip
 
 
