@@ -155,9 +155,10 @@ class Policy:
         """Continues from a LoRA on disk, in diffusers' or PEFT's (flow_grpo's) layout.
 
         Raises:
-            ValueError: no LoRA there, it binds to other layers, or its rank or alpha differ.
+            ValueError: no LoRA there, it binds to other layers, its rank or alpha differ, or it is not finite.
         """
         tensors, alpha = read_lora(folder)
+        refuse_not_finite(tensors, f"the LoRA in {folder}", "take an earlier one")
         own = get_peft_model_state_dict(self.network, adapter_name=ADAPTER)
         _check_same(own, tensors, what=f"the LoRA in {folder}")
         if alpha != self.config["lora_alpha"]:
@@ -241,6 +242,19 @@ def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what:
                 f"{what} has shape {tuple(given[name].shape)} at {name}, this policy {tuple(tensor.shape)}: "
                 "set policy.lora_rank to its rank"
             )
+
+
+def refuse_not_finite(tensors: Mapping[str, Tensor], what: str, advice: str) -> None:
+    """Refuses weights that draw nothing.
+
+    Raises:
+        ValueError: a tensor holds NaN or infinity.
+    """
+    if broken := next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None):
+        raise ValueError(
+            f"{what} holds NaN or infinity ({broken}): the run that wrote it had diverged, or the file is damaged; "
+            f"{advice}"
+        )
 
 
 def add_saved_lora(network: nn.Module, folder: Path) -> Policy:

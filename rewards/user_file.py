@@ -13,26 +13,29 @@ called `device` is given the device of the run.
 
 The file is imported under a private module name, so it may be called `rewards.py` and collides with nothing. Its folder
 is not put on the import path. A relative path starts at the working directory.
+
+A function may write into what it is given, which are copies; what it does to the process does not stay
+(`flowrl.rewards.user_code`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from flowrl.config.options import build_options, options_class, unknown_name
+from flowrl.config.options import build_options, options_class
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.outputs import check_output
+from flowrl.rewards.user_code import call_function, load_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +70,7 @@ def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> U
         ValueError: naming file and function, and the user's own line if the file cannot be imported.
     """
     where = f"reward {file}:{function}"
-    scorer = _load(file, function)
+    scorer = load_function(file, function)
     # The number of positional parameters, 1 or 3.
     parameters = inspect.signature(scorer).parameters.values()
     number = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
@@ -81,71 +84,42 @@ def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> U
     return UserFile(file=file, function=function, scorer=scorer, num_arguments=number, options=dict(options))
 
 
-def _load(file: str, function: str) -> Callable[..., Any]:
-    path = Path(file)
-    if not path.is_file():
-        raise ValueError(f"reward file {file!r} does not exist (looked in {Path.cwd()}): give a path to a Python file.")
-    # Path and content make the name: a file is run once however often it is asked for, and again once it was changed.
-    identity = str(path.resolve()).encode() + b"\0" + path.read_bytes()
-    private = f"_flowrl_user_{hashlib.sha256(identity).hexdigest()[:16]}"
-    if private not in sys.modules:
-        _import(path, private, file)
-    module = sys.modules[private]
-    names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-    if function not in vars(module):
-        raise ValueError(f"reward file {file!r}: {unknown_name('function', function, names)}")
-    scorer = vars(module)[function]
-    if not callable(scorer):
-        raise ValueError(f"reward file {file!r}: {function} is a {type(scorer).__name__}, not a function.")
-    return scorer
-
-
-def _import(path: Path, private: str, file: str) -> None:
-    """Runs a user's file as module `private`."""
-    spec = importlib.util.spec_from_file_location(private, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"reward file {file!r} is not a Python file: its name must end in .py.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[private] = module  # dataclasses and pickle look a class's module up here
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file raises, the message must lead there
-        del sys.modules[private]
-        raise ValueError(f"reward file {file!r} cannot be imported: {_users_line(error, file)}") from error
-
-
-def _users_line(error: Exception, file: str) -> str:
-    """What was raised and the innermost line of the user's own file that led to it."""
-    what = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).name == Path(file).name:
-        return f"{what}\n  {file}:{error.lineno}: {(error.text or '').strip()}"
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == Path(file).resolve()
-    ]
-    return f"{what}\n  {file}:{frames[-1].lineno}: {frames[-1].line}" if frames else what
-
-
 def _score(inputs: RewardInputs, *, user: UserFile, scorer: Callable[..., Any]) -> RewardOutput:
-    where = f"reward {user.file}:{user.function}"
-    arguments = (inputs,) if user.num_arguments == 1 else (inputs.images.detach(), inputs.prompts, inputs.metadata)
-    try:
-        with torch.no_grad():
-            result = scorer(*arguments)
-    except Exception as error:  # whatever a user's function raises, the message must lead there
-        raise ValueError(f"{where} raised {_users_line(error, user.file)}") from error
+    where, own = f"reward {user.file}:{user.function}", copied(inputs)
+    arguments = (own,) if user.num_arguments == 1 else (own.images, own.prompts, own.metadata)
+    counters = (user.function, inputs.iteration, *inputs.group_ids[:1].tolist(), *inputs.sample_ids[:1].tolist())
+    result = call_function(scorer, *arguments, file=user.file, where=where, counters=counters)
     if user.num_arguments == 1:
-        return check_output(result, len(inputs), where.removeprefix("reward "))
+        output = check_output(result, len(inputs), where.removeprefix("reward "))
+        parts = {name: part.detach().clone() for name, part in output.parts.items()}
+        return replace(output, values=output.values.detach().clone(), valid=output.valid.clone(), parts=parts)
     return output_of(_as_numbers(result, inputs, where).tolist(), inputs)
 
 
-def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> torch.Tensor:
+def copied(inputs: RewardInputs) -> RewardInputs:
+    """The same inputs in memory of their own and without gradient: whoever writes into them spoils nothing."""
+
+    def of(images: list[list[Tensor]] | None) -> list[list[Tensor]] | None:
+        return None if images is None else [[image.detach().clone() for image in few] for few in images]
+
+    return replace(
+        inputs, prompts=list(inputs.prompts), images=inputs.images.detach().clone(),
+        metadata=deepcopy(inputs.metadata), group_ids=inputs.group_ids.clone(), sample_ids=inputs.sample_ids.clone(),
+        videos=None if inputs.videos is None else inputs.videos.detach().clone(),
+        source_images=of(inputs.source_images), reference_images=of(inputs.reference_images),
+    )  # fmt: skip
+
+
+def _as_numbers(result: Any, inputs: RewardInputs, where: str) -> Tensor:
     batch = len(inputs)
     try:
-        values = torch.as_tensor(result, dtype=torch.float32, device=inputs.images.device)
-    except (TypeError, ValueError, RuntimeError) as error:
+        values = torch.as_tensor(result)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(
             f"{where} must return {batch} numbers, one per image, got {type(result).__name__}: {error}"
         ) from error
+    if values.is_complex():
+        raise ValueError(f"{where} must return {batch} real numbers, got complex ones: return their size, or a part.")
     if values.shape != (batch,):
         raise ValueError(f"{where} must return {batch} numbers, one per image, got shape {list(values.shape)}.")
-    return values
+    return values.detach().float()

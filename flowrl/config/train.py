@@ -130,7 +130,7 @@ class TrainConfig:
     checkpoint_every: int = 10
     """Iterations between checkpoints."""
     keep_checkpoints: int = 2
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints that are kept; one more while the weights of the newest have drawn no image yet."""
     threads: int | None = None
     """CPU threads; null leaves them to torch."""
     progress: bool = True

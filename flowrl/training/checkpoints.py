@@ -72,6 +72,11 @@ def write_checkpoint(
         os.replace(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    prune(run_folder, keep)
+
+
+def prune(run_folder: Path, keep: int) -> None:
+    """Removes all but the newest `keep` checkpoints."""
     for old in checkpoints(run_folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
 

@@ -26,6 +26,7 @@ from flowrl.training.evaluation_rows import Row, summary
 from flowrl.training.learner import joined_lists
 from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
+from flowrl.training.watchdog import look_at, stop_on_broken
 from flowrl.trajectory import Schedule
 
 
@@ -61,12 +62,16 @@ def evaluate(
 
     Returns:
         The metrics row: `eval/reward/<name>`, and `eval/geneval/<...>` where a geneval reward took part.
+
+    Raises:
+        ValueError: an image is not finite; see `flowrl.training.watchdog.stop_on_broken`.
     """
     share = -(-len(items) // run.world)
     own = range(run.rank * share, min(len(items), (run.rank + 1) * share))
     shown = spread(len(items), num_images)
     rows: list[Row] = []
     kept: dict[int, Tensor] = {}
+    broken = 0
     starts = range(own.start, own.stop, batch_size)
     with progress(f"evaluating at {iteration}", len(starts), enabled=show and run.main) as advance:
         for first in starts:
@@ -75,9 +80,12 @@ def evaluate(
             x = sample_normals(pipeline.latent_shape, [(seed, *_noise_of(item)) for item in batch]).to(run.device)
             prompts = [item.prompt for item in batch]
             images = generate(pipeline, prompts, x, schedule, guidance_scale=guidance_scale)
-            rows += _scored(pipeline, reward, batch, images, iteration, seed)
+            found = int(look_at(images).broken.sum())  # no reward sees them, and the run ends below
+            broken += found
+            rows += _scored(pipeline, None if found else reward, batch, images, iteration, seed)
             kept |= {i: images[i - first].cpu() for i in numbers if i in shown}
             advance("")
+    stop_on_broken(run, broken, len(own), iteration, learned=iteration > 0)
     rows, kept = joined_lists(run, rows), dict(joined_lists(run, list(kept.items())))
     if run.main:
         _write(run.folder, iteration, rows, kept, items, seed, pipeline.fps)

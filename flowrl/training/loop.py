@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines.lora import refuse_not_finite
 from flowrl.placement import sent
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
@@ -37,17 +38,32 @@ from flowrl.rewards import RewardOutput
 from flowrl.samplers import Velocity
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget
-from flowrl.training.checkpoints import restore, save_lora
+from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.devices import peak_memory_gib
 from flowrl.training.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.training.heldout import evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, clock, make_optimizer
-from flowrl.training.parts import at_eval_size, encode_everything, eval_schedule, evaluation_rewards, load_parts
+from flowrl.training.parts import (
+    at_eval_size,
+    encode_everything,
+    eval_schedule,
+    evaluated_rewards,
+    evaluation_rewards,
+    load_parts,
+)
 from flowrl.training.prompting import RunPrompts, encode_prompts, guided
 from flowrl.training.reward_watch import RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups
 from flowrl.training.seal import model_of, versions_of
+from flowrl.training.watchdog import (
+    evaluation_warnings,
+    iteration_warnings,
+    keep_good_lora,
+    largest_weight,
+    say,
+    stop_on_absurd_weights,
+)
 from flowrl.trajectory import Conditioning
 
 
@@ -80,6 +96,9 @@ class Loop:
                                          "evaluated": -1, "failed": []}  # fmt: skip
         self.memory: dict[str, Any] = {}  # what a method remembers between iterations; saved with checkpoints
         if state is not None:
+            refuse_not_finite(
+                state["policy"], f"checkpoint {self.first:06d}", "remove it to continue from the one before"
+            )
             self.counters |= state["counters"]
             self.memory = state.get("memory", {})
         self.seconds: dict[str, float] = defaultdict(float)  # of this iteration's stages
@@ -96,6 +115,7 @@ class Loop:
                 trained.restore(state["rewards"][key])
         self.iteration = self.first
         self.finished = False
+        self._saved = -1  # finished iterations when this process last saved
         run.begin(self.first)
 
     def __iter__(self) -> Iterator[int]:
@@ -109,7 +129,7 @@ class Loop:
         with progress("training", total, self.first, enabled=run.main and config.progress) as advance:
             for iteration in range(self.first, total if budget.spent() < 1 else self.first):
                 self.seconds.clear()
-                self.scorer.errors.clear()
+                self.scorer.begin()
                 self.iteration = iteration
                 self._before = deepcopy(self.counters), deepcopy(self.memory)
                 self._begun = time.perf_counter()
@@ -191,6 +211,7 @@ class Loop:
             ValueError: with the reasons; a checkpoint from before this iteration is written first, unless the policy
                 has been updated since.
         """
+        self.scorer.reward_B = reward_B
         reason = self.watch.complaint(reward_B, self.iteration, self.scorer.all_errors())
         if not reason:
             return
@@ -225,8 +246,12 @@ class Loop:
         return True
 
     def log(self, iteration: int, row: dict[str, Any]) -> None:
-        """Writes an iteration's row, with what it cost."""
-        row = row | self.scorer.learned(iteration)
+        """Writes an iteration's row, with what it cost and what is wrong; says the latter.
+
+        Raises:
+            ValueError: the weights are not finite, or absurd.
+        """
+        row = row | self.scorer.learned(iteration) | self.scorer.image_row()
         errors = self.scorer.all_errors()
         seconds = self._largest(time.perf_counter() - self._begun)
         self.counters["seconds"] += seconds
@@ -240,9 +265,18 @@ class Loop:
             row["memory/peak_gib"] = round(self._largest(peak), 3)
         if self.config.pipeline.dtype == "float16":
             row["loss_scale"] = 2.0 ** self.counters.get("loss_scale_log2", 0)
-        self.run.log({"iteration": iteration} | row)
+        largest = largest_weight(self.policy.parameters.values())
+        updated = self.counters["updates"] > self._before[0]["updates"]
+        found = iteration_warnings(
+            self.counters["watch"], row, self.scorer.reward_B, self.config, updated=updated, largest_weight=largest
+        )  # fmt: skip
+        say(self.run, self.counters["watch"], found, iteration, moment=iteration)
+        self.run.log({"iteration": iteration} | row | ({"warnings": found} if found else {}))
+        if self._saved == iteration and self.scorer.looks:  # the weights that were saved have drawn finite images
+            self._keep_as_good()
+        stop_on_absurd_weights(self.run, iteration, largest)
         spent = f"  {self.budget.spent():.0%} of the budget" if self.config.budget.limits else ""
-        reward = f"reward {row['reward']:.3f}  " if "reward" in row else ""  # offline pairs have none
+        reward = f"reward {row['reward']:.4g}  " if "reward" in row else ""  # offline pairs have none
         self._advance_note = f"{reward}{seconds:.1f} s/it{spent}"
 
     def _largest(self, number: float) -> float:
@@ -279,7 +313,11 @@ class Loop:
             batch_size=settings.batch_size,
         )  # fmt: skip
         row |= self.budget.row() | {"seconds/eval": round(time.perf_counter() - begun, 4)}
-        self.run.log({"iteration": iteration, **row})
+        trained = len(evaluated_rewards(self.scorer.reward))
+        held_out = () if self.measured is None else self.measured.keys[trained:]
+        found = evaluation_warnings(self.counters["watch"], row, held_out)
+        say(self.run, self.counters["watch"], found, iteration, moment=self.counters["watch"]["evaluations"])
+        self.run.log({"iteration": iteration, **row} | ({"warnings": found} if found else {}))
 
     def save(self, done: int) -> None:
         """Writes a checkpoint, and the LoRA for stock diffusers under `lora/`."""
@@ -295,4 +333,14 @@ class Loop:
         if self.run.main:  # before the checkpoint: a run that is killed between the two writes both again
             with self.policy.under(self.eval_slot):
                 save_lora(self.run.folder / "lora", self.pipeline, self.policy)
-        self.run.save_checkpoint(done, state, self.config.keep_checkpoints)
+        # The newest one has drawn nothing yet: the one before stays until it has.
+        self.run.save_checkpoint(done, state, max(2, self.config.keep_checkpoints))
+        self._saved = done
+        if self.counters["evaluated"] == done:
+            self._keep_as_good()
+
+    def _keep_as_good(self) -> None:
+        """Notes that the newest checkpoint, and the LoRA beside it, have drawn finite images."""
+        if self.run.main:
+            keep_good_lora(self.run.folder)
+            prune(self.run.folder, self.config.keep_checkpoints)

@@ -29,6 +29,7 @@ from flowrl.training.batch import Batch
 from flowrl.training.learner import clock, from_main, joined_lists
 from flowrl.training.prompting import reward_inputs
 from flowrl.training.run import Run
+from flowrl.training.watchdog import Look, diversity_of, look_at, new_history, stop_on_broken
 
 MERGED = ("sum", "geometric", "harmonic")  # ways of reward_aggregation that make one number of an image's rewards
 _SCORED_AT_ONCE = 96  # images that are decoded and scored in one piece where rewards judge them one by one
@@ -53,6 +54,15 @@ class Scorer:
         self.executor = ThreadPoolExecutor(max_workers=4, thread_name_prefix="reward")
         self.seen: list[RewardInputs] = []  # this iteration's images, for rewards that learn
         self.errors: Counter[str] = Counter()  # why this iteration's images failed, on this process
+        self.looks: list[tuple[Tensor, Look]] = []  # at this iteration's images, with their groups, on this process
+        self.reward_B: Tensor | None = None  # this iteration's rewards, of all processes
+        counters.setdefault("watch", new_history())
+
+    def begin(self) -> None:
+        """Forgets the iteration before."""
+        self.errors.clear()
+        self.looks.clear()
+        self.reward_B = None
 
     def start(self, batch: Batch) -> Scoring:
         """Begins to score a batch."""
@@ -66,9 +76,36 @@ class Scorer:
     def with_gradient(self, batch: Batch, decoded: Tensor, group: Tensor, numbers: Sequence[int]) -> RewardOutput:
         """Rewards of decoded images, at once and with their graph."""
         self.counters["images"] += len(decoded) * self.run.world
+        self.look(decoded, group)
+        self.stop_on_broken(batch.iteration)
         output = self.reward(self.inputs(batch, decoded, group, numbers))
         self.errors.update(output.errors)
         return output
+
+    def look(self, decoded: Tensor, group: Tensor) -> bool:
+        """Looks at decoded images before a reward does; whether all of them are finite."""
+        self.looks.append((group.cpu(), look_at(decoded)))
+        return not bool(self.looks[-1][1].broken.any())
+
+    def stop_on_broken(self, iteration: int) -> None:
+        """Ends a run whose images are not finite; every process calls it.
+
+        Raises:
+            ValueError: as `flowrl.training.watchdog.stop_on_broken`.
+        """
+        broken = sum(int(look.broken.sum()) for _, look in self.looks)
+        total = sum(len(group) for group, _ in self.looks)
+        stop_on_broken(self.run, broken, total, iteration, learned=self.counters["updates"] > 0)
+
+    def image_row(self) -> dict[str, float]:
+        """How much the iteration's images of one prompt differ, and how many have one colour, for the log."""
+        mine = [(group, look.constant.cpu(), look.small.cpu()) for group, look in self.looks]
+        seen = joined_lists(self.run, mine)
+        if not seen:
+            return {}
+        group, constant, small = (torch.cat(column) for column in zip(*seen, strict=True))
+        diversity, share = diversity_of(small, group), float(constant.double().mean())
+        return ({} if diversity is None else {"diversity": diversity}) | ({"constant_ratio": share} if share else {})
 
     def all_errors(self) -> Counter[str]:
         """Why this iteration's images failed, over all processes."""
@@ -169,7 +206,10 @@ class Scoring:
 
     def _ask(self, latents: Tensor, group: Tensor, numbers: list[int]) -> None:
         scorer, reward = self.scorer, self.scorer.reward
-        inputs = scorer.inputs(self.batch, scorer.pipeline.decode(latents), group, numbers)
+        decoded = scorer.pipeline.decode(latents)
+        if not scorer.look(decoded, group):  # the run ends in `result`, on every process
+            return
+        inputs = scorer.inputs(self.batch, decoded, group, numbers)
         if scorer.trained:
             kept = replace(inputs, videos=None, fps=None, source_images=None, reference_images=None)
             scorer.seen.append(replace(kept, images=inputs.images.detach().cpu()))
@@ -182,8 +222,13 @@ class Scoring:
 
     @torch.no_grad()
     def result(self) -> RewardOutput:
-        """All rewards in the order in which the images were added; waits for those on their way."""
+        """All rewards in the order in which the images were added; waits for those on their way.
+
+        Raises:
+            ValueError: an image is not finite; it has reached no reward.
+        """
         self._start(sum(len(part[2]) for part in self.waiting))
+        self.scorer.stop_on_broken(self.batch.iteration)
         self.done += [get() for get in self.pending[len(self.done) :]]
         output = joined(self.done)
         self.scorer.errors.update(output.errors)

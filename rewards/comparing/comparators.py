@@ -18,6 +18,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from torch import Tensor
 from flowrl.config.options import build_options, options_class
 from flowrl.rewards import Reward, RewardInputs, load_target
 from flowrl.rewards.nested import build_nested, nested_options
-from flowrl.rewards.user_file import _load, _users_line
+from flowrl.rewards.user_code import call_function, load_function
 
 Pairs = Int64[np.ndarray, " n 2"]
 Gives = Literal["wins", "probabilities", "either"]
@@ -169,7 +170,7 @@ class FileComparator:
     """Its keyword-only arguments."""
 
     def __post_init__(self) -> None:
-        judge = _load(self.file, self.function)
+        judge = load_function(self.file, self.function)
         parameters = list(inspect.signature(judge).parameters.values())
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         if len(positional) != 4 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
@@ -188,7 +189,7 @@ class FileComparator:
 
     def build(self, device: torch.device) -> Comparator:
         """Makes the comparator."""
-        judge, chosen = _load(self.file, self.function), dict(self.options or {})
+        judge, chosen = load_function(self.file, self.function), dict(self.options or {})
         digest = hashlib.sha256(Path(self.file).read_bytes()).hexdigest()[:12]
         shown = f"{Path(self.file).name}:{self.function}:sha256-{digest}:{dict(sorted(chosen.items()))!r}"
         if "device" in inspect.signature(judge).parameters:
@@ -208,11 +209,12 @@ def _by_function(
     first, second = (torch.from_numpy(pairs[:, side].copy()).to(inputs.images.device) for side in (0, 1))
     images: Tensor = inputs.images.detach()
     places: list[int] = pairs[:, 0].tolist()
-    prompts, metadata = [inputs.prompts[i] for i in places], [inputs.metadata[i] for i in places]
-    try:
-        result = function(images[first], images[second], prompts, metadata)
-    except Exception as error:  # whatever a user's function raises, the message must lead there
-        raise ValueError(f"comparator {where} raised {_users_line(error, file)}") from error
+    prompts, metadata = [inputs.prompts[i] for i in places], [deepcopy(inputs.metadata[i]) for i in places]
+    counters = ("comparator", inputs.iteration, *inputs.group_ids[:1].tolist(), len(pairs), *places[:1])
+    result = call_function(
+        function, images[first], images[second], prompts, metadata, file=file, where=f"comparator {where}",
+        counters=counters,
+    )  # fmt: skip
     try:
         if isinstance(result, Tensor):
             result = result.detach().cpu()

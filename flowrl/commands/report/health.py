@@ -84,10 +84,26 @@ SIGNS = (
 
 
 def health(run: RunData) -> str:
-    """A card for every vital sign that the run logged."""
+    """What the run warned of, and a card for every vital sign that it logged."""
     cards = "".join(_sign_card(run, sign) for sign in SIGNS)
     lead = f"Large numbers are means of the last {RECENT} iterations. The marks are rules of thumb, not proofs."
-    return section("health", "Health", f'<div class="three">{cards}</div>' if cards else "", lead)
+    return section("health", "Health", _warnings(run) + (f'<div class="three">{cards}</div>' if cards else ""), lead)
+
+
+def _warnings(run: RunData) -> str:
+    """Every kind of warning: what was said first, and in which iterations."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for row in run.warned:
+        for name, sentence in row["warnings"].items():
+            found.setdefault(str(name), []).append((int(row["iteration"]), str(sentence)))
+    if not found:
+        return ""
+    rows = []
+    for name, said in found.items():
+        first, last = said[0][0], said[-1][0]
+        when = f"{first}" if first == last else f"{first} to {last}, {len(said)} times"
+        rows.append([f'<span class="mark bad">! {esc(name.replace("_", " "))}</span>', esc(when), esc(said[0][1])])
+    return table("Warnings of the run", ["Warning", "Iterations", "First said"], rows)
 
 
 def time_by_stage(run: RunData) -> str:

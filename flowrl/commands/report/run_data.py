@@ -44,6 +44,7 @@ class RunData:
     finished: bool
     train: tuple[Row, ...]
     evaluations: tuple[Row, ...]
+    warned: tuple[Row, ...]  # rows with warnings, of iterations and evaluations
     image_rows: Mapping[int, tuple[Row, ...]]  # evaluation -> one row per image; the first and the last one only
     pairs: tuple[Pair, ...]
     pair_iterations: tuple[int, ...]
@@ -84,6 +85,7 @@ def read_run(folder: Path) -> RunData:
         finished=(folder / "summary.json").is_file() or bool(manifest.get("finished")),
         train=_last_attempt([row for row in rows if _is_number(row.get("reward")) or _is_number(row.get("loss"))]),
         evaluations=_last_attempt([row for row in rows if any(key.startswith("eval/") for key in row)]),
+        warned=tuple(row for row in rows if isinstance(row.get("warnings"), dict)),
         image_rows=_image_rows(folder / "eval", notes),
         pairs=pairs,
         pair_iterations=pair_iterations,

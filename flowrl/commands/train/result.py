@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from statistics import fmean
@@ -31,7 +32,8 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
     if not lines:
         lines, scores = _held_out_rewards(folder, rows)
     if rewards:  # training on pairs of files has none
-        lines = [*lines, f"Mean training reward {rewards[0]:.3f} -> {rewards[-1]:.3f}"]
+        lines = [*lines, f"Mean training reward {_number(rewards[0])} -> {_number(rewards[-1])}"]
+    lines += _warnings(rows)
     print("\n" + "\n".join(lines))
     if finished:
         ends = {"reward": {"first": rewards[0], "last": rewards[-1]}} if rewards else {}
@@ -49,7 +51,26 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
             print(f"Longer    flowrl train resume={folder} \\\n            num_iterations={2 * config.num_iterations}")
 
 
-def _held_out_rewards(folder: Path, rows: list[dict[str, float]]) -> tuple[list[str], dict[str, Any]]:
+def _number(value: float | None) -> str:
+    """Three decimals where they tell something, else scientific; an unknown value is a dash."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def _warnings(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for every kind of warning that the run gave."""
+    when: dict[str, list[int]] = {}
+    for row in rows:
+        for name in row.get("warnings", {}):
+            when.setdefault(name, []).append(row["iteration"])
+    return [
+        f"Warning   {name.replace('_', ' ')}: {len(found)} times, from iteration {found[0]} on (see the report)"
+        for name, found in when.items()
+    ]
+
+
+def _held_out_rewards(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[str], dict[str, Any]]:
     """First and last evaluation of every reward and their difference by prompts, where no GenEval verdicts are."""
     numbers = evaluations(folder)
     names = [
@@ -130,12 +151,12 @@ def _plain(interval: Interval) -> dict[str, float]:
     return {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
-def _rows(folder: Path) -> list[dict[str, float]]:
+def _rows(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def _still_rising(rows: list[dict[str, float]]) -> bool:
+def _still_rising(rows: list[dict[str, Any]]) -> bool:
     """Whether the last evaluation was the best one."""
     scores = [row["eval/geneval/score"] for row in rows if "eval/geneval/score" in row]
     return len(scores) > 1 and scores[-1] == max(scores)

@@ -1,0 +1,346 @@
+"""Signs that a run goes wrong, found while it runs, and the LoRA that is kept where a policy has diverged.
+
+    look = look_at(images)                                    # before any reward sees them
+    stop_on_broken(run, broken, total, iteration, learned=True)
+    found = iteration_warnings(history, row, reward_B, config)  # name -> sentence, for the log and the report
+    say(run, history, found, iteration, iteration)            # on the terminal when one begins
+
+Images that are not finite, and weights that are not or that are absurd, end a run. Everything else is a warning: the
+run goes on. What later iterations compare with is `history`, plain numbers in the run's counters and so in checkpoints:
+a run that is continued says the same.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from flowrl.config.train import TrainConfig
+from flowrl.credit import CREDIT
+from flowrl.training.learner import total_of
+from flowrl.training.run import Run
+
+SMALL, LEVELS = 8, 4095  # images are compared at so many pixels a side, with so many levels, as whole numbers
+FIRST = 3  # iterations that say what is usual for a run
+RECENT = 10  # iterations that say what was usual lately; a warning that was away for longer is said again
+COLLAPSED, COLLAPSED_FOR = 0.25, 3  # share of the first iterations' diversity, and iterations in a row below it
+MOSTLY = 0.5  # share of an iteration's images
+JUMP = 1000.0  # times what was usual
+HUGE = 1e9  # of a reward: float32 leaves no digits for what images differ in
+LARGE_WEIGHT, ABSURD_WEIGHT = 20.0, 1000.0  # of a LoRA; trained ones stay far below 10
+_GOOD, _DIVERGED = ".lora.good", "lora.diverged"
+
+
+def new_history() -> dict[str, Any]:
+    """What is remembered of a run at its start."""
+    return {
+        "largest": [], "diversity": [], "narrow": 0, "first": [], "recent": [],  # of iterations
+        "evaluations": 0, "evaluated": {}, "said": {},
+    }  # fmt: skip
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+
+
+class Look(NamedTuple):
+    """What is seen of b decoded images: bool [b] not finite, bool [b] of one colour, int32 [b, 3 * SMALL^2] small."""
+
+    broken: Tensor
+    constant: Tensor
+    small: Tensor
+
+
+def look_at(images: Tensor) -> Look:
+    """Looks at decoded images `[b, 3, H, W]` in [0, 1], or at videos `[b, F, 3, H, W]`, of which the last frame stands
+    for all where they are compared: the first may have been given."""
+    images = images.detach()
+    frame = (images[:, -1] if images.ndim == 5 else images).float().nan_to_num().clamp(0, 1)
+    channels = frame.flatten(2)
+    small = torch.nn.functional.adaptive_avg_pool2d(frame, SMALL)
+    return Look(
+        broken=~torch.isfinite(images).flatten(1).all(1),
+        constant=(channels.amax(2) - channels.amin(2) < 1 / 255).all(1),
+        small=(LEVELS * small).round().to(torch.int32).flatten(1),
+    )
+
+
+def diversity_of(small: Tensor, group: Tensor) -> float | None:
+    """How much the images of a group differ: mean over groups of the root of the mean squared distance of two images.
+
+    `mean_g sqrt(mean_{i<j in g} |x_i - x_j|^2 / D)` with pixels in [0, 1]. Sums are of whole numbers, so that neither
+    order nor processes show. None without two images of one group.
+
+    Args:
+        small: int32 [n, D] of `look_at`.
+        group: int64 [n].
+    """
+    _, place, count = group.unique(return_inverse=True, return_counts=True)
+    pixels = small.cpu().long()
+    total = torch.zeros(len(count), pixels.shape[1], dtype=torch.int64).index_add_(0, place, pixels)
+    squares = torch.zeros(len(count), dtype=torch.int64).index_add_(0, place, pixels.square().sum(1))
+    several = count > 1
+    if not bool(several.any()):
+        return None
+    of_pairs = (count * squares - total.square().sum(1))[several].double()
+    pairs = (count * (count - 1) / 2)[several].double()
+    return float((of_pairs / (pairs * pixels.shape[1])).sqrt().mean() / LEVELS)
+
+
+def comparable(config: TrainConfig) -> bool:
+    """Whether the images of a group differ for the same reasons in every iteration, so that less says something.
+
+    Images with one start noise, and branches, differ by the noise of the stochastic steps alone: a window that moves
+    changes how much.
+    """
+    method = CREDIT[config.credit.method]
+    own_noise = method.of_outcomes and not config.same_latent
+    same_steps = config.sampler.sde_window_size == 0 and (method.plan != "tree" or config.credit.splits is not None)
+    return own_noise or same_steps
+
+
+# ---- warnings --------------------------------------------------------------------------------------------------------
+
+
+def iteration_warnings(
+    history: dict[str, Any], row: Mapping[str, Any], reward_B: Tensor | None, config: TrainConfig, *,
+    updated: bool = True, largest_weight: float = 0.0,
+) -> dict[str, str]:  # fmt: skip
+    """What is wrong in an iteration, name -> sentence; `history` takes the iteration in.
+
+    Args:
+        history: of the run.
+        row: of the iteration's log.
+        reward_B: [B] rewards of all processes, groups contiguous, NaN where an image failed; None without images.
+        config: of the run.
+        updated: whether every update was taken; float16 leaves one out where its gradient overflows.
+        largest_weight: of the LoRA now, in magnitude.
+    """
+    found = _of_images(history, row, steady=comparable(config))
+    if reward_B is not None and not bool(reward_B.isnan().all()):
+        reward_B = reward_B.cpu().double()
+        eps = 0.0 if config.adv_std == "none" else config.adv_eps
+        found |= _of_rewards(history, reward_B, config.group_size, eps)
+        known = reward_B[~reward_B.isnan()]
+        if len(history["first"]) < FIRST:
+            history["first"].append([float(known.mean()), float(known.std(correction=0))])
+        history["recent"] = [*history["recent"], float(known.mean())][-FIRST:]
+    if largest_weight > LARGE_WEIGHT:
+        found["large_weights"] = (
+            f"weights of the LoRA reach {largest_weight:.3g}, and those of a useful one stay below {LARGE_WEIGHT:g}: "
+            "start again with a lower optim.lr"
+        )
+    if updated and row.get("grad_norm") == 0 and row.get("live_rows", 1) > 0 and row.get("zero_std_ratio", 0) < 1:
+        found["zero_gradient"] = (
+            "the gradient is exactly 0 though there are rows to learn from, so nothing is learned: check the scale of "
+            "the reward against adv_eps, and the clip range"
+        )
+    return found
+
+
+def _of_images(history: dict[str, Any], row: Mapping[str, Any], *, steady: bool) -> dict[str, str]:
+    found, constant, now = {}, row.get("constant_ratio", 0.0), row.get("diversity")
+    if constant > MOSTLY:
+        found["constant_images"] = (
+            f"{constant:.0%} of the images have one colour: the policy has left what the model can draw; lower "
+            "optim.lr or raise kl_coef"
+        )
+    if now is None:
+        return found
+    first: list[float] = history["diversity"]
+    if len(first) < FIRST:
+        first.append(now)
+        return found
+    usual = sum(first) / len(first)
+    history["narrow"] = history["narrow"] + 1 if now < COLLAPSED * usual else 0
+    if steady and history["narrow"] >= COLLAPSED_FOR:
+        found["collapse"] = (
+            f"images of one prompt differ by {now:.3g}, {now / usual:.0%} of what they did in the first iterations: "
+            "the policy draws one image again and again; stop it, and start again with a lower optim.lr or a higher "
+            "kl_coef"
+        )
+    return found
+
+
+def _of_rewards(history: dict[str, Any], reward_B: Tensor, group_size: int, eps: float) -> dict[str, str]:
+    """Rewards, in float64, that explode, vanish, or are all about one image."""
+    found, known = {}, reward_B[~reward_B.isnan()]
+    sizes = known.abs().sort(descending=True).values
+    largest, usual = float(sizes[0]), max(history["largest"], default=0.0)
+    history["largest"] = [*history["largest"], largest][-RECENT:]
+    advice = "bound it with clip: [LOW, HIGH], or fix it"
+    if largest > HUGE or (usual > 0 and largest > JUMP * usual):
+        before = f", {usual:.3g} at most in the iterations before" if usual else ""
+        found["exploding_rewards"] = f"a reward reaches {largest:.3g}{before}: {advice}"
+    if len(sizes) > 2 and largest > JUMP * max(float(sizes[1]), 1.0):
+        place = int(reward_B.nan_to_num().abs().argmax())
+        square = (known - known.mean()).square()
+        found["one_image"] = (
+            f"one image of {len(known)} holds {float(square.max() / square.sum()):.0%} of the rewards' variance (image "
+            f"{place}: {float(reward_B[place]):.3g}, the others {float(sizes[1]):.3g} at most), so its group learns "
+            f"from it alone: {advice}"
+        )
+    if len(reward_B) % group_size == 0:
+        groups = reward_B.view(-1, group_size)
+        mean = groups.nanmean(1, keepdim=True)
+        spread = (groups - mean).square().nanmean(1).sqrt().nan_to_num().max()
+        if 0 < float(spread) < eps:
+            found["vanishing_rewards"] = (
+                f"the rewards of a prompt have a standard deviation of {float(spread):.1e} at most, below adv_eps "
+                f"({eps:g}), so advantages vanish: scale the reward up with its weight, or lower adv_eps"
+            )
+    return found
+
+
+def evaluation_warnings(history: dict[str, Any], row: Mapping[str, Any], held_out: Sequence[str]) -> dict[str, str]:
+    """A trained reward that rises while every held-out one falls, since the first evaluation; `history` takes it in.
+
+    The trained reward has to rise by more than the standard deviation of the first iterations' images, and each other
+    one to fall by more than two standard errors of the difference, taken from the 95 % intervals of its two means.
+
+    Args:
+        history: of the run.
+        row: of the evaluation's log.
+        held_out: names of rewards that are measured and not trained on.
+    """
+    now = {
+        name: [row[f"eval/reward/{name}{end}"] for end in ("", "_low", "_high")]
+        for name in held_out if f"eval/reward/{name}_low" in row
+    }  # fmt: skip
+    history["evaluations"] += 1
+    first: dict[str, list[float]] = history["evaluated"]
+    if not first:
+        history["evaluated"] = now
+        return {}
+    if not now or not history["first"]:
+        return {}
+    means, stds = zip(*history["first"], strict=True)
+    begun, reached, spread = sum(means) / len(means), sum(history["recent"]) / len(history["recent"]), sum(stds)
+    if reached - begun <= spread / len(stds):
+        return {}
+    fallen = []
+    for name, (mean, low, high) in now.items():
+        if name not in first:
+            continue
+        was, was_low, was_high = first[name]
+        error = ((high - low) ** 2 + (was_high - was_low) ** 2) ** 0.5 / (2 * 1.96)
+        if was - mean <= 2 * error:
+            return {}
+        fallen.append(f"{name} {was:.3g} -> {mean:.3g}")
+    if not fallen:
+        return {}
+    return {"reward_hacking": (
+        f"the trained reward rose from {begun:.3g} to {reached:.3g} while every held-out one fell "
+        f"({', '.join(fallen)}): the policy learns to please the reward, not to draw better; stop it, and start again "
+        "with a higher kl_coef or a second reward"
+    )}  # fmt: skip
+
+
+def say(run: Run, history: dict[str, Any], found: Mapping[str, str], iteration: int, moment: int) -> None:
+    """Says warnings on standard error when they begin, and again where they come back after a pause.
+
+    `moment` counts the occasions at which they can be found: iterations, or evaluations.
+    """
+    said: dict[str, int] = history["said"]
+    for name, sentence in found.items():
+        if run.main and (name not in said or moment - said[name] > RECENT):
+            print(f"flowrl: warning, iteration {iteration}: {sentence}", file=sys.stderr, flush=True)
+        said[name] = moment
+
+
+# ---- divergence ------------------------------------------------------------------------------------------------------
+
+
+def stop_on_broken(run: Run, broken: int, total: int, iteration: int, *, learned: bool) -> None:
+    """Ends a run whose images are not finite; every process calls it with its own counts.
+
+    Args:
+        run: its folder and processes.
+        broken: images of this process that hold NaN or infinity.
+        total: images of this process.
+        iteration: that drew them.
+        learned: whether weights were changed before; otherwise it is the model that draws them.
+
+    Raises:
+        ValueError: says so, and how to go on; `lora/` then holds the last weights whose images were finite.
+    """
+    broken = total_of(run, broken)
+    if not broken:
+        return
+    what = f"{broken} of {total_of(run, total)} images hold NaN or infinity"
+    if not learned:
+        raise ValueError(
+            f"{what} before anything was learned: the weights of pipeline.model or policy.init_lora are damaged, or "
+            "pipeline.dtype is too narrow for them: check the files, or set pipeline.dtype=float32"
+        )
+    raise _diverged(run, iteration, what)
+
+
+def largest_weight(weights: Iterable[Tensor]) -> float:
+    """The largest magnitude of weights; NaN where one is."""
+    return float(get_total_norm(weights, norm_type=math.inf))
+
+
+def stop_on_absurd_weights(run: Run, iteration: int, largest: float) -> None:
+    """Ends a run that an update has given weights as no training gives: not finite, or beyond `ABSURD_WEIGHT`.
+
+    Raises:
+        ValueError: as `stop_on_broken`.
+    """
+    if not largest <= ABSURD_WEIGHT:
+        raise _diverged(run, iteration, f"weights of the LoRA reach {largest:.3g}, beyond {ABSURD_WEIGHT:g}")
+
+
+def _diverged(run: Run, iteration: int, what: str) -> ValueError:
+    """The error of a policy that has diverged; it is logged, and the last good LoRA put back."""
+    if run.main:
+        put_back_good_lora(run.folder)
+        run.log({"iteration": iteration, "warnings": {"diverged": what}})
+    lora = run.folder / "lora"
+    advice = (
+        f"{lora} holds the last weights whose images were finite. Go on from them with smaller steps: flowrl train "
+        f"{run.folder / 'config.yaml'} out=NEW policy.init_lora={lora} optim.lr=SMALLER"
+        if lora.exists()
+        else "no LoRA that was saved has drawn finite images: start again with a smaller optim.lr"
+    )
+    return ValueError(
+        f"the policy has diverged since iteration {iteration}: {what}. Resuming would repeat it; {advice}"
+    )
+
+
+def keep_good_lora(folder: Path) -> None:
+    """Notes that what `lora/` of a run folder holds has drawn finite images. Links cost no room: its files are replaced
+    by others, never written into."""
+    staged = folder / ".lora.keeping"
+    shutil.rmtree(staged, ignore_errors=True)
+    shutil.copytree(folder / "lora", staged, copy_function=_linked)
+    shutil.rmtree(folder / _GOOD, ignore_errors=True)
+    staged.replace(folder / _GOOD)
+
+
+def put_back_good_lora(folder: Path) -> None:
+    """Puts the last LoRA that has drawn finite images back into `lora/`; without one, what is there moves aside."""
+    lora, good, aside, staged = folder / "lora", folder / _GOOD, folder / _DIVERGED, folder / ".lora.restoring"
+    if lora.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        lora.replace(aside)
+    if good.exists():
+        shutil.rmtree(staged, ignore_errors=True)
+        shutil.copytree(good, staged, copy_function=_linked)
+        staged.replace(lora)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
