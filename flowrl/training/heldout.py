@@ -53,14 +53,15 @@ def evaluate(
     seed: int,
     num_images: int,
     show: bool,
-) -> Row:
+) -> Row | None:
     """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid.
 
     Files: `eval/iteration_<n>.jsonl` (one line per image), `samples/iteration_<n>/<k>.png` for `num_images` items
     spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
 
     Returns:
-        The metrics row: `eval/reward/<name>`, and `eval/geneval/<...>` where a geneval reward took part.
+        The metrics row: `eval/reward/<name>`, and `eval/geneval/<...>` where a geneval reward took part. None where a
+        stop was asked for meanwhile; nothing is written then.
     """
     share = -(-len(items) // run.world)
     own = range(run.rank * share, min(len(items), (run.rank + 1) * share))
@@ -70,6 +71,8 @@ def evaluate(
     starts = range(own.start, own.stop, batch_size)
     with progress(f"evaluating at {iteration}", len(starts), enabled=show and run.main) as advance:
         for first in starts:
+            if run.stop_requested and run.world == 1:  # several processes would have to agree on it at each batch
+                return None
             numbers = range(first, min(first + batch_size, own.stop))
             batch = [items[i] for i in numbers]
             keys = [(seed, "eval", item.prompt.key, item.sample) for item in batch]

@@ -124,7 +124,7 @@ class GradientSum:
         if not bool(torch.isfinite(norm)):
             raise ValueError(
                 f"iteration {iteration}: the gradient is not finite, so no step was taken: lower optim.lr or "
-                "sampler.noise_level, or set pipeline.dtype to bfloat16 or float32. The last checkpoint is good"
+                "sampler.noise_level, or set pipeline.dtype to bfloat16 or float32"
             )
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

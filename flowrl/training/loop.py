@@ -12,7 +12,7 @@ After each pass through the body, where it is due and in this order:
 | done | evaluate | save | end |
 |---|---|---|---|
 | the last iteration, or the budget is used up | yes | yes | finished |
-| somebody asked for a stop | no | yes | not finished |
+| somebody asked for a stop, also during the evaluation | no | yes | not finished |
 | any other | `eval_every`, `budget.evals` | `checkpoint_every` | go on |
 """
 
@@ -83,7 +83,7 @@ class Loop:
         self.budget = Budget(
             config.budget, self.counters, num_iterations=config.num_iterations, eval_every=config.eval_every
         )
-        self.watch = RewardWatch(self.counters, max_invalid_ratio=config.max_invalid_ratio, folder=run.folder)
+        self.watch = RewardWatch(self.counters, max_invalid_ratio=config.max_invalid_ratio)
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.scorer = Scorer(
             run, self.pipeline, reward, group_size=config.group_size, counters=self.counters, seconds=self.seconds
@@ -97,7 +97,8 @@ class Loop:
     def __iter__(self) -> Iterator[int]:
         config, run, budget = self.config, self.run, self.budget
         if self.first == 0 and budget.evaluates and config.eval.initial:
-            self.evaluate(0)
+            if not self.evaluate(0):
+                return
         total = config.num_iterations
         self._advance_note = ""
         with progress("training", total, self.first, enabled=run.main and config.progress) as advance:
@@ -112,7 +113,8 @@ class Loop:
                 done, stop = iteration + 1, run.should_stop()
                 last = done == total or budget.spent() >= 1
                 if (last or not stop) and budget.evaluation_due(done, last=last):
-                    self.evaluate(done)
+                    if not self.evaluate(done):
+                        last, stop = False, True
                 if last or stop or done % config.checkpoint_every == 0:
                     self.save(done)
                 if last or stop:
@@ -242,8 +244,8 @@ class Loop:
         """The weights that are evaluated and shipped: the average where there is one."""
         return "ema" if self.config.eval.ema and "ema" in self.policy.slots else "policy"
 
-    def evaluate(self, iteration: int) -> None:
-        """Evaluates the held-out prompts and logs the scores."""
+    def evaluate(self, iteration: int) -> bool:
+        """Evaluates the held-out prompts and logs the scores; False, without a row, after a request to stop."""
         begun = time.perf_counter()
         settings, sampler = self.config.eval, self.config.sampler
         items = eval_items(
@@ -257,6 +259,8 @@ class Loop:
                 batch_size=settings.batch_size, seed=settings.seed, num_images=settings.num_images,
                 show=self.config.progress,
             )  # fmt: skip
+        if row is None:
+            return False
         distinct = spread([item for item in items if item.sample == 0], KL_PROMPTS)
         row["eval/kl"] = velocity_distance(
             self.drawn, self.policy, distinct, schedule, scale=scale, seed=settings.seed, slot=self.eval_slot,
@@ -264,6 +268,7 @@ class Loop:
         )  # fmt: skip
         row |= self.budget.row() | {"seconds/eval": round(time.perf_counter() - begun, 4)}
         self.run.log({"iteration": iteration, **row})
+        return True
 
     def save(self, done: int) -> None:
         """Writes a checkpoint, and the LoRA for stock diffusers under `lora/`."""

@@ -27,7 +27,8 @@ def write_manifest(folder: Path, *, name: str, resumed: bool, device: torch.devi
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     if manifest:
         manifest.setdefault("resumed", []).append(now)
-        manifest.pop("finished", None)
+        for ending in ("finished", "failed", "error"):
+            manifest.pop(ending, None)
     else:
         manifest = {"config_name": name, "started": now}
     manifest |= {

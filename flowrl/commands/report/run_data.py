@@ -72,6 +72,8 @@ def read_run(folder: Path) -> RunData:
         config = {}
         notes.append("config.yaml is not valid YAML; it is shown as text only.")
     manifest = _json_object(folder / "manifest.json", notes)
+    if error := manifest.get("error"):
+        notes.append(f"An error stopped this run ({manifest.get('failed')}): {error}")
     rows = _json_lines(folder / "metrics.jsonl", notes)
     notes += _not_finite(rows)
     pairs, pair_iterations = _pairs(folder / "samples", notes)

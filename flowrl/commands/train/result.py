@@ -42,7 +42,8 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
     print(f"\nReport    {report}")
     if (folder / "samples").exists():
         print(f"Samples   {folder / 'samples'}")
-    print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
+    if (folder / "lora").exists():
+        print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
     if finished:
         print(_try(folder))
         if config.eval_every and _still_rising(rows):
