@@ -76,8 +76,8 @@ def explain(error: BaseException) -> str:
         return f"a file that is read as text is not {error.encoding} text (byte {error.start}){_where(error)}: {error}"
     if "UnpicklingError" in names:
         return (
-            f"a weight file holds Python objects beside its tensors, and those are never run{_where(error)}: take the "
-            f"model as .safetensors files. {_short(error)}"
+            f"a file of weights is damaged, or holds Python objects beside its tensors, which are never run"
+            f"{_where(error)}: take the model as .safetensors files. {_short(error)}"
         )
     if "SafetensorError" in names:
         return f"a .safetensors file is damaged or cut short{_where(error)}: get it again. {_short(error)}"

@@ -18,6 +18,7 @@ from torch import Tensor
 from flowrl.config.options import entry_of
 from flowrl.config.strict_yaml import build_settings
 from flowrl.config.train import resolve_path
+from flowrl.files import read_json
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.common import quiet_libraries
 from flowrl.pretrain.network_training import save_atomically
@@ -177,7 +178,7 @@ def write_asset(pipe: Any, folder: Path, *, half: bool = True) -> Path:
     if half:
         pipe.to(torch.float32)
     for path in staged.glob("tokenizer*/tokenizer.json"):
-        model = json.loads(path.read_text(encoding="utf-8"))["model"]
+        model = read_json(path)["model"]
         if "merges" not in model:
             continue
         merges = [" ".join(pair) for pair in model["merges"]]

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from flowrl.capabilities import capabilities
-from flowrl.files import write_atomically
+from flowrl.files import read_json, write_atomically
 
 
 def write_manifest(folder: Path, *, name: str, resumed: bool, device: torch.device, num_processes: int) -> None:
     """Writes the manifest of a run that starts, or adds to it that the run was resumed."""
     path = folder / "manifest.json"
-    manifest = json.loads(path.read_text(encoding="utf-8")) if resumed and path.exists() else {}
+    manifest = read_json(path) if resumed and path.exists() else {}
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     if manifest:
         manifest.setdefault("resumed", []).append(now)
@@ -51,7 +51,7 @@ def write_manifest(folder: Path, *, name: str, resumed: bool, device: torch.devi
 def note_in_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     """Adds facts to the manifest."""
     path = folder / "manifest.json"
-    manifest = json.loads(path.read_text(encoding="utf-8")) | dict(facts)
+    manifest = read_json(path) | dict(facts)
     write_atomically(path, json.dumps(manifest, indent=2) + "\n")
 
 

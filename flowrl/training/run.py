@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 
-from flowrl.files import replacing, write_atomically
+from flowrl.files import read_json_lines, replacing, write_atomically
 from flowrl.training.checkpoints import read_checkpoint, write_checkpoint
 from flowrl.training.devices import accelerator_of
 from flowrl.training.manifest import note_in_manifest, write_manifest
@@ -100,7 +100,7 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         """What `metrics.jsonl` holds."""
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        return read_json_lines(path) if path.exists() else []
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 

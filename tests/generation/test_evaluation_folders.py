@@ -73,7 +73,7 @@ def test_an_own_folder_that_lacks_prompts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prompt 00000 has 2 images"):
         read_folder(folder)
     (folder / DRAWN).write_text('{"num_')
-    with pytest.raises(ValueError, match="not JSON"):
+    with pytest.raises(ValueError, match="not valid JSON"):
         read_folder(folder)
 
 

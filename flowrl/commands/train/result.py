@@ -10,7 +10,7 @@ from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.config.train import TrainConfig
-from flowrl.files import write_atomically
+from flowrl.files import parse_json, read_json_lines, read_text, write_atomically
 from flowrl.statistics.bootstrap import (
     Interval,
     bootstrap_mean,
@@ -87,7 +87,7 @@ def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, fl
 def _try(folder: Path) -> str:
     """A command that samples from the run, with a prompt that it was evaluated on where it was."""
     listed = folder / "samples" / "prompts.json"
-    asked = json.loads(listed.read_text(encoding="utf-8"))[0] if listed.exists() else {"prompt": "PROMPT"}
+    asked = parse_json(read_text(listed), str(listed))[0] if listed.exists() else {"prompt": "PROMPT"}
     images = [f"--source {shlex.quote(path)}" for path in asked.get("sources", [])]
     words = [f"Try       flowrl sample {folder}", f"--prompt {shlex.quote(asked['prompt'])}", *images]
     return " \\\n            ".join(words)
@@ -133,7 +133,7 @@ def _plain(interval: Interval) -> dict[str, float]:
 
 def _rows(folder: Path) -> list[dict[str, float]]:
     path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return read_json_lines(path) if path.exists() else []
 
 
 def _still_rising(rows: list[dict[str, float]]) -> bool:
