@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from re import Pattern
 from typing import IO, Any, BinaryIO
 
 DEEPEST = 100
@@ -45,6 +46,30 @@ def write_atomically(path: Path, text: str) -> None:
     """Replaces a text file in one step: a reader, or a crash, sees the old text or the new, never half."""
     with replacing(path) as stream:
         stream.write(text.encode())
+
+
+def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "--out") -> None:
+    """Refuses to replace a file that the command did not write. The rule of every command that is told where to write:
+
+    what is not there, or is an empty file, is written; of anything else the command has to know its own hand.
+
+    Args:
+        path: the file that would be written.
+        own: whether the command wrote what is there, or a pattern that its files hold.
+        flag: what named the file, for the message.
+
+    Raises:
+        ValueError: it did not; nothing was changed.
+    """
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return
+    if not isinstance(own, bool):
+        own = path.is_file() and own.search(path.read_text(encoding="utf-8", errors="replace")) is not None
+    if not own:
+        raise ValueError(
+            f"{path} is there already and is nothing that this command wrote, so it will not be overwritten: give "
+            f"another {flag}, or move it away"
+        )
 
 
 @contextmanager

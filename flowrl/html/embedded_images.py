@@ -29,12 +29,7 @@ def image_element(path: Path, words: str, large: int = LARGE) -> str:
         with Image.open(path) as opened:
             opened.load()
             image = opened.convert("RGB")
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        Image.DecompressionBombError,
-    ):  # missing, cut off while being written, or not an image
+    except UNREADABLE:  # missing, cut off while being written, or not an image
         return ""
     small = max(image.size) <= SMALL
     image.thumbnail((large, large))
