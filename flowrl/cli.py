@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from flowrl.failures import speaker, told
+from flowrl.versions import version_text
 
 COMMANDS: dict[str, str] = {
     "train": "train a model with reinforcement learning",
@@ -61,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["--version"]:
+        print(version_text())
+        return 0
     group = words[:1] if any(name.startswith(f"{words[0]} ") for name in COMMANDS if words) else []
     if words[len(group) : len(group) + 1] in ([], ["-h"], ["--help"]):
         print(overview(*group), file=sys.stdout if words[len(group) :] else sys.stderr)
@@ -90,7 +94,9 @@ def overview(group: str = "") -> str:
     width = max(map(len, shown))
     lines = [f"  {name:<{width}}  {said}" for name, said in shown.items()]
     head = f"usage: flowrl {group or 'COMMAND'} ...\n\nReinforcement learning for diffusion and flow models.\n"
-    return "\n".join([head, *lines, "\n'flowrl COMMAND --help' lists what a command takes."])
+    return "\n".join(
+        [head, *lines, "\n'flowrl COMMAND --help' lists what a command takes, 'flowrl --version' which flowrl it is."]
+    )
 
 
 def parse(name: str, words: Sequence[str]) -> argparse.Namespace:

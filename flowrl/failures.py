@@ -17,6 +17,8 @@ import time
 import traceback
 from pathlib import Path
 
+from flowrl.versions import version_text
+
 LOG = "error.log"
 """The file of a run folder that holds the traceback of the error that stopped the run."""
 SHOW = "FLOWRL_TRACEBACK"
@@ -141,7 +143,7 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
     rank = os.environ.get("RANK", "0")
     text = "\n".join([
         time.strftime("%Y-%m-%dT%H:%M:%S%z"), shlex.join(["flowrl", *sys.argv[1:]]),
-        f"Python {platform.python_version()} on {platform.platform()}", "", *traceback.format_exception(error),
+        f"{version_text()} on {platform.platform()}", "", *traceback.format_exception(error),
     ])  # fmt: skip
     data = text.encode("utf-8", "backslashreplace")
     if folder is not None:

@@ -6,11 +6,9 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 
 from flowrl.capabilities import capabilities
 from flowrl.files import read_json, write_atomically
+from flowrl.versions import git_commit, versions
 
 
 def write_manifest(folder: Path, *, name: str, resumed: bool, device: torch.device, num_processes: int) -> None:
@@ -33,10 +32,8 @@ def write_manifest(folder: Path, *, name: str, resumed: bool, device: torch.devi
         manifest = {"config_name": name, "started": now}
     manifest |= {
         "command": shlex.join(["flowrl", *sys.argv[1:]]),
-        "git_commit": _git_commit(),
-        "versions": {
-            p: _version(p) for p in ("flowrl-toolkit", "torch", "diffusers", "transformers", "peft", "accelerate")
-        },
+        "git_commit": git_commit(),
+        "versions": versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else str(device),
@@ -53,20 +50,3 @@ def note_in_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     path = folder / "manifest.json"
     manifest = read_json(path) | dict(facts)
     write_atomically(path, json.dumps(manifest, indent=2) + "\n")
-
-
-def _git_commit() -> str | None:
-    """The commit of the checkout that flowrl runs from; None for an installed wheel."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except OSError:
-        return None
-    return done.stdout.strip() or None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
