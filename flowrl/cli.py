@@ -94,9 +94,8 @@ def overview(group: str = "") -> str:
     width = max(map(len, shown))
     lines = [f"  {name:<{width}}  {said}" for name, said in shown.items()]
     head = f"usage: flowrl {group or 'COMMAND'} ...\n\nReinforcement learning for diffusion and flow models.\n"
-    return "\n".join(
-        [head, *lines, "\n'flowrl COMMAND --help' lists what a command takes, 'flowrl --version' which flowrl it is."]
-    )
+    foot = "\n'flowrl COMMAND --help' lists what a command takes."
+    return "\n".join([head, *lines, foot, *([] if group else ["'flowrl --version' names the version."])])
 
 
 def parse(name: str, words: Sequence[str]) -> argparse.Namespace:

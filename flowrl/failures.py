@@ -207,6 +207,8 @@ def _os_error(error: OSError) -> str:
         if path.exists() and not os.access(path, os.R_OK):
             return f"{path} cannot be read: you have no right to; ask its owner, or change its mode (chmod)"
         return f"{path} cannot be written: you have no right to; choose another folder, or change its mode (chmod)"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return f"{path} is there already, or lies in what is no folder: choose another place"
     if error.errno == errno.EMFILE:
         return f"too many files are open at once, {path} is one too many: raise the limit (ulimit -n)"
     return f"{path}: {os.strerror(error.errno)}"

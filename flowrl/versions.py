@@ -27,12 +27,10 @@ def git_commit() -> str | None:
 
 def version_text() -> str:
     """What `flowrl --version` prints: one line."""
-    own, *libraries = (f"{name} {number or 'not installed'}" for name, number in versions().items())
-    commit = git_commit()
-    text = ", ".join(
-        [own + (f" (commit {commit})" if commit else ""), f"Python {platform.python_version()}", *libraries]
-    )
-    return text.replace("flowrl-toolkit", "flowrl", 1)
+    own, *libraries = [f"{name} {number or 'not installed'}" for name, number in versions().items()]
+    if commit := git_commit():
+        own += f" (commit {commit})"
+    return ", ".join([own.replace("-toolkit", ""), f"Python {platform.python_version()}", *libraries])
 
 
 def _version(package: str) -> str | None:

@@ -89,8 +89,9 @@ def _encoders(model: str, dtype: torch.dtype, options: Mapping[str, Any]) -> dic
     """
     found: dict[str, nn.Module] = {}
     for part, entry in read_json(Path(model) / "model_index.json").items():
-        kind = getattr(transformers, str(entry[1]), None) if isinstance(entry, list) and len(entry) == 2 else None
-        if part in options or not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+        kind: Any = getattr(transformers, str(entry[1]), None) if isinstance(entry, list) and len(entry) == 2 else None
+        is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+        if part in options or not is_network:
             continue
         network, info = kind.from_pretrained(
             model, subfolder=part, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True

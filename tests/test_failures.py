@@ -71,6 +71,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> Tin
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "a/b.txt"), "there is no a/b.txt (seen from"),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "/a/b.txt"), "there is no /a/b.txt: check"),
         (PermissionError(errno.EACCES, "Permission denied", "/absent/x"), "/absent/x cannot be written"),
+        (FileExistsError(errno.EEXIST, "File exists", "out"), "out is there already, or lies in what is no folder"),
         (OSError(errno.EMFILE, "Too many open files", "x"), "ulimit -n"),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), "x: Is a directory"),
         (OSError("the hub does not answer"), "the hub does not answer"),

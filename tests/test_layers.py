@@ -48,18 +48,8 @@ LAYERS: dict[str, int] = {
     "__init__": 0,
     "__main__": 7,
 }
-LOOSE = {
-    "__init__",
-    "__main__",
-    "cli",
-    "trajectory",
-    "randomness",
-    "files",
-    "failures",
-    "versions",
-    "progress",
-    "capabilities",
-}
+LOOSE = {"__init__", "__main__", "cli", "trajectory", "randomness", "files", "progress", "capabilities"}
+LOOSE |= {"failures", "versions"}
 """What may lie in flowrl/ itself."""
 COMMAND_FILES = {"__init__", "arguments", "run", "result", "page"}
 """The names that may occur more than once: every command's folder has the same ones."""

@@ -241,7 +241,7 @@ def shown_prompts(folder: Path, notes: list[str]) -> list[Row]:
     except ValueError:
         notes.append("samples/prompts.json could not be read; the images are shown without their prompts.")
         return []
-    return [entry if isinstance(entry, dict) else {} for entry in found]
+    return [entry if isinstance(entry, dict) else {} for entry in found] if isinstance(found, list) else []
 
 
 def _clip(image: Path) -> Path | None:

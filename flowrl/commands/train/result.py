@@ -9,8 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.commands.report.run_data import shown_prompts
 from flowrl.config.train import TrainConfig
-from flowrl.files import parse_json, read_json_lines, read_text, write_atomically
+from flowrl.files import read_json_lines, write_atomically
 from flowrl.statistics.bootstrap import (
     Interval,
     bootstrap_mean,
@@ -86,10 +87,14 @@ def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, fl
 
 def _try(folder: Path) -> str:
     """A command that samples from the run, with a prompt that it was evaluated on where it was."""
-    listed = folder / "samples" / "prompts.json"
-    asked = parse_json(read_text(listed), str(listed))[0] if listed.exists() else {"prompt": "PROMPT"}
-    images = [f"--source {shlex.quote(path)}" for path in asked.get("sources", [])]
-    words = [f"Try       flowrl sample {folder}", f"--prompt {shlex.quote(asked['prompt'])}", *images]
+    first = shown_prompts(folder / "samples", [])[:1]
+    asked = first[0] if first else {}
+    images = [f"--source {shlex.quote(str(path))}" for path in asked.get("sources", [])]
+    words = [
+        f"Try       flowrl sample {folder}",
+        f"--prompt {shlex.quote(str(asked.get('prompt', 'PROMPT')))}",
+        *images,
+    ]
     return " \\\n            ".join(words)
 
 
