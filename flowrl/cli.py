@@ -1,8 +1,8 @@
 """The command line: `flowrl COMMAND ...`.
 
 A command is a folder of `flowrl.commands`: `arguments.py` has `add_arguments(parser)` and imports nothing heavy, so
-that `--help` and wrong flags answer at once; `run.py` has `run(parsed) -> exit code`. Errors that a user can fix are
-one paragraph on standard error and exit code 1, those of the command line itself 2; an interrupt exits with 130.
+that `--help` and wrong flags answer at once; `run.py` has `run(parsed) -> exit code`. Every error is one paragraph on
+standard error and exit code 1, those of the command line itself 2; an interrupt exits with 130.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ import difflib
 import importlib
 import os
 import re
+import select
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
+
+from flowrl.failures import speaker, told
+from flowrl.versions import version_text
 
 COMMANDS: dict[str, str] = {
     "train": "train a model with reinforcement learning",
@@ -58,24 +62,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["--version"]:
+        print(version_text())
+        return 0
     group = words[:1] if any(name.startswith(f"{words[0]} ") for name in COMMANDS if words) else []
     if words[len(group) : len(group) + 1] in ([], ["-h"], ["--help"]):
         print(overview(*group), file=sys.stdout if words[len(group) :] else sys.stderr)
         return 0 if words[len(group) :] else 2
     name = " ".join(words[: len(group) + 1])
+    if name not in COMMANDS:
+        print(f"flowrl: {_no_command(name)}", file=sys.stderr)
+        return 1
+    parsed = parse(name, words[len(group) + 1 :])
     try:
-        if name not in COMMANDS:
-            raise ValueError(_no_command(name))
-        parsed = parse(name, words[len(group) + 1 :])
-        return int(_module(name, "run").run(parsed))
-    except KeyboardInterrupt:
-        print(
-            "\nStopped. A training run continues from its last checkpoint with 'flowrl train resume=RUN'.",
-            file=sys.stderr,
-        )
+        code = int(_module(name, "run").run(parsed))
+        if sys.stdout is not None:  # it was closed from the start
+            sys.stdout.flush()
+        return code
+    except KeyboardInterrupt as stop:
+        print(f"\n{str(stop) or 'Stopped.'}", file=sys.stderr)
         return 130
-    except (ValueError, OSError) as error:
-        print(f"flowrl: {error}", file=sys.stderr)
+    except BaseException as error:  # the one place where a traceback would reach the terminal
+        if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
+            print(f"{speaker()}: {told(error)}", file=sys.stderr)
         return 1
 
 
@@ -85,7 +94,8 @@ def overview(group: str = "") -> str:
     width = max(map(len, shown))
     lines = [f"  {name:<{width}}  {said}" for name, said in shown.items()]
     head = f"usage: flowrl {group or 'COMMAND'} ...\n\nReinforcement learning for diffusion and flow models.\n"
-    return "\n".join([head, *lines, "\n'flowrl COMMAND --help' lists what a command takes."])
+    foot = "\n'flowrl COMMAND --help' lists what a command takes."
+    return "\n".join([head, *lines, foot, *([] if group else ["'flowrl --version' names the version."])])
 
 
 def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
@@ -108,6 +118,17 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
     if rest:
         parser.error(f"unexpected {' '.join(rest)}: {parser.prog} --help says what it takes")
     return parsed
+
+
+def _nobody_reads() -> bool:
+    """Whether who read the output has gone, as in `flowrl plan CONFIG | head`; what is left of it is dropped then."""
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, 0)
+    gone = any(events & select.POLLERR for _, events in poll.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # Python flushes once more at its end
+    return gone
 
 
 def _no_command(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, folders with one owner, and what JSON can hold."""
+"""Files that appear whole or not at all, folders with one owner, text and JSON whose faults name their file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from re import Pattern
 from typing import IO, Any, BinaryIO
 
 LOCK = ".lock"
 """The file of a folder that its owner holds locked."""
+DEEPEST = 100
+"""Brackets within brackets that JSON may have: nothing here needs more, and readers of records go down by recursion."""
 
 
 @contextmanager
@@ -32,16 +35,47 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
-        os.chmod(temporary, 0o644)  # mkstemp keeps a file to its owner; it is for whoever may read the folder
+        let_others_read(Path(temporary))
         os.replace(temporary, path)
     finally:  # an interrupt too leaves nothing behind
         Path(temporary).unlink(missing_ok=True)
+
+
+def let_others_read(path: Path) -> None:
+    """Gives a file that was written for its owner alone, as temporary files are, the mode of any new file."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a text file in one step: a reader, or a crash, sees the old text or the new, never half."""
     with replacing(path) as stream:
         stream.write(text.encode())
+
+
+def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "--out") -> None:
+    """Refuses to replace a file that the command did not write. The rule of every command that is told where to write:
+
+    what is not there, or is an empty file, is written; of anything else the command has to know its own hand.
+
+    Args:
+        path: the file that would be written.
+        own: whether the command wrote what is there, or a pattern that its files hold.
+        flag: what named the file, for the message.
+
+    Raises:
+        ValueError: it did not; nothing was changed.
+    """
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return
+    if not isinstance(own, bool):
+        own = path.is_file() and own.search(path.read_text(encoding="utf-8", errors="replace")) is not None
+    if not own:
+        raise ValueError(
+            f"{path} is there already and is nothing that this command wrote, so it will not be overwritten: give "
+            f"another {flag}, or move it away"
+        )
 
 
 @contextmanager
@@ -92,6 +126,112 @@ def _holder(path: Path) -> str:
 def is_taken(folder: Path) -> bool:
     """Whether a path is something else than a folder that may be written into: one that holds no more than a lock."""
     return folder.exists() and (not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()))
+
+
+def read_text(path: Path) -> str:
+    """A text file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        ValueError: it is not there, is no file (a pipe would be waited for without an end), or is not UTF-8.
+    """
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a pipe or a device: copy what it gives into a file"
+        raise ValueError(f"{path}: cannot be read, it is {what}")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        text: all of a file, or a line of it.
+        where: file, or file and line, for messages.
+
+    Raises:
+        ValueError: it is not JSON, names a key twice, holds NaN, infinity or half a character (a lone surrogate), or is
+            nested too deep.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text.strip() else ""
+        raise ValueError(f"{where}: not valid JSON ({error.msg} at {line}column {error.colno})") from error
+    except RecursionError as error:
+        raise ValueError(f"{where}: brackets are nested more than {DEEPEST} deep: flatten it") from error
+    except ValueError as error:  # of the hooks, and numbers of thousands of digits
+        raise ValueError(f"{where}: {error}") from error
+    if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:
+        raise ValueError(f"{where}: brackets are nested more than {DEEPEST} deep: flatten it")
+    if "\\ud" in text.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise ValueError(f"{where}: {half} is half a character: write both halves, or none") from error
+    return value
+
+
+def read_json(path: Path, advice: str = "") -> dict[str, Any]:
+    """The object that a JSON file holds.
+
+    Args:
+        path: the file.
+        advice: what to do about a bad one, for the message.
+
+    Raises:
+        ValueError: as `read_text` and `parse_json`, or it holds something else than an object.
+    """
+    try:
+        value = parse_json(read_text(path), str(path))
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}: must hold an object {{...}}, it holds {_kind(value)}")
+    except ValueError as error:
+        raise ValueError(f"{error}: {advice}" if advice else str(error)) from error
+    return value
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one on each line; blank lines are skipped.
+
+    Raises:
+        ValueError: as `read_json`; names the line.
+    """
+    # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold.
+    lines = enumerate(read_text(path).split("\n"), start=1)
+    rows = []
+    for where, line in [(f"{path}, line {number}", line) for number, line in lines if line.strip()]:
+        rows.append(parse_json(line, where))
+        if not isinstance(rows[-1], dict):
+            raise ValueError(f"{where}: must hold an object {{...}}, it holds {_kind(rows[-1])}")
+    return rows
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"names {next(key for key in keys if keys.count(key) > 1)!r} twice: keep one of them")
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"JSON knows no {name}: write a number, or null")
+
+
+def _depth(value: Any) -> int:
+    """How deep lists and objects lie in each other; without recursion, which is what it guards."""
+    deep, level = 0, [value]
+    while level := [part for part in level if isinstance(part, dict | list)]:
+        deep += 1
+        level = [part for parts in level for part in (parts.values() if isinstance(parts, dict) else parts)]
+    return deep
+
+
+def _kind(value: Any) -> str:
+    return {list: "a list", str: "text", type(None): "null", bool: "true or false"}.get(type(value), "a number")
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,6 @@ It wraps diffusers' own classes, so any checkpoint of the family loads from a fo
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import entry_of
-from flowrl.pipelines.known_checkpoints import checkpoints, tables
+from flowrl.files import read_json
+from flowrl.pipelines.known_checkpoints import AGAIN, checkpoints, tables
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -138,7 +138,7 @@ def family_of(model: str) -> str:
     """
     index = Path(model) / "model_index.json"
     if index.is_file():
-        found = json.loads(index.read_text(encoding="utf-8")).get("_class_name")
+        found = read_json(index, AGAIN).get("_class_name")
         if found not in STOCK:
             raise ValueError(f"{model} is a {found}, and no family loads that: there are {', '.join(STOCK)}")
         return STOCK[found]

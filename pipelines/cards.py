@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 
 from diffusers import DiffusionPipeline
 
+from flowrl.files import read_json
 from flowrl.pipelines import common
+from flowrl.pipelines.known_checkpoints import AGAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,16 +122,16 @@ def image_factors(vae: Mapping[str, Any]) -> tuple[int, int]:
 
 def clip_context(card: Card) -> int:
     """Tokens that CLIP's prompts always fill: its tokenizer's context."""
-    return int((read_json(card.model, "tokenizer/tokenizer_config.json") or {}).get("model_max_length", 77))
+    return int((read_part(card.model, "tokenizer/tokenizer_config.json") or {}).get("model_max_length", 77))
 
 
 # ---- what can be read ------------------------------------------------------------------------------------------------
 
 
-def read_json(model: str, name: str) -> dict[str, Any] | None:
+def read_part(model: str, name: str) -> dict[str, Any] | None:
     """A JSON file of a folder; None where it is not there."""
     path = Path(model) / name
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    return read_json(path, AGAIN) if path.is_file() else None
 
 
 def hub_class(model: str) -> str | None:

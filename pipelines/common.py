@@ -10,8 +10,12 @@ from typing import Any
 import diffusers
 import torch
 import transformers
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from flowrl.failures import out_of_memory
+from flowrl.files import let_others_read, read_json
+from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.lora import LORA_FILE, lora_ready_for_diffusers
 from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, embedded_guidance, linear_cfg
@@ -46,19 +50,84 @@ def load_stock(name: str, model: str, *, title: str, dtype: torch.dtype, exact: 
         options: further arguments of `from_pretrained`.
 
     Raises:
-        ValueError: nothing loadable there.
+        ValueError: nothing loadable there, a file of it is damaged or lacks weights; names the file or part.
     """
     quiet_libraries()
     parts = {"default": dtype, **dict.fromkeys(exact, torch.float32)}
     try:
-        pipe = getattr(diffusers, name).from_pretrained(model, dtype=parts, **options)
-    except (OSError, ValueError) as error:
+        encoders = _encoders(model, dtype, options) if (Path(model) / "model_index.json").is_file() else {}
+        pipe = getattr(diffusers, name).from_pretrained(model, dtype=parts, **encoders, **options)
+    except _Incomplete as error:
+        raise ValueError(str(error)) from error
+    except Exception as error:  # damaged files and foreign ones make the libraries raise errors of every kind
+        if out_of_memory(error):
+            raise
+        fault = _fault(Path(model)) if Path(model).is_dir() else ""
+        first = (str(error).strip() or type(error).__name__).splitlines()[0].partition(" If you want")[0]
         raise ValueError(
-            f"could not load {model!r} as a {title} pipeline ({str(error).splitlines()[0]}): give a folder written by "
-            "save_pretrained, or a hub id that this machine can reach and is allowed to read"
-        ) from error
+            f"could not load {model!r} as a {title} pipeline ({fault or first}): "
+            + (AGAIN if fault else "give a folder written by save_pretrained, or a hub id that this machine can reach "
+               "and is allowed to read")
+        ) from error  # fmt: skip
+    for part, module in pipe.components.items():
+        weights = module.named_parameters() if isinstance(module, nn.Module) else ()
+        if lacking := [key for key, weight in weights if weight.is_meta]:
+            raise ValueError(_lacks(f"{model}/{part}", lacking))
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+class _Incomplete(Exception):
+    """Weights are missing that a library would fill with random numbers."""
+
+
+def _encoders(model: str, dtype: torch.dtype, options: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """The networks of a pipeline's folder that transformers loads: it would make up what their files lack.
+
+    Raises:
+        _Incomplete: names the part and a weight.
+    """
+    found: dict[str, nn.Module] = {}
+    for part, entry in read_json(Path(model) / "model_index.json").items():
+        kind: Any = getattr(transformers, str(entry[1]), None) if isinstance(entry, list) and len(entry) == 2 else None
+        is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+        if part in options or not is_network:
+            continue
+        network, info = kind.from_pretrained(
+            model, subfolder=part, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        if wrong := [key for key, *_ in info["mismatched_keys"]]:
+            raise _Incomplete(
+                f"{model}/{part} holds weights of another shape than its config.json says ({len(wrong)}, first "
+                f"{wrong[0]}): {AGAIN}"
+            )
+        if lacking := set(info["missing_keys"]) & {key for key, _ in network.named_parameters()}:
+            raise _Incomplete(_lacks(f"{model}/{part}", sorted(lacking)))
+        found[part] = network
+    return found
+
+
+def _lacks(part: str, keys: Sequence[str]) -> str:
+    return f"{part} lacks weights that its config.json asks for ({len(keys)}, first {keys[0]}): {AGAIN}"
+
+
+def _fault(folder: Path) -> str:
+    """Which file of a model's folder is damaged, once it could not be loaded; empty where none looks so."""
+    for path in (*folder.glob("model_index.json"), *sorted(folder.glob("*/*config.json"))):
+        try:
+            read_json(path)
+        except ValueError as error:
+            return str(error)
+    for path in sorted(folder.glob("*/*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            return f"{path} is damaged or cut short ({error})"
+    for path in sorted(folder.glob("*/*.bin")):
+        if not list(path.parent.glob("*.safetensors")):
+            return f"{path} is a pickle, damaged or with more than tensors in it, and no code of it is run"
+    return ""
 
 
 def freeze(pipe: Any, device: torch.device | str) -> None:
@@ -268,6 +337,7 @@ def write_lora(
     layers = {f"{part}_lora_layers": lora_ready_for_diffusers(tensors)}
     metadata = {f"{part}_lora_adapter_metadata": dict(config)}
     cls.save_lora_weights(folder, **layers, **metadata)
+    let_others_read(folder / LORA_FILE)
     return folder / LORA_FILE
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from flowrl.config.options import build_options
 from flowrl.pipelines import common, known_checkpoints
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_json
+from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
 from flowrl.pipelines.lora import LORA_FILE, check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources
 from flowrl.samplers.guidance import Network, Velocity
@@ -179,8 +179,8 @@ class Family:
         if not Path(model).is_dir():
             known = known_checkpoints.checkpoints().get(model)
             return None if known is None else self._card(model, known.index, known.network, known.vae)
-        index, vae = read_json(model, "model_index.json"), read_json(model, "vae/config.json")
-        return self._card(model, index or {}, read_json(model, f"{self.denoisers[0]}/config.json"), vae or {})
+        index, vae = read_part(model, "model_index.json"), read_part(model, "vae/config.json")
+        return self._card(model, index or {}, read_part(model, f"{self.denoisers[0]}/config.json"), vae or {})
 
     def _card(
         self, model: str, index: Mapping[str, Any], network: Mapping[str, Any] | None, vae: Mapping[str, Any]
@@ -196,7 +196,7 @@ class Family:
         known, found = None if Path(model).is_dir() else known_checkpoints.checkpoints().get(model), {}
         for place, name in enumerate(self.denoisers):
             if known is None:
-                config = read_json(model, f"{name}/config.json")
+                config = read_part(model, f"{name}/config.json")
             else:
                 config = dict(known.network) if place == 0 or known.index.get(name) else None
             if config is not None:
@@ -218,7 +218,7 @@ class Family:
         if folder and not (Path(model) / "model_index.json").is_file():
             raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
         self._check_class(model, card.stock)
-        scheduler = read_json(model, "scheduler/scheduler_config.json")
+        scheduler = read_part(model, "scheduler/scheduler_config.json")
         if scheduler is not None:
             self.check_scheduler(model, scheduler)
         if card.network is None:

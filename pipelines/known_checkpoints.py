@@ -39,6 +39,10 @@ class Published:
     parts: Mapping[str, int]
 
 
+AGAIN = "download the model again, or save it with save_pretrained"
+"""What to do about a damaged model folder."""
+
+
 @functools.cache
 def tables() -> Any:
     """The file as it stands."""

@@ -7,7 +7,6 @@ own switch, which costs microseconds per layer; the base weights are never touch
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any
 
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from flowrl.files import parse_json, read_json
 from flowrl.randomness import counter_normal
 
 ADAPTER = "default"
@@ -187,15 +187,18 @@ def _read_one(folder: Path) -> tuple[dict[str, Tensor], float]:
     """The LoRA of one network; see `read_lora`."""
     if (folder / LORA_FILE).exists():
         path, prefixes = folder / LORA_FILE, _PARTS
-        with safe_open(path, framework="pt") as file:
-            stated = json.loads((file.metadata() or {}).get("lora_adapter_metadata", "{}"))
+        with _safetensors(path), safe_open(path, framework="pt") as file:
+            notes = file.metadata() or {}
+        stated = parse_json(notes.get("lora_adapter_metadata", "{}"), f"the metadata of {path}")
+        if not isinstance(stated, dict):
+            raise ValueError(f"the metadata of {path} is no object: save the LoRA again")
         stated = {_without(prefixes, key): value for key, value in stated.items()}
     elif (folder / _PEFT_FILE).exists():
         path, prefixes = folder / _PEFT_FILE, _PEFT_PARTS
         config = folder / "adapter_config.json"
         if not config.exists():
             raise ValueError(f"{path} needs the adapter_config.json it was saved with: only that one states its alpha")
-        stated = json.loads(config.read_text(encoding="utf-8"))
+        stated = read_json(config, "save the LoRA again")
     else:
         raise ValueError(f"no LoRA in {folder}: looked for {LORA_FILE} (diffusers) and {_PEFT_FILE} (PEFT, flow_grpo)")
     refused = [key for key in ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern") if stated.get(key)]
@@ -203,9 +206,26 @@ def _read_one(folder: Path) -> tuple[dict[str, Tensor], float]:
         raise ValueError(
             f"the LoRA in {folder} uses {', '.join(refused)}: only plain LoRA, one rank and alpha, is read"
         )
-    tensors = {_without(prefixes, name): tensor for name, tensor in load_file(path).items()}
-    rank = next((tensor.shape[0] for name, tensor in tensors.items() if "lora_A" in name), 0)
-    return tensors, stated.get("lora_alpha", rank)
+    with _safetensors(path):
+        tensors = {_without(prefixes, name): tensor for name, tensor in load_file(path).items()}
+    rank = next((tensor.shape[0] for name, tensor in tensors.items() if "lora_A" in name and tensor.ndim > 1), 0)
+    if not rank:
+        raise ValueError(f"{path} holds no LoRA: none of its {len(tensors)} tensors is a matrix named lora_A")
+    alpha = stated.get("lora_alpha", rank)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
+        raise ValueError(f"the LoRA in {folder} states lora_alpha {alpha!r}: it must be a number above 0")
+    return tensors, alpha
+
+
+@contextmanager
+def _safetensors(path: Path) -> Iterator[None]:
+    """Says which file it was that could not be read."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): it is damaged or cut short, get or save it again"
+        ) from error
 
 
 def _without(prefixes: Sequence[str], name: str) -> str:

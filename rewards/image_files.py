@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
-from flowrl.prompts.source_images import as_rgb
+from flowrl.files import parse_json, read_text
+from flowrl.prompts.source_images import BROKEN, as_rgb
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
@@ -37,9 +37,9 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
             f"{source!r}, which is none of them."
         )
     try:
-        listed: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{source} is not JSON ({error}): write {{prompt: [files]}}.") from error
+        listed: Any = parse_json(read_text(path), source)
+    except ValueError as error:
+        raise ValueError(f"{error}: write {{prompt: [files]}}.") from error
     found: dict[str | None, list[Path]] = {}
     for prompt, names in listed.items() if isinstance(listed, dict) else ():
         names = [names] if isinstance(names, str) else names
@@ -63,6 +63,8 @@ def read_image(path: Path, *, owner: str = "") -> UInt8[np.ndarray, " h w 3"]:
     try:
         with Image.open(path) as opened:
             return np.asarray(as_rgb(ImageOps.exif_transpose(opened)))
-    except (UnidentifiedImageError, OSError) as error:
+    except BROKEN as error:
         start = f"{owner}: " if owner else ""
-        raise ValueError(f"{start}the image {path} cannot be read as an image: remove or replace it.") from error
+        raise ValueError(
+            f"{start}the image {path} cannot be read as an image ({error}): remove or replace it."
+        ) from error

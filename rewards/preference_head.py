@@ -10,7 +10,6 @@ A folder holds config.json (what the features are, the head's shape, T), head.sa
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from flowrl.files import read_json
 from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.networks.clip_encoder import scored
@@ -84,14 +84,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}: give a folder that 'flowrl reward train' wrote.")
     try:
-        config: Any = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        config: Any = read_json(folder / CONFIG)
+    except ValueError as error:
         raise ValueError(f"{folder / CONFIG} is not JSON ({error}): train the head again.") from error
     kinds = {"backbone": str, "model": str | None, "revision": str | None, "preprocess": str, "image_size": int,
              "features": str, "temperature": float, "center": float}  # fmt: skip
-    wrong = [
-        key for key, kind in kinds.items() if not isinstance(config, dict) or not isinstance(config.get(key), kind)
-    ]
+    wrong = [key for key, kind in kinds.items() if not isinstance(config.get(key), kind)]
     if wrong or config["backbone"] not in get_args(Backbone) or not config["temperature"] > 0:
         raise ValueError(f"{folder / CONFIG} does not describe a head ({', '.join(wrong)}): train it again.")
     return dict(config)

@@ -105,7 +105,10 @@ def test_wrong_settings_are_refused_before_a_model_loads(
     ("body", "said"),
     [
         ("raise RuntimeError('no luck')", ["no luck", "rewards_", ":2"]),
-        ("return [float('nan')] * len(prompts)", ["8 of 8 images", "not_finite 8", "resume="]),
+        (
+            "return [float('nan')] * len(prompts)",
+            ["8 of 8 images", "not_finite 8", "Nothing was trained yet"],
+        ),
         ("return [1.0]", ["8 numbers", "[1]"]),
         ("return 'good'", ["8 numbers", "str"]),
     ],

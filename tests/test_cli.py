@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -21,6 +22,7 @@ for name in COMMANDS:
         main([*name.split(), "--help"])
     except SystemExit as end:
         assert end.code == 0, name
+assert main(["--version"]) == 0
 assert main(["train", "tiny_flow_grpo", "num_iteration=1"]) == 1
 assert not {"torch", "numpy", "diffusers", "transformers"} & set(sys.modules)
 """
@@ -100,6 +102,12 @@ def test_the_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) ->
     assert "sample" not in shown
     assert main(["reward", "scor"]) == 1
     assert "did you mean reward score?" in capsys.readouterr().err
+
+
+def test_the_version_names_the_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    shown = capsys.readouterr().out
+    assert re.fullmatch(r"flowrl [^ ,]+( \(commit \S+\))?, Python 3\.\S+, torch \S+, diffusers \S+, .*\n", shown)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

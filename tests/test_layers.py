@@ -42,12 +42,15 @@ LAYERS: dict[str, int] = {
     "randomness": 0,
     "placement": 0,
     "files": 0,
+    "failures": 0,
+    "versions": 0,
     "progress": 0,
     "capabilities": 0,
     "__init__": 0,
     "__main__": 7,
 }
 LOOSE = {"__init__", "__main__", "cli", "trajectory", "randomness", "placement", "files", "progress", "capabilities"}
+LOOSE |= {"failures", "versions"}
 """What may lie in flowrl/ itself."""
 COMMAND_FILES = {"__init__", "arguments", "run", "result", "page"}
 """The names that may occur more than once: every command's folder has the same ones."""

@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from flowrl.files import parse_json, read_text
+
 CATEGORIES = ("color", "shape", "texture", "2d_spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
 IMAGES_PER_PROMPT = 10
 
@@ -54,9 +56,9 @@ def read_results(path: Path) -> dict[int, float]:
         ValueError: another form, or a number twice.
     """
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = parse_json(read_text(path), str(path))
         scores = {int(row["question_id"]): float(row["answer"]) for row in rows}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: needs a list of {{question_id, answer}} ({error}).") from error
     if len(scores) != len(rows) or not rows:
         raise ValueError(f"{path}: {len(rows)} entries have {len(scores)} different numbers: each must occur once.")

@@ -7,7 +7,6 @@ incomplete is refused: a score over the images that happen to be there is anothe
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
+
+from flowrl.files import read_json, read_json_lines
+from flowrl.prompts.source_images import BROKEN
 
 DRAWN = "drawn.json"
 """What drew the images, with which settings; this toolkit's own folders have it."""
@@ -59,7 +61,7 @@ class ImageFile:
         try:
             with Image.open(self.path) as image:
                 return np.asarray(image.convert("RGB"))
-        except (OSError, SyntaxError) as error:  # Pillow reports some broken PNG files as SyntaxError
+        except BROKEN as error:
             raise ValueError(
                 f"{self.path} is not a whole image ({error}): draw it again, or fetch the folder once more."
             ) from error
@@ -116,13 +118,12 @@ def read_record(path: Path) -> dict[str, Any]:
         ValueError: no file, or it holds something else.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        record = json.loads(lines[0]) if len(lines) == 1 else None
-    except (OSError, ValueError):
-        record = None
-    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        records = read_json_lines(path)
+    except ValueError as error:
+        raise ValueError(f"{error}: the folder is half-written or another kind.") from error
+    if len(records) != 1 or not isinstance(records[0].get("prompt"), str):
         raise ValueError(f"{path} must hold one JSON object with a prompt: the folder is half-written or another kind.")
-    return record
+    return records[0]
 
 
 def _check_complete(folder: Path, places: Sequence[Path], images: Sequence[ImageFile]) -> None:
@@ -152,10 +153,4 @@ def read_drawn(folder: Path) -> dict[str, Any] | None:
         ValueError: the note cannot be read.
     """
     path = folder / DRAWN
-    if not path.is_file():
-        return None
-    try:
-        drawn: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return drawn
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}): delete the folder and draw it again.") from error
+    return read_json(path, "delete the folder and draw it again.") if path.is_file() else None

@@ -29,6 +29,7 @@ from flowrl.config.train import resolve_path
 from flowrl.generation.folders import ImageFile
 from flowrl.progress import progress
 from flowrl.prompts.loading import read_prompts
+from flowrl.prompts.source_images import BROKEN
 from flowrl.rewards import Reward, RewardInputs
 from flowrl.rewards.outputs import check_output
 
@@ -259,7 +260,7 @@ def _size(path: Path) -> tuple[int, int] | None:
     try:
         with Image.open(path) as image:
             return image.size
-    except (OSError, ValueError):
+    except BROKEN:
         return None
 
 
@@ -268,7 +269,7 @@ def _load(path: Path, change: Change | None = None) -> Tensor | None:
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
-    except (OSError, ValueError):
+    except BROKEN:
         return None
     pixels = np.array(image if change is None else change(image))
     return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255.0

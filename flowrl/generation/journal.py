@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from flowrl.files import parse_json
+
 Row = dict[str, Any]
 
 
@@ -41,9 +43,9 @@ class Journal:
         if len(whole) < len(data):
             with self.path.open("rb+") as file:
                 file.truncate(len(whole))
-        for number, line in enumerate(whole.decode().split("\n")[1:-1], start=2):
+        for number, line in enumerate(whole.decode("utf-8", "replace").split("\n")[1:-1], start=2):
             try:
-                entry = json.loads(line)
+                entry = parse_json(line, f"{self.path}, line {number}")
                 self.rows[entry["key"]] = entry["row"]
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(

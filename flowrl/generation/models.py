@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config.train import TrainConfig, load_config
+from flowrl.files import read_json
 from flowrl.prompts.loading import Prompt
 from flowrl.training.model_files import add_file, files_of, hub_commit
 
@@ -161,7 +161,7 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     if (folder.resolve().parent / "config.yaml").is_file():
         return str(folder.resolve().parent), folder
     card = folder / "adapter_config.json"
-    named = json.loads(card.read_text(encoding="utf-8")).get("base_model_name_or_path") if card.is_file() else None
+    named = read_json(card).get("base_model_name_or_path") if card.is_file() else None
     if not named:
         raise ValueError(f"{model} is a LoRA that does not name its base model: give that one, and --lora {model}")
     return str(named), folder

@@ -12,6 +12,8 @@ from PIL import Image
 from flowrl.html.markup import DASH, esc
 
 SMALL = 128  # up to this side an image is embedded as it is and its pixels are shown as squares
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What Pillow raises for files that it cannot open."""
 LARGE = 448  # longer sides are reduced to this: twice the size at which they are shown
 
 
@@ -27,7 +29,7 @@ def image_element(path: Path, words: str, large: int = LARGE) -> str:
         with Image.open(path) as opened:
             opened.load()
             image = opened.convert("RGB")
-    except OSError:  # missing, cut off while being written, or not an image
+    except UNREADABLE:  # missing, cut off while being written, or not an image
         return ""
     small = max(image.size) <= SMALL
     image.thumbnail((large, large))

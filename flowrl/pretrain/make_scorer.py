@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from flowrl.benchmarks.geneval.metadata import RELATIONS, TASKS
 from flowrl.benchmarks.geneval.rules import verdict
 from flowrl.benchmarks.geneval.wording import position
-from flowrl.files import replacing, write_atomically
+from flowrl.files import parse_json, replacing, write_atomically
 from flowrl.pretrain.making import draw, readme_text
 from flowrl.pretrain.network_training import average_weights
 from flowrl.pretrain.scorer_data import corrupt, labels_of, training_scene
@@ -247,7 +247,7 @@ def write_readme(config: ScorerConfig, path: Path) -> None:
     net = load_net(path)
     with safe_open(path, framework="pt") as file:
         notes = file.metadata() or {}
-    made = ScorerConfig(**json.loads(notes.get("settings", "{}")))
+    made = ScorerConfig(**parse_json(notes.get("settings", "{}"), f"the notes of {path}"))
     usual = ScorerConfig()
     changed = {k: v for k, v in asdict(made).items() if v != getattr(usual, k) and k not in _NO_RESULT}
     plain, hard = (accuracy(net, config.seed, corrupted=corrupted) for corrupted in (False, True))

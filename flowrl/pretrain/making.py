@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from torch import Tensor
 from flowrl.config.options import entry_of
 from flowrl.config.strict_yaml import build_settings
 from flowrl.config.train import resolve_path
+from flowrl.files import read_json
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.common import quiet_libraries
 from flowrl.pretrain.network_training import save_atomically
@@ -38,21 +40,47 @@ MODELS: dict[str, tuple[str, str]] = {
     "wan": ("flowrl.pretrain.make_wan", "WanConfig"),
 }
 """What `flowrl pretrain` makes: name -> module with `main(config) -> Path`, and its settings."""
+MOST_THREADS = 256
+"""CPU threads: far more of them end torch without a word."""
+_SHARES = ("prompt_dropout", "undone", "wrong_direction", "label_smoothing", "ema_decay")
+_MAY_BE_ZERO = ("generated", "kl_weight", "shape_weight", "weight_decay")
 
 
 def pretrain(arguments: Sequence[str]) -> Path:
     """Makes the model that the first argument names, sd3 without one, by the `key=value` texts after it.
 
     Raises:
-        ValueError: there is no such model; an unknown key or a wrong type, refused as in a training run.
+        ValueError: there is no such model; an unknown key, a wrong type, or a number that cannot be meant.
     """
     named = bool(arguments) and "=" not in arguments[0]
     name, overrides = (arguments[0], arguments[1:]) if named else ("sd3", arguments)
     module_name, settings = entry_of(MODELS, name, "model", owner="pretrain")
     module = importlib.import_module(module_name)
     config = build_settings(getattr(module, settings), overrides, command=f"pretrain {name}")
+    check_numbers(config)
     made: Path = module.main(config)
     return made
+
+
+def check_numbers(config: Any) -> None:
+    """Refuses settings that would train for nothing or without an end.
+
+    Raises:
+        ValueError: names the setting.
+    """
+    for name, value in asdict(config).items():
+        if name == "seed" or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if name in _SHARES:
+            fits, words = 0 <= value <= 1, "lie in [0, 1]"
+        elif name in _MAY_BE_ZERO:
+            fits, words = 0 <= value < math.inf, "be 0 or a finite number above"
+        elif name == "threads":
+            fits, words = 0 < value <= MOST_THREADS, f"lie in 1 .. {MOST_THREADS}: give the number of cores"
+        else:
+            fits, words = 0 < value < math.inf, "be a finite number above 0"
+        if not fits:
+            raise ValueError(f"{name}={value} must {words}")
 
 
 def prepare(out: str, threads: int) -> Path:
@@ -177,7 +205,7 @@ def write_asset(pipe: Any, folder: Path, *, half: bool = True) -> Path:
     if half:
         pipe.to(torch.float32)
     for path in staged.glob("tokenizer*/tokenizer.json"):
-        model = json.loads(path.read_text(encoding="utf-8"))["model"]
+        model = read_json(path)["model"]
         if "merges" not in model:
             continue
         merges = [" ".join(pair) for pair in model["merges"]]

@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.prompts.prompt_files import parse_json, read_lines
+from flowrl.files import parse_json
+from flowrl.prompts.prompt_files import read_lines
 from flowrl.prompts.source_images import read_image
 
 FILE = "pairs.jsonl"

@@ -26,12 +26,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flowrl.files import parse_json, read_text
 from flowrl.prompts.source_images import check_image
 
 SOURCES = ("source", "sources", "source_images")
 REFERENCES = ("reference", "references", "reference_images")
 VIDEO = "source_video"
 VIDEOS = (".mp4", ".webm", ".gif")
+LONGEST = 20_000
+"""Characters of a prompt: more are a file of another kind."""
 
 _MISSING = "needs an object with a non-empty string under 'prompt'"
 
@@ -98,7 +101,10 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
     if path.suffix == ".csv":
         rows = list(_csv_prompts(path, negative))
     elif path.suffix == ".txt":
-        rows = [Prompt(text=line.strip(), metadata={}, negative=negative) for _, line in read_lines(path)]
+        lines = read_lines(path)
+        for at, line in lines:
+            _check_length(line.strip(), at)
+        rows = [Prompt(text=line.strip(), metadata={}, negative=negative) for _, line in lines]
     else:
         find = relative_to(path.parent)
         rows = [prompt_of(parse_json(line, at), at, find=find, negative=negative) for at, line in read_lines(path)]
@@ -107,35 +113,11 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
     return rows
 
 
-def read_text(path: Path) -> str:
-    """A file in UTF-8, with or without a BOM.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
-
-
 def read_lines(path: Path) -> list[tuple[str, str]]:
     """The lines of a file that are not blank, each with "FILE, line NUMBER", for messages."""
     # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold.
     lines = enumerate(read_text(path).split("\n"), start=1)
     return [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
-
-
-def parse_json(text: str, where: str) -> Any:
-    """A line's JSON.
-
-    Raises:
-        ValueError: it is not JSON; says where.
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from error
 
 
 def relative_to(folder: Path) -> Find:
@@ -159,6 +141,7 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
     text = row.get("prompt") if isinstance(row, dict) else None
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{where}: {missing}")
+    _check_length(text, where)
     own = row.get("negative_prompt")
     if own is not None and not isinstance(own, str):
         raise ValueError(f"{where}: negative_prompt must be text, got {own!r}; leave it out to take prompts.negative")
@@ -169,6 +152,14 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
         text=text, metadata=row, negative=negative if own is None else own, sources=sources, references=references,
         video=video, source_names=names if video is None else (*names, row[VIDEO]),
     )  # fmt: skip
+
+
+def _check_length(text: str, where: str) -> None:
+    if len(text) > LONGEST:
+        raise ValueError(
+            f"{where}: a prompt of {len(text)} characters; {LONGEST} are the most, and text encoders read far fewer: "
+            "are line breaks missing?"
+        )
 
 
 def _csv_prompts(path: Path, negative: str) -> Iterator[Prompt]:
@@ -231,11 +222,11 @@ def _cell(name: str, cell: str, where: str) -> Any:
         if not cell.startswith("["):
             return [part.strip() for part in cell.split(";")]
         try:
-            return json.loads(cell)
-        except json.JSONDecodeError as error:
+            return parse_json(cell, where)
+        except ValueError as error:
             raise ValueError(
-                f"{where}: {name} begins like a JSON list and is not one ({error.msg} at column {error.colno}); write "
-                "a.png;b.png instead, or a list whose double quotes CSV has doubled"
+                f"{where}: {name} begins like a JSON list and is not one ({str(error).removeprefix(f'{where}: ')}); "
+                "write a.png;b.png instead, or a list whose double quotes CSV has doubled"
             ) from error
     return cell
 

@@ -26,7 +26,8 @@ CACHED_IMAGES = 32
 
 _WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey, 16 bits
 _MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", *_WIDE}
-_BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises for bad files
+BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What Pillow raises for bad files, and for small ones with very many pixels."""
 
 
 def check_image(path: str | Path) -> None:
@@ -69,7 +70,7 @@ def keep_image(data: bytes) -> Path:
     try:
         with Image.open(io.BytesIO(data)) as image:
             suffix = (image.format or "image").lower()
-    except _BROKEN as error:
+    except BROKEN as error:
         raise ValueError(f"the bytes are not an image that Pillow can open ({error}): replace them") from error
     path = Path(_folder().name) / f"{name}.{suffix}"
     if not path.exists():
@@ -98,7 +99,7 @@ def _check_header(path: Path, changed: int, length: int) -> None:
     try:
         with Image.open(path) as image:
             mode = image.mode
-    except _BROKEN as error:
+    except BROKEN as error:
         raise ValueError(f"{path} is not an image that Pillow can open ({error}): remove or replace it") from error
     if mode not in _MODES:
         raise ValueError(f"{path} has pixels of Pillow's mode {mode}, which has no fixed range: save it as 8-bit RGB")
@@ -110,7 +111,7 @@ def _pixels(path: Path, size: Size | None, changed: int, length: int) -> UInt8[n
     try:
         with Image.open(path) as opened:
             image = as_rgb(ImageOps.exif_transpose(opened))
-    except _BROKEN as error:
+    except BROKEN as error:
         raise ValueError(f"{path}: the image is damaged ({error}): remove or replace it") from error
     if size is not None:
         image = ImageOps.fit(image, (size[1], size[0]), Image.Resampling.LANCZOS)

@@ -46,15 +46,15 @@ class Budget:
     def evaluation_due(self, done: int, *, last: bool) -> bool:
         """Whether to evaluate after `done` iterations, which was not done yet.
 
-        What the budget asked for then counts as made; so does, in the counters, what is evaluated.
+        What the budget asked for then counts as made.
         """
         parts = self.limits.evals
         if parts:
             reached = min(parts, max(int(self.spent() * parts), done * parts // self.num_iterations))
             due = last or reached > self.counters["evals"]
             self.counters["evals"] = max(reached, self.counters["evals"])
-            return due
-        due = bool(self.eval_every) and (last or done % self.eval_every == 0)
+        else:
+            due = bool(self.eval_every) and (last or done % self.eval_every == 0)
         return due and self.counters["evaluated"] != done
 
     def row(self) -> dict[str, Any]:

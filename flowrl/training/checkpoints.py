@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from flowrl.files import write_atomically
+from flowrl.files import read_json, write_atomically
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.training.manifest import read_manifest
@@ -108,7 +108,7 @@ def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
         f"remove {folder} to continue from {older[-1].name}" if older else f"remove {folder} to start from iteration 0"
     )
     try:
-        seal = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
+        seal = read_json(folder / _SEAL)
         data = (folder / _STATE).read_bytes()
         size = int(seal["metrics_bytes"])
         if hashlib.sha256(data).hexdigest() != seal["sha256"]:

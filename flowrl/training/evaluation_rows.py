@@ -11,13 +11,13 @@ A value is null where the reward failed, and `correct` and `graded` where no Gen
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.files import read_json_lines
 from flowrl.statistics.bootstrap import ScoreRow, bootstrap_mean, stratified_score, task_scores
 
 Row = dict[str, Any]
@@ -88,5 +88,4 @@ def evaluations(folder: Path) -> list[int]:
 
 def read_rows(folder: Path, iteration: int) -> list[Row]:
     """Rows of an evaluation that a run folder holds."""
-    text = (folder / "eval" / f"iteration_{iteration:06d}.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
+    return read_json_lines(folder / "eval" / f"iteration_{iteration:06d}.jsonl")

@@ -54,14 +54,15 @@ def evaluate(
     seed: int,
     num_images: int,
     show: bool,
-) -> Row:
+) -> Row | None:
     """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid.
 
     Files: `eval/iteration_<n>.jsonl` (one line per image), `samples/iteration_<n>/<k>.png` for `num_images` items
     spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
 
     Returns:
-        The metrics row: `eval/reward/<name>`, and `eval/geneval/<...>` where a geneval reward took part.
+        The metrics row: `eval/reward/<name>`, and `eval/geneval/<...>` where a geneval reward took part. None where a
+        stop was asked for meanwhile; nothing is written then.
 
     Raises:
         ValueError: an image is not finite; see `flowrl.training.watchdog.stop_on_broken`.
@@ -75,6 +76,8 @@ def evaluate(
     starts = range(own.start, own.stop, batch_size)
     with progress(f"evaluating at {iteration}", len(starts), enabled=show and run.main) as advance:
         for first in starts:
+            if run.stop_requested and run.world == 1:  # several processes would have to agree on it at each batch
+                return None
             numbers = range(first, min(first + batch_size, own.stop))
             batch = [items[i] for i in numbers]
             x = sample_normals(pipeline.latent_shape, [(seed, *_noise_of(item)) for item in batch]).to(run.device)

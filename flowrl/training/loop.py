@@ -12,7 +12,7 @@ After each pass through the body, where it is due and in this order:
 | done | evaluate | save | end |
 |---|---|---|---|
 | the last iteration, or the budget is used up | yes | yes | finished |
-| somebody asked for a stop | when the run goes on | yes | not finished |
+| somebody asked for a stop, also during the evaluation | when the run goes on | yes | not finished |
 | any other | `eval_every`, `budget.evals` | `checkpoint_every` | go on |
 """
 
@@ -105,7 +105,7 @@ class Loop:
         self.budget = Budget(
             config.budget, self.counters, num_iterations=config.num_iterations, eval_every=config.eval_every
         )
-        self.watch = RewardWatch(self.counters, max_invalid_ratio=config.max_invalid_ratio, folder=run.folder)
+        self.watch = RewardWatch(self.counters, max_invalid_ratio=config.max_invalid_ratio)
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.scorer = Scorer(
             run, self.pipeline, reward, group_size=config.group_size, counters=self.counters, seconds=self.seconds
@@ -121,10 +121,12 @@ class Loop:
     def __iter__(self) -> Iterator[int]:
         config, run, budget = self.config, self.run, self.budget
         if self.first == 0 and budget.evaluates and config.eval.initial:
-            self.evaluate(0)
-        if self.first > 0 and budget.evaluation_due(self.first, last=False):
-            self.evaluate(self.first)  # it was left out for a quick stop
+            if not self.evaluate(0):
+                return
         total = config.num_iterations
+        # What was left out for a quick stop.
+        if self.first > 0 and not self._evaluate_if_due(self.first, last=self.first >= total or budget.spent() >= 1):
+            return
         self._advance_note = ""
         with progress("training", total, self.first, enabled=run.main and config.progress) as advance:
             for iteration in range(self.first, total if budget.spent() < 1 else self.first):
@@ -137,8 +139,8 @@ class Loop:
                 advance(self._advance_note)
                 done, stop = iteration + 1, run.should_stop()
                 last = done == total or budget.spent() >= 1
-                if (last or not stop) and budget.evaluation_due(done, last=last):
-                    self.evaluate(done)
+                if (last or not stop) and not self._evaluate_if_due(done, last=last):
+                    last, stop = False, True
                 if last or stop or done % config.checkpoint_every == 0:
                     self.save(done)
                 if last or stop:
@@ -291,10 +293,17 @@ class Loop:
         """The weights that are evaluated and shipped: the average where there is one."""
         return "ema" if self.config.eval.ema and "ema" in self.policy.slots else "policy"
 
-    def evaluate(self, iteration: int) -> None:
-        """Evaluates the held-out prompts and logs the scores."""
+    def _evaluate_if_due(self, done: int, *, last: bool) -> bool:
+        """Evaluates where that is due; False where a request to stop has cut it off, so that it stays due."""
+        made = self.counters["evals"]
+        if not self.budget.evaluation_due(done, last=last) or self.evaluate(done):
+            return True
+        self.counters["evals"] = made
+        return False
+
+    def evaluate(self, iteration: int) -> bool:
+        """Evaluates the held-out prompts and logs the scores; False, without a row, after a request to stop."""
         begun = time.perf_counter()
-        self.counters["evaluated"] = iteration
         settings, sampler = self.config.eval, self.config.sampler
         items = eval_items(
             self.prompts.held_out, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt
@@ -307,6 +316,8 @@ class Loop:
                 batch_size=settings.batch_size, seed=settings.seed, num_images=settings.num_images,
                 show=self.config.progress,
             )  # fmt: skip
+        if row is None:
+            return False
         distinct = spread([item for item in items if item.sample == 0], KL_PROMPTS)
         row["eval/kl"] = velocity_distance(
             self.drawn, self.policy, distinct, schedule, scale=scale, seed=settings.seed, slot=self.eval_slot,
@@ -318,6 +329,8 @@ class Loop:
         found = evaluation_warnings(self.counters["watch"], row, held_out)
         say(self.run, self.counters["watch"], found, iteration, moment=self.counters["watch"]["evaluations"])
         self.run.log({"iteration": iteration, **row} | ({"warnings": found} if found else {}))
+        self.counters["evaluated"] = iteration
+        return True
 
     def save(self, done: int) -> None:
         """Writes a checkpoint, and the LoRA for stock diffusers under `lora/`."""

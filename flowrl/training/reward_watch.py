@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,9 +14,9 @@ CONSTANT_LIMIT = 3  # iterations in a row whose images all got the same reward b
 class RewardWatch:
     """Looks at every iteration's rewards; what it remembers is in the run's counters, and so in checkpoints."""
 
-    def __init__(self, counters: dict[str, Any], *, max_invalid_ratio: float, folder: Path) -> None:
-        """`counters` need `constant` and `failed`; `folder` is the run's, for advice."""
-        self.counters, self.max_invalid_ratio, self.folder = counters, max_invalid_ratio, folder
+    def __init__(self, counters: dict[str, Any], *, max_invalid_ratio: float) -> None:
+        """`counters` need `constant` and `failed`."""
+        self.counters, self.max_invalid_ratio = counters, max_invalid_ratio
 
     def complaint(self, reward_B: Tensor, iteration: int, errors: Counter[str]) -> str:
         """Why the run cannot go on; empty where it can.
@@ -36,8 +35,7 @@ class RewardWatch:
             return (
                 f"iteration {iteration}: {len(reward_B) - len(values)} of {len(reward_B)} images got no valid reward "
                 f"({failed} of {scored} in the last {len(recent)} iterations; max_invalid_ratio is "
-                f"{self.max_invalid_ratio:g} of {WINDOW} iterations): {why}. Fix the reward or "
-                f"its server, then resume with 'flowrl train resume={self.folder}'"
+                f"{self.max_invalid_ratio:g} of {WINDOW} iterations): {why}. Fix the reward or its server"
             )
         self.counters["constant"] = self.counters["constant"] + 1 if bool((values == values[0]).all()) else 0
         if self.counters["constant"] >= CONSTANT_LIMIT:

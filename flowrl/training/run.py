@@ -24,7 +24,7 @@ import torch
 from accelerate.utils import gather_object
 
 from flowrl.config.train import TrainConfig, to_yaml
-from flowrl.files import locked, replacing, write_atomically
+from flowrl.files import locked, read_json_lines, replacing, write_atomically
 from flowrl.training.checkpoints import checkpoints, read_checkpoint, remove_halves, write_checkpoint
 from flowrl.training.devices import accelerator_of, on_main
 from flowrl.training.manifest import note_in_manifest, read_manifest, session_facts, write_manifest
@@ -91,6 +91,7 @@ class Run:
         )  # fmt: skip
         self.folder, self.started = folder, time.time()
         self.stop_requested = False
+        self.begun = False  # whether the folder of a run that is continued may have changed
         self._config, self._resumed = config, resumed
         self._writer: Any = None
         self._metrics_size = self._first = 0
@@ -127,7 +128,7 @@ class Run:
         facts, own = {**self._facts, "inputs_digest": digest_of(self._inputs)}, self._manifest
         own["inputs"] = self._inputs
         if self._resumed:
-            for end in ("finished", "stopped"):
+            for end in ("finished", "stopped", "failed", "error"):
                 own.pop(end, None)
             own.setdefault("resumed", []).append(facts | {"iteration": self._first, "changes": self._changes})
         else:
@@ -153,7 +154,7 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         """What `metrics.jsonl` holds."""
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        return read_json_lines(path) if path.exists() else []
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -199,6 +200,7 @@ class Run:
         Rows of `metrics.jsonl` written after the checkpoint are dropped, and so is the mark of a finished run.
         """
         self.accelerator.wait_for_everyone()
+        self.begun = True
         if not self.main:
             return
         self._first = first

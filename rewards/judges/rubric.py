@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from flowrl.config.options import build_options
-from flowrl.files import replacing
+from flowrl.files import parse_json, read_text, replacing
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     UNPARSED,
@@ -76,7 +76,7 @@ def load_rubric(path: str | Path) -> tuple[Rule, ...]:
     if not file.is_file():
         raise ValueError(f"there is no rubric {str(path)!r}: write one by hand or with `flowrl reward rubric`.")
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = parse_json(read_text(file), str(path))
     except ValueError as error:
         raise ValueError(f"the rubric {str(path)!r} is not JSON: {error}.") from None
     if not isinstance(record, dict):

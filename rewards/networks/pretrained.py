@@ -29,6 +29,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
+from flowrl.failures import out_of_memory
+
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 # Weak, so that a network goes when the last reward that uses it does.
@@ -92,7 +94,9 @@ def load_network(
     def load() -> Any:
         try:
             network, info = kind.from_pretrained(model, revision=revision, dtype=dtype, output_loading_info=True)
-        except OSError as error:
+        except Exception as error:  # damaged and foreign files make the libraries raise errors of every kind
+            if out_of_memory(error):
+                raise
             raise cannot_load(model, error, owner=owner, option=option, what=what) from error
         missing = sorted(set(info["missing_keys"]) & {name for name, _ in network.named_parameters()})
         if missing:
@@ -110,8 +114,8 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def cannot_load(model: str, error: OSError, *, owner: str, option: str, what: str) -> ValueError:
-    """What to raise for an OSError: that of transformers for missing files, unknown ids and no connection alike."""
+def cannot_load(model: str, error: Exception, *, owner: str, option: str, what: str) -> ValueError:
+    """What to raise for an error of transformers: missing files, unknown ids, no connection, damaged weights alike."""
     return ValueError(
         f"{owner} could not load the {what} model {model!r}: {first_line(error)} Give {option}: a folder that holds a "
         f"complete {what} checkpoint (config, weights, and the tokenizer and preprocessor if it has them), or a hub "
@@ -140,7 +144,7 @@ def load_processor(
     """
     try:
         return kind.from_pretrained(expanded(model), revision=revision)
-    except OSError as error:
+    except Exception as error:
         raise cannot_load(model, error, owner=owner, option=option, what=what) from error
 
 

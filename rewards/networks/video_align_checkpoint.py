@@ -6,7 +6,6 @@ It is a folder with model_config.json and checkpoint-<n>/, which holds model.pth
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from flowrl.files import read_json
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.qwen_vl import newer_name
 
@@ -45,8 +45,8 @@ def read_settings(folder: Path, *, normalise: bool) -> Settings:
     """
     file = folder / "model_config.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        content = read_json(file)
+    except ValueError as error:
         raise ValueError(f"{OWNER}: cannot read {str(file)!r}: {error}. Give model: a VideoReward folder.") from error
     data, model, lora = (content.get(part) or {} for part in ("data_config", "model_config", "peft_lora_config"))
     if data.get("sample_type", "uniform") != "uniform" or not model.get("use_special_tokens", True):

@@ -5,9 +5,10 @@
     GET  /health                200 while requests are taken, 503 while the server stops; versions, queues, limits
     GET  /metrics               Prometheus text
 
-Refusals are JSON `{"error": word, "detail": sentence}`: 401 wrong token, 408 body came too slowly, 413 too much in one
-request, 415 another content type, 422 not as the format wants it, 429 queue full and 503 stopping, both with
-Retry-After. An item that fails does not fail its request.
+Refusals are JSON `{"error": word, "detail": sentence}`: 400 two lengths of one body, 401 wrong token, 408 body came too
+slowly, 413 too much in one request, 415 another content type, 422 not as the format wants it, 429 queue full and 503
+stopping, both with Retry-After. An item that fails does not fail its request. Headers that come too slowly, and more
+connections than are bearable, get no answer: they are closed.
 """
 
 from __future__ import annotations
@@ -148,6 +149,8 @@ def make_server(app: FastAPI, *, grace: float = 30.0) -> uvicorn.Server:
     check_extra()
     import uvicorn
 
+    from flowrl.rewards.serving.connections import MOST_HEADER_BYTES, limited_protocol
+
     service: Service = app.state.service
 
     class Server(uvicorn.Server):
@@ -166,5 +169,6 @@ def make_server(app: FastAPI, *, grace: float = 30.0) -> uvicorn.Server:
         uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="on", ws="none", timeout_keep_alive=30,
             timeout_graceful_shutdown=max(1, math.ceil(min(grace, 5.0))), server_header=False,
+            http=limited_protocol(service.limits.header_timeout), h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         )
     )  # fmt: skip

@@ -115,10 +115,12 @@ async def _body(service: Service, request: Request, content_type: str, held: lis
     """The body of a request that may be answered; `held` gets the bytes that are kept in memory.
 
     What is refused is still read (and forgotten), as far as is bearable: a client that is cut off while it sends never
-    reads why.
+    reads why. What would not be bearable by its headers is not begun.
     """
     most, seen, kept = service.limits.max_bytes, 0, bytearray()
     against = _refused_at_once(service, request, content_type)
+    if against is not None and (against.status == 400 or _length(request) > 4 * most):
+        raise against
     async for piece in request.stream():
         seen += len(piece)
         if against is None and seen > most:
@@ -145,7 +147,9 @@ def _refused_at_once(service: Service, request: Request, content_type: str) -> W
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != content_type or request.headers.get("content-encoding", "identity") != "identity":
         return WireError(415, "content_type", f"send {content_type} without content encoding, not {given or 'none'}.")
-    if int(request.headers.get("content-length", 0)) > service.limits.max_bytes:
+    if "content-length" in request.headers and "transfer-encoding" in request.headers:
+        return WireError(400, "two_lengths", "give Content-Length or Transfer-Encoding, not both.")
+    if _length(request) > service.limits.max_bytes:
         return too_many_bytes(service.limits)
     if len(service.queues) == 1:  # else the body says which
         try:
@@ -153,6 +157,11 @@ def _refused_at_once(service: Service, request: Request, content_type: str) -> W
         except WireError as full:
             return full
     return None
+
+
+def _length(request: Request) -> int:
+    """The body's length as the headers say it."""
+    return int(request.headers.get("content-length", 0))
 
 
 async def _parts(request: Request, body: bytes, max_bytes: int) -> tuple[bytes, dict[str, bytes]]:
@@ -221,6 +230,8 @@ def refusal(error: WireError) -> Response:
     from starlette.responses import JSONResponse
 
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if error.status in (400, 413):  # what follows may be the rest of a body that was not read
+        headers["Connection"] = "close"
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse({"error": error.word, "detail": str(error)}, status_code=error.status, headers=headers)

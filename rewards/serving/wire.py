@@ -30,6 +30,11 @@ _ITEM_KEYS = ("id", "prompt", *_IMAGES, "fps", "metadata", "sample_id")
 _REQUEST_KEYS = ("schema", "reward", "iteration", "group_ids", "items")
 _LONGEST_WORD = 60
 
+SMALL_REQUEST = 16_000_000
+"""Pixels that any request may hold, whatever its length."""
+PIXELS_A_BYTE = 500
+"""Beyond that, a request buys its pixels with bytes: an RGB image of one colour has 350 a byte as PNG."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
@@ -45,6 +50,8 @@ class Limits:
     """Items of each reward that may wait; a request that finds them waiting gets 429."""
     batch_size: int = 16
     """Items of one call of a pointwise reward."""
+    header_timeout: float = 20.0
+    """Seconds in which a request's headers must have arrived; the connection is closed then."""
     body_timeout: float = 60.0
     """Seconds in which a request's body must have arrived."""
 
@@ -52,8 +59,9 @@ class Limits:
         for name in ("max_bytes", "max_pixels", "max_items", "queue_size", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: raise it.")
-        if not self.body_timeout > 0:
-            raise ValueError(f"body_timeout must be a positive number of seconds, got {self.body_timeout}.")
+        for name in ("header_timeout", "body_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be a positive number of seconds, got {getattr(self, name)}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -161,7 +169,8 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     Raises:
         WireError: 413 for more than `limits` allows, 422 for anything that is not as the module describes.
     """
-    if len(body) + sum(map(len, (files or {}).values())) > limits.max_bytes:
+    size = len(body) + sum(map(len, (files or {}).values()))
+    if size > limits.max_bytes:
         raise too_many_bytes(limits)
     data = _mapping(_json(body), "the request", _REQUEST_KEYS)
     if data.get("schema", SCHEMA) != SCHEMA:
@@ -180,7 +189,7 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     groups = data.get("group_ids")
     if groups is not None and not (isinstance(groups, list) and len(groups) == len(items)):
         raise bad_request(f"group_ids must be a list with one whole number for each of the {len(items)} items")
-    left = limits.max_pixels
+    left = min(limits.max_pixels, max(SMALL_REQUEST, PIXELS_A_BYTE * size))
 
     def image(value: Any, where: str) -> Pixels:
         nonlocal left

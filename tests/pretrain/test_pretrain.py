@@ -163,6 +163,25 @@ def test_every_model_is_made_and_goes_on_where_it_stopped(
     assert "held-out" in (whole / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("steps=-1", "steps=-1 must be a finite number above 0"),
+        ("steps=0", "steps=0 must be"),
+        ("batch_size=0", "batch_size=0 must be"),
+        ("vae_lr=0", "vae_lr=0.0 must be"),
+        ("kl_weight=-1", "kl_weight=-1.0 must be 0 or a finite number above"),
+        ("prompt_dropout=1.5", "prompt_dropout=1.5 must lie in [0, 1]"),
+        ("threads=100000", "threads=100000 must lie in 1 .. 256"),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_refused(setting: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must") as refused:
+        make([f"out={tmp_path / 'made'}", setting])
+    assert said in str(refused.value)
+    assert not (tmp_path / "made").exists()
+
+
 def test_prompt_lists_are_the_shipped_ones(tmp_path: Path) -> None:
     made, shipped = make(["prompts", f"out={tmp_path}"]), resolve_path("asset:prompts")
     lists = sorted(path.name for path in made.glob("*.jsonl"))

@@ -171,6 +171,12 @@ def test_a_csv_cell_names_one_image_or_a_list(folder: Path) -> None:
         ("p.csv", "prompt,source\na,no.png\n", "p.csv, line 2: source names 'no.png'"),
         ("p.csv", "prompt,sources\na,a.png;\n", "p.csv, line 2: sources must be a path or a list of paths"),
         ("p.csv", 'prompt,sources\na,"[a.png]"\n', "p.csv, line 2: sources begins like a JSON list and is not one"),
+        ("p.jsonl", '{"prompt": "a", "prompt": "b"}', "p.jsonl, line 1: names 'prompt' twice"),
+        ("p.jsonl", '{"prompt": "a \\ud83d"}', "p.jsonl, line 1: \\ud83d is half a character"),
+        ("p.jsonl", '{"prompt": "a", "x": ' + "[" * 9000, "p.jsonl, line 1: brackets are nested more than"),
+        ("p.jsonl", '{"prompt": "a", "x": NaN}', "p.jsonl, line 1: JSON knows no NaN"),
+        ("p.jsonl", '{"prompt": "' + "a " * 20_000 + '"}', "p.jsonl, line 1: a prompt of 40000 characters"),
+        ("p.txt", "a\n" + "b" * 20_001, "p.txt, line 2: a prompt of 20001 characters; 20000 are the most"),
         ("p.tsv", "a\n", "(a column prompt) or dataset:ID_OR_FOLDER, not .tsv"),
         ("prompts", "a\n", "not a file without an ending"),
     ],
@@ -186,5 +192,8 @@ def test_other_encodings_folders_and_missing_files_are_refused(tmp_path: Path) -
     for name in ("p.txt", "absent.txt"):
         with pytest.raises(ValueError, match="cannot be read as UTF-8"):
             read_file(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(ValueError, match="cannot be read, it is a pipe or a device"):
+        read_file(tmp_path / "pipe.txt")
     with pytest.raises(ValueError, match=f"is a folder; if it holds a dataset, write dataset:{tmp_path}"):
         read_file(tmp_path)

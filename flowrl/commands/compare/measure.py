@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.config.train import load_config
-from flowrl.files import write_atomically
+from flowrl.files import read_json, write_atomically
 from flowrl.generation.drawing import find_device
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import add_saved_lora
@@ -44,7 +44,7 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
     """
     kept, lora = run_folder / "measure.json", run_folder / "lora"
     if kept.is_file() and kept.stat().st_mtime >= max(path.stat().st_mtime for path in lora.iterdir()):
-        found: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
+        found: dict[str, float] = read_json(kept, "delete it, it is measured again")
         if not base or "base_diversity" in found:
             return found
     config = load_config(run_folder / "config.yaml")

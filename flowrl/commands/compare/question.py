@@ -17,7 +17,7 @@ from typing import Any
 from flowrl.config.base import read_with_base
 from flowrl.config.strict_yaml import closest
 from flowrl.config.train import TrainConfig, find_config, load_config
-from flowrl.files import is_taken
+from flowrl.files import is_taken, read_json
 
 JOURNAL = "compare.json"
 BUDGETS = ("nfe", "seconds", "images")
@@ -157,7 +157,7 @@ def read_journal(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{folder} is not empty and holds no comparison ({JOURNAL}): give --out another folder")
         return {}
     try:
-        journal: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        journal = read_json(path)
         Question(**journal["question"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({error}): restore it, or give --out another folder") from error

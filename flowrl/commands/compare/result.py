@@ -6,7 +6,6 @@ Only finished runs count; the others are listed. Every interval is over training
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import numpy as np
 from flowrl.commands.compare.question import Question, is_finished, run_name
 from flowrl.commands.report.run_data import RunData, read_run
 from flowrl.config.strict_yaml import closest
+from flowrl.files import read_json
 from flowrl.statistics.bootstrap import ScoreRow
 from flowrl.statistics.crossed import Estimate, cost_to_reach, crossed_difference, crossed_estimate, holm, mean_curve
 from flowrl.training.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_rows
@@ -126,7 +126,7 @@ def read_results(
     Raises:
         ValueError: nothing is finished, the baseline is not, or the metric is unknown.
     """
-    journal = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+    journal = read_json(folder / "compare.json")
     runs, missing = _finished(folder, question, journal)
     if not runs:
         raise ValueError(f"no run of {folder} is finished yet, so there is nothing to compare")
@@ -220,7 +220,7 @@ def _finished(
 
 def _measured(folder: Path) -> dict[str, float]:
     path = folder / "measure.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json(path, "delete it, it is measured again") if path.is_file() else {}
 
 
 def _targets(

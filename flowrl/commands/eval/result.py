@@ -12,7 +12,7 @@ from typing import Any
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.page import render
 from flowrl.commands.terminal_text import COLUMNS, Table, as_table
-from flowrl.files import plain, write_atomically
+from flowrl.files import plain, read_json, refuse_foreign, write_atomically
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, estimate, number, signed
 from flowrl.statistics.paired import over_runs
@@ -58,6 +58,20 @@ def write(result: Result, settings: Settings, command: str) -> None:
 def _write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "rows.jsonl", "".join(json.dumps(plain(row)) + "\n" for row in rows))
+
+
+def refuse_foreign_result(out: Path) -> None:
+    """Refuses a folder with a result.json or page.html of others.
+
+    Raises:
+        ValueError: names the file.
+    """
+    try:
+        own = {"benchmark", "headline"} <= read_json(out / "result.json").keys()
+    except ValueError:
+        own = False
+    for name in ("result.json", "page.html"):
+        refuse_foreign(out / name, own=own)
 
 
 def write_result(result: Result, out: Path, benchmark: str, names: Sequence[str], command: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowrl.commands.eval.benchmark import BENCHMARKS
-from flowrl.commands.eval.result import as_text, over_models, with_notes, write, write_result
+from flowrl.commands.eval.result import as_text, over_models, refuse_foreign_result, with_notes, write, write_result
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
@@ -48,6 +48,8 @@ def run(parsed: argparse.Namespace) -> int:
             if subject is not None and subject.source is not None:
                 check_source(subject.source, judging="flowrl eval")
         check(settings)
+    for out in dict.fromkeys([plans[0].out if len(plans) == 1 else plans[0].out.parent, *(one.out for one in plans)]):
+        refuse_foreign_result(out)
     command = shlex.join(["flowrl", *sys.argv[1:]])
     results = []
     for settings in plans:

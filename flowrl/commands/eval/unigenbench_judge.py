@@ -25,6 +25,7 @@ from flowrl.benchmarks.unigenbench.items import Item
 from flowrl.benchmarks.unigenbench.points import MEANINGS, Language
 from flowrl.benchmarks.unigenbench.replies import Reply, read_reply
 from flowrl.commands.eval.named_judges import check_alive
+from flowrl.files import read_json
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row
 from flowrl.progress import progress
@@ -88,10 +89,10 @@ def read_wording(language: Language, template: str | None, definitions: str | No
 
 def _definitions(path: Path, language: Language) -> dict[str, str]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--option definitions={path}: cannot be read as JSON ({error}).") from error
-    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        found = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"--option definitions: {error}") from error
+    if not all(isinstance(text, str) for text in found.values()):
         raise ValueError(f"--option definitions={path}: must be an object {{test point: what it means}}.")
     known = {label.strip(): text for label, text in found.items()}
     if missing := [label for label in MEANINGS[language] if label not in known]:

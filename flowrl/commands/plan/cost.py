@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from flowrl.commands.plan.counts import Counts, RunCounts
 from flowrl.commands.plan.network import Flops, Network
 from flowrl.commands.plan.published_models import Parts
+from flowrl.files import read_json
 from flowrl.pipelines import known_checkpoints
 
 FLOOR = 788.0
@@ -87,7 +87,7 @@ def decode_flops(model: str, parts: Parts | None, size: tuple[int, int, int | No
     height, width, frames = size
     path = Path(model) / "vae" / "config.json"
     if path.is_file():
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
         if config.get("_class_name") == "AutoencoderKL":
             return _measured(config, height, width)
     kinds = {count: kind for kind, count in known_checkpoints.tables()["part_parameters"].items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from flowrl.files import parse_json
 from flowrl.pipelines import known_checkpoints
 from flowrl.rewards import Model
 
@@ -65,7 +65,7 @@ def _parameters(file: Path) -> int:
         size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 0 < size < 2**30:
             raise ValueError(f"{file} is not a safetensors file: download or save it again")
-        header = json.loads(stream.read(size))
+        header = parse_json(stream.read(size).decode("utf-8", "replace"), str(file))
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 

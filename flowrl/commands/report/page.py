@@ -14,6 +14,8 @@ from flowrl.commands.report.shown_samples import images
 from flowrl.html.document import MEDIA_POLICY, POLICY, document
 from flowrl.html.markup import code, esc, folded, notes_box, plural, section, table
 
+FOOTER = "Written by <code>flowrl report</code> from the files of the run."
+
 
 def render(run: RunData, home: Path) -> str:
     """The whole page as HTML, for a file in the folder `home`."""
@@ -32,9 +34,8 @@ def render(run: RunData, home: Path) -> str:
             provenance(run),
         ]
     )
-    footer = "Written by <code>flowrl report</code> from the files of the run."
     policy = MEDIA_POLICY if run.sample_word == "video" else POLICY
-    return document(run.name, body, lead=status(run), footer=footer, policy=policy)
+    return document(run.name, body, lead=status(run), footer=FOOTER, policy=policy)
 
 
 def status(run: RunData) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
-from flowrl.commands.report.page import render
+from flowrl.commands.report.page import FOOTER, render
 from flowrl.commands.report.run_data import read_run
-from flowrl.files import replacing
+from flowrl.files import refuse_foreign, replacing
+
+_REPORT = re.compile(f"<footer><p>{re.escape(FOOTER)}</p>")
 
 
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
@@ -23,9 +26,11 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: the folder is not a run.
+        ValueError: the folder is not a run, or `out` is there and no report.
     """
     run = read_run(Path(run_folder))
+    if out is not None:
+        refuse_foreign(Path(out), own=_REPORT)
     out = Path(run_folder) / "report.html" if out is None else Path(out)
     with replacing(out) as stream:
         stream.write(render(run, out.parent).encode("utf-8"))

@@ -13,6 +13,8 @@ import numpy as np
 import yaml
 from jaxtyping import Float
 
+from flowrl.files import parse_json, read_json
+
 Row = Mapping[str, Any]
 
 
@@ -73,6 +75,8 @@ def read_run(folder: Path) -> RunData:
         config = {}
         notes.append("config.yaml is not valid YAML; it is shown as text only.")
     manifest = _json_object(folder / "manifest.json", notes)
+    if error := manifest.get("error"):
+        notes.append(f"An error stopped this run ({manifest.get('failed')}): {error}")
     rows = _json_lines(folder / "metrics.jsonl", notes)
     notes += _not_finite(rows)
     pairs, pair_iterations = _pairs(folder / "samples", notes)
@@ -133,13 +137,10 @@ def _json_object(path: Path, notes: list[str]) -> Row:
     if not path.is_file():
         return {}
     try:
-        loaded = json.loads(_text(path))
-    except json.JSONDecodeError:
-        loaded = None
-    if isinstance(loaded, dict):
-        return loaded
-    notes.append(f"{path.name} could not be read and is left out.")
-    return {}
+        return read_json(path)
+    except ValueError:
+        notes.append(f"{path.name} could not be read and is left out.")
+        return {}
 
 
 def _json_lines(path: Path, notes: list[str]) -> list[Row]:
@@ -151,7 +152,7 @@ def _json_lines(path: Path, notes: list[str]) -> list[Row]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
             rows.append(row)
@@ -238,11 +239,11 @@ def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[Pair, ...], tuple[int,
 def shown_prompts(folder: Path, notes: list[str]) -> list[Row]:
     """What is known of the images in a run's samples folder, in their order: prompt, seed and sources."""
     try:
-        found = json.loads(_text(folder / "prompts.json") or "[]")
-    except json.JSONDecodeError:
+        found = parse_json(_text(folder / "prompts.json") or "[]", "samples/prompts.json")
+    except ValueError:
         notes.append("samples/prompts.json could not be read; the images are shown without their prompts.")
         return []
-    return [entry if isinstance(entry, dict) else {} for entry in found]
+    return [entry if isinstance(entry, dict) else {} for entry in found] if isinstance(found, list) else []
 
 
 def _clip(image: Path) -> Path | None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from PIL import Image
 
 from flowrl.commands.report.run_data import Pair, RunData
-from flowrl.html.embedded_images import LARGE, data_address, image_element
+from flowrl.html.embedded_images import LARGE, UNREADABLE, data_address, image_element
 from flowrl.html.markup import esc, plural, section
 
 MAX_PAIRS = 16
@@ -73,7 +73,7 @@ def _pair(pair: Pair, address: dict[Path, str]) -> str:
         sources = "".join(_image("source", path, f"source: {pair.prompt}") for path in pair.sources)
         stills = [_image(side, path, f"{side} training: {pair.prompt}") for side, path, clip in sides if clip is None]
         shots = [_shot(side, path, address[clip], pair.prompt) for side, path, clip in sides if clip is not None]
-    except OSError:
+    except UNREADABLE:
         return ""
     images = sources + "".join(stills)
     row = f'<div class="sides">{images}</div>' if images else ""

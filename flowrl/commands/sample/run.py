@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flowrl.commands.sampling_arguments import sampling_options
 from flowrl.config.train import resolve_path
+from flowrl.files import refuse_foreign
 from flowrl.generation.drawing import draw, find_device
 from flowrl.generation.models import Source, check_source, find_source, load_source, schedule_of
 from flowrl.generation.rlg import RLG, add_experts, rlg_settings, rlg_velocity
@@ -52,6 +53,7 @@ def run(parsed: argparse.Namespace) -> int:
     if settings is not None:
         settings.check(source.num_steps)
     check_source(source)
+    refuse_foreign(parsed.out / "grid.png", own=any(parsed.out.glob("[0-9]*_seed[0-9]*.*")))
     drawing, fps = load_drawing(source, settings, str(device))
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
     size = parsed.batch_size or (1 if fps else BATCH)

@@ -24,7 +24,7 @@ from flowrl.commands.sweep.result import Results, as_json, columns_of, results_o
 from flowrl.commands.sweep.settings import Setting, trained_on
 from flowrl.commands.sweep.sweep_figures import StripRows
 from flowrl.commands.terminal_text import aligned, cut
-from flowrl.files import locked, write_atomically
+from flowrl.files import locked, refuse_foreign, write_atomically
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import fingerprint, load_source, schedule_of
 from flowrl.generation.rlg import add_experts
@@ -49,6 +49,8 @@ def run(parsed: argparse.Namespace) -> int:
         ValueError: says what was given, what is allowed and what to change; nothing was overwritten.
     """
     asked = prepare(parsed)
+    for name in ("sweep.json", "sweep.html"):
+        refuse_foreign(asked.folder / name, own=(asked.folder / "settings").is_dir())
     judges, versions = load_judges(asked)
     with locked(asked.folder, "another sweep"), ExitStack() as stack:
         shared = conditions(asked, versions)

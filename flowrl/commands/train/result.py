@@ -10,8 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.commands.report.run_data import shown_prompts
 from flowrl.config.train import TrainConfig
-from flowrl.files import write_atomically
+from flowrl.files import read_json_lines, write_atomically
 from flowrl.statistics.bootstrap import (
     Interval,
     bootstrap_mean,
@@ -44,7 +45,8 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
     print(f"\nReport    {report}")
     if (folder / "samples").exists():
         print(f"Samples   {folder / 'samples'}")
-    print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
+    if (folder / "lora").exists():
+        print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
     if finished:
         print(_try(folder))
         if config.eval_every and _still_rising(rows):
@@ -106,10 +108,14 @@ def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, fl
 
 def _try(folder: Path) -> str:
     """A command that samples from the run, with a prompt that it was evaluated on where it was."""
-    listed = folder / "samples" / "prompts.json"
-    asked = json.loads(listed.read_text(encoding="utf-8"))[0] if listed.exists() else {"prompt": "PROMPT"}
-    images = [f"--source {shlex.quote(path)}" for path in asked.get("sources", [])]
-    words = [f"Try       flowrl sample {folder}", f"--prompt {shlex.quote(asked['prompt'])}", *images]
+    first = shown_prompts(folder / "samples", [])[:1]
+    asked = first[0] if first else {}
+    images = [f"--source {shlex.quote(str(path))}" for path in asked.get("sources", [])]
+    words = [
+        f"Try       flowrl sample {folder}",
+        f"--prompt {shlex.quote(str(asked.get('prompt', 'PROMPT')))}",
+        *images,
+    ]
     return " \\\n            ".join(words)
 
 
@@ -153,7 +159,7 @@ def _plain(interval: Interval) -> dict[str, float]:
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return read_json_lines(path) if path.exists() else []
 
 
 def _still_rising(rows: list[dict[str, Any]]) -> bool:

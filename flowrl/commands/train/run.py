@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import shutil
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, find_config, load_config, resolve_path
+from flowrl.failures import explain, told
+from flowrl.files import LOCK
 from flowrl.training.run_folder import refuse_taken
 from flowrl.training.seal import ALLOW, RESUME_KEYS, inputs_of
 
 if TYPE_CHECKING:
     from flowrl.prompts.loading import Prompt
     from flowrl.training.prompting import RunPrompts
+    from flowrl.training.run import Run
 
 DEFAULT_CONFIG = "tiny_g2rpo"
 
@@ -52,15 +56,15 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
     from flowrl.training.devices import on_main  # accelerate takes seconds to import
     from flowrl.training.run import owned_folder
 
+    kept = wanted is not None and wanted.exists()
     with owned_folder(wanted, name, resumed=folder is not None, device=config.pipeline.device) as owned:
         if folder is not None and on_main(lambda: _is_finished(owned, config)):
             return 0
-        return _run(config, prompts, name, owned, resumed=folder is not None)
+        return _run(config, prompts, name, owned, resumed=folder is not None, kept=kept)
 
 
-def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, resumed: bool) -> int:
+def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, resumed: bool, kept: bool) -> int:
     import torch
-    from safetensors import SafetensorError
 
     from flowrl.training.run import Run
 
@@ -72,12 +76,10 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
     try:
         with run.watching_interrupts():
             finished = recipe_of(config).main(config, run, prompts)
-    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
-        raise ValueError(_saving_failed(error, run.folder)) from error
-    except ValueError:
-        if run.main and not resumed and not run.rows():
-            shutil.rmtree(run.folder)  # nothing but its configuration was in it
-        raise
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"Stopped at once. {_way_on(run.folder)}" if run.main else "") from stop
+    except BaseException as error:  # whatever it is, sys.exit in a user's file too: the run stays in order
+        raise ValueError(_failed(error, run, resumed=resumed, kept=kept)) from error
     run.finish(finished=finished)
     if run.main:
         from flowrl.commands.report.run import write_report
@@ -86,6 +88,49 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
         report = write_report(run.folder)
         print_summary(run.folder, config, report, finished=finished)
     return 0 if finished else 130
+
+
+def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str:
+    """Leaves the folder of a run that an error stopped in order, and says what happened and how to go on.
+
+    A run that had begun gets `error.log`, the error in its manifest, and a report. Of a new one that had not, nothing
+    stays but its folder where it was there before (`kept`); one to be continued that had not is left as it was.
+    """
+    begun = run.begun if resumed else _has_begun(run.folder)
+    said = told(error, run.folder if begun else None)
+    if not run.main or (resumed and not begun):
+        return said
+    if begun:
+        with suppress(Exception):  # on a full disk, say: what counts is the reason for the end
+            run.note(failed=time.strftime("%Y-%m-%dT%H:%M:%S%z"), error=explain(error))
+            from flowrl.commands.report.run import write_report
+
+            write_report(run.folder)
+        way_on = _way_on(run.folder)
+    else:
+        for path in run.folder.iterdir():
+            if path.name == "tensorboard":
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if not kept:
+            run.folder.rmdir()
+        way_on = "Nothing was trained yet, so start again"
+    return f"{said}\n{way_on}" if "\n" in said else f"{said.rstrip('.')}. {way_on}"
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether a run folder holds more than what every run starts with."""
+    return bool({path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, "tensorboard"})
+
+
+def _way_on(folder: Path) -> str:
+    """How a run that stopped goes on."""
+    from flowrl.training.checkpoints import checkpoints
+
+    if found := checkpoints(folder):
+        return f"The last good checkpoint is {found[-1]}: continue with 'flowrl train resume={folder}'"
+    return f"No checkpoint was complete yet: 'flowrl train resume={folder}' begins at iteration 0"
 
 
 def _is_finished(folder: Path, config: TrainConfig) -> bool:
@@ -218,16 +263,3 @@ def _check_prompts(text: str, rows: Sequence[Prompt], rewards: Sequence[RewardCo
             parse_record(row.metadata)
         except ValueError as error:
             raise ValueError(f"{text}: {error}") from error
-
-
-def _saving_failed(error: Exception, folder: Path) -> str:
-    from flowrl.training.checkpoints import checkpoints
-
-    found = checkpoints(folder)
-    kept = f"the last good checkpoint is {found[-1]}" if found else "no checkpoint was complete yet"
-    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    reason = "no space is left on the disk" if full else str(error)
-    return (
-        f"the run stopped because a file could not be written: {reason}; {kept}. Make room, then continue with "
-        f"'flowrl train resume={folder}'"
-    )

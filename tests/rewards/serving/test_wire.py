@@ -331,3 +331,13 @@ def test_unirl_bodies_and_replies() -> None:
     assert reply.scores[0].parts == {"overall": 0.5, "b": 2.0}
     with pytest.raises(ValueError, match="no list of 1 results"):
         adapter.decode({"results": []}, [0], "clip")
+
+
+def test_pixels_are_paid_for_with_bytes() -> None:
+    def request(mode: str, side: int) -> bytes:
+        image = text_of(file_of(Image.new(mode, (side, side))))
+        return json.dumps({"items": [{"id": 0, "prompt": "a", "images": [image]}]}).encode()
+
+    with pytest.raises(WireError, match="5000 x 5000 pixels where 16000000 are left"):
+        decode_request(request("1", 5000), Limits())
+    assert decode_request(request("RGB", 4100), Limits()).items[0].num_pixels == 4100**2  # one colour, 16.8 million

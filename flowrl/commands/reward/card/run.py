@@ -24,7 +24,7 @@ from flowrl.commands.reward.card.page import render
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
-from flowrl.files import plain, write_atomically
+from flowrl.files import plain, read_json, refuse_foreign, write_atomically
 from flowrl.generation.drawing import find_device
 from flowrl.generation.generate import choose, draw_folder
 from flowrl.generation.image_folder import check_needs, read_items
@@ -48,6 +48,9 @@ def run(parsed: argparse.Namespace) -> int:
         ValueError: before weights load for what can be known then.
     """
     spec, others, out = _checked(parsed)
+    known = _is_card(out / "card.json")
+    refuse_foreign(out / "card.json", own=known)
+    refuse_foreign(out / "card.html", own=known)
     if parsed.model is None:
         items = read_items(parsed.folder, prompt=parsed.prompt, prompts=parsed.prompts)
     else:
@@ -116,6 +119,14 @@ def draw_images(parsed: argparse.Namespace, folder: Path) -> None:
         source, prompts, folder, label="images", samples=parsed.samples, seed=parsed.seed, batch_size=DRAWN_AT_ONCE,
         device=str(find_device(parsed.device)),
     )  # fmt: skip
+
+
+def _is_card(path: Path) -> bool:
+    """Whether this command wrote a file."""
+    try:
+        return {"verdicts", "spread", "retest"} <= read_json(path).keys()
+    except ValueError:
+        return False
 
 
 def as_json(measured: Card) -> dict[str, Any]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 
 from flowrl.commands.eval.named_judges import read_judge
+from flowrl.files import refuse_foreign
 from flowrl.generation.drawing import find_device
 from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric
+
+_RUBRIC = re.compile(r'"info": \{\s*"')
+"""What it notes of how it found the rules; those written by hand have no such notes."""
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -23,6 +28,7 @@ def run(parsed: argparse.Namespace) -> int:
         top=parsed.top,
         seed=parsed.seed,
     )
+    refuse_foreign(parsed.out, own=_RUBRIC)
     done = train_rubric(parsed.pairs, parsed.out, options, device=find_device(parsed.device))
     for rule in done.rules:
         print(f"{rule.weight:6.2f}  {rule.text}")

@@ -7,13 +7,14 @@ import csv
 import io
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from flowrl.commands.terminal_text import COLUMNS, aligned, cut
-from flowrl.files import plain, write_atomically
+from flowrl.files import plain, refuse_foreign, write_atomically
 from flowrl.generation.drawing import find_device
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import Scores, check_needs, read_items, score_items
@@ -21,6 +22,8 @@ from flowrl.generation.named_rewards import reward_specs
 from flowrl.generation.scorers import has_prompts, load_rewards
 
 EXTREMES = 3  # best and worst files that are named
+_SCORES = re.compile(r'\Afile,prompt,[^\n]*,error\n|\A\{"file": [^\n]*, "values": \{[^\n]*, "error": ')
+"""The first line of a file that this command wrote."""
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -38,6 +41,7 @@ def run(parsed: argparse.Namespace) -> int:
     specs = reward_specs(parsed.rewards, parsed.option)
     if parsed.out.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"--out {parsed.out}: the file is a .csv or a .jsonl, give it one of these endings.")
+    refuse_foreign(parsed.out, own=_SCORES)
     items = read_items(parsed.folder, prompt=parsed.prompt, prompts=parsed.prompts)
     rewards = load_rewards(specs, find_device(parsed.device))
     for key, reward in rewards.items():

@@ -1,0 +1,272 @@
+"""What a failure is told as: one paragraph with its cause and what to change; the traceback goes to a file.
+
+Nothing heavy is imported, so errors of torch and other libraries are known by the names of their classes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import re
+import shlex
+import sys
+import sysconfig
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from flowrl.versions import version_text
+
+LOG = "error.log"
+"""The file of a run folder that holds the traceback of the error that stopped the run."""
+SHOW = "FLOWRL_TRACEBACK"
+"""Environment variable: set to 1, tracebacks are printed too."""
+
+_MOST = 800  # characters of a foreign message that are shown
+_ALLOCATION = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|unable to allocate|ALLOC_FAILED",
+    re.IGNORECASE,
+)
+_ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)? \w+)", re.IGNORECASE)
+_LESS_MEMORY = (
+    ("flowrl.training.heldout", "while evaluating",
+     "lower eval.batch_size, then pipeline.vae_slice, and set pipeline.free_text_encoders=true"),
+    ("flowrl.training.parts", "while loading",
+     "set pipeline.dtype=bfloat16 and pipeline.free_text_encoders=true, and move large rewards to another machine "
+     "(flowrl serve, reward remote)"),
+    ("flowrl.training.scoring", "while decoding or scoring",
+     "lower rollout_batch_size, then pipeline.vae_slice, and move large rewards to another machine (flowrl serve, "
+     "reward remote)"),
+    ("flowrl.training.paths", "while sampling",
+     "lower rollout_batch_size, then pipeline.vae_slice, and set pipeline.free_text_encoders=true"),
+    ("flowrl.recipes", "while training",
+     "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
+    ("flowrl.commands.train", "in the run",
+     "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
+    ("flowrl.rewards", "in a reward", "score fewer images at once (--batch-size, or the reward's own options)"),
+    ("flowrl", "", "lower --batch-size, take --dtype bfloat16, or draw smaller images"),
+)  # fmt: skip
+"""Module on the way to the error -> what went on, and what needs less memory; the first that fits."""
+
+
+def explain(error: BaseException) -> str:
+    """One paragraph: what went wrong and what to change."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    number = _errno(error)
+    if out_of_memory(error):
+        return _memory(error)
+    if isinstance(error, SystemExit):
+        return (
+            f"sys.exit({'' if error.code is None else repr(error.code)}) was called{_where(error)}, which ends the "
+            "command before its work is done: raise an error there instead, with words that say what is wrong"
+        )
+    if number in _WRITING:
+        return f"a file could not be written: {_WRITING[number]}{_file(error)}. {_ADVICE[number]}"
+    if isinstance(error, RecursionError):
+        return (
+            f"something is nested too deep or calls itself without an end{_where(error)}: look for a file or a "
+            "configuration with many brackets in each other, or a function of yours that calls itself"
+        )
+    if isinstance(error, UnicodeEncodeError):
+        return (
+            f"{error.object[error.start : error.end]!r} cannot be written as {error.encoding} text{_where(error)}: set "
+            "PYTHONIOENCODING=utf-8, or take the character out"
+        )
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file that is read as text is not {error.encoding} text (byte {error.start}){_where(error)}: {error}"
+    if "UnpicklingError" in names:
+        return (
+            f"a file of weights is damaged, or holds Python objects beside its tensors, which are never run"
+            f"{_where(error)}: take the model as .safetensors files. {_short(error)}"
+        )
+    if "SafetensorError" in names:
+        return f"a .safetensors file is damaged or cut short{_where(error)}: get it again. {_short(error)}"
+    if isinstance(error, OSError):
+        return _os_error(error)
+    if isinstance(error, ValueError):
+        return str(error) or f"a value was refused without a word{_where(error)}"
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("flowrl"):
+        return f"the Python package {error.name!r} is missing{_where(error)}: install it, or take what does not need it"
+    if re.search(r"connection (closed|reset) by peer|Broken pipe|heartbeat", str(error), re.IGNORECASE):
+        return f"another process of this run ended, and says itself why: {_short(error)}"
+    if re.search(r"CUDA error|device-side assert|HIP error|cudnn", str(error), re.IGNORECASE):
+        return (
+            f"the GPU reported an error{_where(error)}: start again, with CUDA_LAUNCH_BLOCKING=1 if it comes back, "
+            f"which names the line. {_short(error)}"
+        )
+    return (
+        f"an error that flowrl does not know stopped the command{_where(error)}: {type(error).__name__}: "
+        f"{_short(error) or 'no message'}"
+    )
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is used up, itself or by what caused it; a ValueError speaks for itself."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, ValueError):
+        kinds = {kind.__name__ for kind in type(seen).__mro__}
+        if kinds & {"MemoryError", "OutOfMemoryError"} or _errno(seen) == errno.ENOMEM:
+            return True
+        if kinds & {"RuntimeError", "SafetensorError", "AcceleratorError"} and _ALLOCATION.search(str(seen)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def told(error: BaseException, folder: Path | None = None) -> str:
+    """The paragraph of an error; of one that nobody foresaw with the file that has the traceback.
+
+    Args:
+        error: what was raised.
+        folder: of the run, for its `error.log`; None takes a file of its own in the folder for temporary files.
+    """
+    paragraph = explain(error)
+    if os.environ.get(SHOW, "") not in ("", "0"):
+        traceback.print_exception(error)
+    foreseen = isinstance(error, ValueError | OSError) and not isinstance(error, UnicodeError)
+    log = None if foreseen and folder is None else write_error_log(folder, error)
+    if foreseen or log is None:
+        return paragraph
+    return f"{paragraph.rstrip('.')}. The traceback is in {log}"
+
+
+def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
+    """Writes an error with its traceback to `error.log` of a folder, or to a file for temporary files.
+
+    Processes of a run but the first write `error-<rank>.log`.
+
+    Returns:
+        The file; None where neither place can be written.
+    """
+    rank = os.environ.get("RANK", "0")
+    text = "\n".join([
+        time.strftime("%Y-%m-%dT%H:%M:%S%z"), shlex.join(["flowrl", *sys.argv[1:]]),
+        f"{version_text()} on {platform.platform()}", "", *traceback.format_exception(error),
+    ])  # fmt: skip
+    data = text.encode("utf-8", "backslashreplace")
+    if folder is not None:
+        path = folder / (LOG if rank == "0" else f"error-{rank}.log")
+        try:
+            path.write_bytes(data)
+        except OSError:
+            pass
+        else:
+            return path
+    try:
+        handle, name = tempfile.mkstemp(prefix="flowrl-error-", suffix=".log")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+    except OSError:
+        return None
+    return Path(name)
+
+
+def speaker() -> str:
+    """Who speaks on the terminal: flowrl, with its rank where several processes run."""
+    rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    return "flowrl" if world == "1" else f"flowrl (process {rank} of {world})"
+
+
+_WRITING = {
+    errno.ENOSPC: "no space is left on the disk",
+    errno.EDQUOT: "your quota of the disk is used up",
+    errno.EFBIG: "it would be larger than files may be here",
+    errno.EROFS: "the disk can only be read",
+}
+_ADVICE = {
+    errno.ENOSPC: "Make room",
+    errno.EDQUOT: "Make room, or ask for more",
+    errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or write to another disk",
+    errno.EROFS: "Choose a folder on another disk",
+}
+
+
+def _errno(error: BaseException) -> int | None:
+    """The number of the operating system's error, also where a library wrote it into its message."""
+    if isinstance(error, OSError):
+        return error.errno
+    if type(error).__name__ == "SafetensorError":
+        found = re.search(r"os error (\d+)", str(error))
+        return int(found[1]) if found else None
+    if "PytorchStreamWriter failed" in str(error):  # torch.save says no more
+        return errno.ENOSPC
+    return None
+
+
+def _os_error(error: OSError) -> str:
+    name = error.filename
+    if error.errno is None or not isinstance(name, str | bytes):
+        return str(error) or type(error).__name__
+    path = Path(os.fsdecode(name))
+    if error.errno == errno.ENOENT:
+        beside = "" if path.is_absolute() else f" (seen from {_working_folder()})"
+        return f"there is no {path}{beside}: check the path, or whether it was moved while the command ran"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        if path.exists() and not os.access(path, os.R_OK):
+            return f"{path} cannot be read: you have no right to; ask its owner, or change its mode (chmod)"
+        return f"{path} cannot be written: you have no right to; choose another folder, or change its mode (chmod)"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return f"{path} is there already, or lies in what is no folder: choose another place"
+    if error.errno == errno.EMFILE:
+        return f"too many files are open at once, {path} is one too many: raise the limit (ulimit -n)"
+    return f"{path}: {os.strerror(error.errno)}"
+
+
+def _working_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return "a working folder that was removed"
+
+
+def _file(error: BaseException) -> str:
+    name = getattr(error, "filename", None)
+    return f" ({name})" if isinstance(name, str) else ""
+
+
+def _memory(error: BaseException) -> str:
+    text, modules = str(error), _modules(error)
+    whose = "the GPU's memory" if re.search(r"CUDA|HIP|MPS|GPU|XPU", text) else "this machine's memory"
+    asked = _ASKED.search(text)
+    more = f" ({_gib(asked[1])} more were asked for)" if asked else ""
+    phase, advice = next(
+        ((phase, advice) for start, phase, advice in _LESS_MEMORY if any(name.startswith(start) for name in modules)),
+        ("", _LESS_MEMORY[-1][2]),
+    )
+    planned = "; 'flowrl plan CONFIG' says what a run needs" if "batch_size," in advice else ""
+    return f"{whose} is used up{f' {phase}' if phase else ''}{more}: {advice}{planned}"
+
+
+def _gib(amount: str) -> str:
+    number, unit = amount.split()
+    return f"{float(number) / 2**30:.2f} GiB" if unit == "bytes" else amount
+
+
+def _modules(error: BaseException) -> list[str]:
+    """Names of the modules between the handler and the error, and its causes."""
+    found: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None and len(found) < 2000:
+        place = seen.__traceback__
+        while place is not None:
+            found.append(str(place.tb_frame.f_globals.get("__name__", "")))
+            place = place.tb_next
+        seen = seen.__cause__
+    return found
+
+
+def _where(error: BaseException) -> str:
+    """The last line on the way to the error that is flowrl's or the user's, not a library's."""
+    library = (sysconfig.get_path("stdlib"), "<")
+    for line in reversed(traceback.extract_tb(error.__traceback__)):
+        if "site-packages" not in line.filename and not line.filename.startswith(library):
+            return f" (at {line.filename}:{line.lineno})"
+    return ""
+
+
+def _short(error: BaseException) -> str:
+    """A foreign message in one line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _MOST else f"{text[:_MOST]} ..."
