@@ -99,8 +99,8 @@ class ModelFamily(Protocol):
     def videos(self) -> bool:
         """Whether it makes videos."""
 
-    def check(self, model: str, targets: Sequence[str] | None) -> None:
-        """Refuses a model of another family and LoRA targets that bind to nothing, before weights load."""
+    def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
+        """Refuses a model of another family, and a LoRA that binds to nothing or is too wide, before weights load."""
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Refuses `pipeline.options` that the family does not have."""

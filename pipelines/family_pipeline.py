@@ -203,8 +203,8 @@ class Family:
                 found[name] = common.on_meta(self.network, config)
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
 
-    def check(self, model: str, targets: Sequence[str] | None) -> None:
-        """Checks what is known before weights load: the model is of this family, and every LoRA target binds.
+    def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
+        """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank.
 
         A hub id that is not published here is left to `load`.
 
@@ -227,7 +227,7 @@ class Family:
         denoiser = self.meta_denoiser(model) if targets is not None else None
         for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
             if expert is not None:
-                check_targets(expert, targets or ())
+                check_targets(expert, targets or (), rank)
 
     def _check_class(self, model: str, found: str | None) -> None:
         if found not in self.stock:

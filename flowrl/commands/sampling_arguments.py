@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
+
+from flowrl.config.bounds import GUIDANCE, IMAGES, STEPS, THREADS
 
 SAMPLING = {
     "steps": "num_steps", "guidance": "guidance_scale", "dtype": "dtype", "max_sequence_length": "max_sequence_length"
@@ -25,12 +29,12 @@ def add_sampling_arguments(
     """
     group = parser.add_argument_group("sampling")
     add = group.add_argument
-    add("--steps", type=count, metavar="N",
+    add("--steps", type=steps, metavar="N",
         help="denoising steps (default: the run's; embedded models 8 to 20; else 40)")  # fmt: skip
-    add("--guidance", type=float, metavar="W",
+    add("--guidance", type=scale, metavar="W",
         help="classifier-free guidance scale (default: the run's; embedded models 2.5 or 3; else 4.5)")  # fmt: skip
     if base_guidance:
-        add("--base-guidance", type=float, metavar="W",
+        add("--base-guidance", type=scale, metavar="W",
             help="guidance scale of the base model under --rlg (default: that of the tuned model)")  # fmt: skip
     add("--max-sequence-length", type=count, metavar="N",
         help="text tokens that are read (default: the run's; embedded models 16; else the family's)")  # fmt: skip
@@ -44,11 +48,26 @@ def add_sampling_arguments(
     add_device(group)
 
 
-def count(text: str) -> int:
+def count(text: str, most: int = 1_000_000) -> int:
     """A whole number of at least 1, as a flag's value."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    if not text.isdecimal() or len(text) > 18 or not 1 <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most:,}, got {text!r}")
     return int(text)
+
+
+steps, images, threads = (partial(count, most=most) for most in (STEPS, IMAGES, THREADS))
+"""`count` of denoising steps, of images and of CPU threads."""
+
+
+def scale(text: str) -> float:
+    """A guidance scale, as a flag's value."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= GUIDANCE:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to {GUIDANCE:g}, got {text!r}")
+    return value
 
 
 def add_seed(parser: argparse._ActionsContainer) -> None:
@@ -59,7 +78,7 @@ def add_seed(parser: argparse._ActionsContainer) -> None:
 def add_batch_size(parser: argparse._ActionsContainer, default: str) -> None:
     """Adds `--batch-size`; a default that is a number becomes the flag's value."""
     parser.add_argument(
-        "--batch-size", type=count, default=int(default) if default.isdecimal() else None, metavar="N",
+        "--batch-size", type=images, default=int(default) if default.isdecimal() else None, metavar="N",
         help=f"images drawn or scored at once (default: {default})",
     )  # fmt: skip
 

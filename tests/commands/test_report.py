@@ -119,6 +119,7 @@ def training_row(iteration: int, rng: np.random.Generator) -> dict[str, Any]:
         "seconds/rollout": 1.2,
         "seconds/reward": 0.3,
         "seconds/update": 1.4,
+        "seconds/total": 3.0 * (iteration + 1),
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.train import TrainConfig, find_config, load_config, resolve_path, to_yaml
+from flowrl.config.train import TrainConfig, find_config, load_config, to_yaml
 from flowrl.training.run_folder import refuse_taken
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
         config, name = load_config(path, overrides), path.stem
         if config.resume is not None:
             raise ValueError(f"{path}: resume belongs on the command line: flowrl train resume={config.resume}")
-        folder_wanted = None if config.out is None else Path(config.out)
+        folder_wanted = None if config.out is None else Path(config.out).expanduser()
         if folder_wanted is not None:
             refuse_taken(folder_wanted)
     else:
@@ -69,6 +69,7 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path | Non
     )  # fmt: skip
     if run.main:
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
+        _note_overlap(run.folder, prompts)
     try:
         with run.watching_interrupts():
             finished = recipe_of(config).main(config, run, prompts)
@@ -86,6 +87,17 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path | Non
         report = write_report(run.folder)
         print_summary(run.folder, config, report, finished=finished)
     return 0 if finished else 130
+
+
+def _note_overlap(folder: Path, prompts: RunPrompts) -> None:
+    """Says, here and in the manifest, how many prompts of the evaluations are trained on too."""
+    from flowrl.prompts.overlap import overlap, shared_words
+    from flowrl.training.manifest import note_in_manifest
+
+    found = overlap((row.text for row in prompts.train), (row.text for row in prompts.held_out))
+    note_in_manifest(folder, {"eval_prompts": {"number": found.total, "trained_on": len(found.exact)}})
+    if found.exact:
+        print(f"Note: {shared_words(len(found.exact), found.total)}, so these are no held-out ones.", flush=True)
 
 
 def _finished(folder: Path, config: TrainConfig, state: dict[str, Any]) -> str:
@@ -128,7 +140,7 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
             f"resume={given[-1]} continues a run with its own configuration, so {config_name or other[0]!r} has no "
             f"place beside it; allowed are {', '.join(key + '=' for key in _RESUME_OVERRIDES[1:])}"
         )
-    folder = Path(given[-1])
+    folder = Path(given[-1]).expanduser()
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder} is not a run folder (no config.yaml)")
     return folder
@@ -145,7 +157,7 @@ def check_before_loading(config: TrainConfig) -> RunPrompts:
     """
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, num_launched
-    from flowrl.training.parts import check_pipeline, model_location, read_run_prompts
+    from flowrl.training.parts import check_pipeline, lora_of, model_location, read_run_prompts
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
@@ -166,9 +178,8 @@ def check_before_loading(config: TrainConfig) -> RunPrompts:
     check_sampler(config.sampler)
     recipe_of(config).check(config)
     known = check_pipeline(config.pipeline)
-    known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets)
-    if config.policy.init_lora is not None:
-        resolve_path(config.policy.init_lora)
+    rank, _, _ = lora_of(config.policy, known.lora_targets)
+    known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
     return prompts
 
 
