@@ -49,6 +49,9 @@ class Pipeline(Protocol):
     def encode(self, prompts: Sequence[str], sources: Sequence[Sequence[Tensor]] | None = None) -> Conditioning:
         """Embeds prompts with their source images (float32 [3, h, w] in [0, 1]), each once, on the own device."""
 
+    def num_cut(self, prompts: Sequence[str]) -> int:
+        """How many prompts are longer than what is read of them; before the text encoders are freed."""
+
     def free_text_encoders(self) -> None:
         """Drops the text encoders; only prompts that were encoded before can be asked for afterwards."""
 

@@ -22,7 +22,7 @@ from flowrl.config.options import build_options
 from flowrl.pipelines import common, known_checkpoints
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_json
 from flowrl.pipelines.lora import LORA_FILE, check_targets
-from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources
+from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -422,6 +422,10 @@ class FamilyPipeline:
     def _embed_sources(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         assert self.family.embed_sources is not None
         return Conditioning(self.family.embed_sources(self, sources))
+
+    def num_cut(self, prompts: Sequence[str]) -> int:
+        """How many prompts have more tokens than are read."""
+        return num_cut(self.pipe.components, self.max_sequence_length, prompts)
 
     def free_text_encoders(self) -> None:
         """Drops the text encoders from memory; new sources that are encoded apart from prompts can still be."""

@@ -40,7 +40,14 @@ from flowrl.training.checkpoints import restore, save_lora
 from flowrl.training.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.training.heldout import evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, clock, make_optimizer
-from flowrl.training.parts import at_eval_size, encode_everything, eval_schedule, evaluation_rewards, load_parts
+from flowrl.training.parts import (
+    at_eval_size,
+    encode_everything,
+    eval_schedule,
+    evaluation_rewards,
+    load_parts,
+    tell_cut_prompts,
+)
 from flowrl.training.prompting import RunPrompts, encode_prompts, guided
 from flowrl.training.reward_watch import RewardWatch
 from flowrl.training.run import Run
@@ -63,6 +70,8 @@ class Loop:
         self.config, self.run, self.prompts = config, run, prompts
         self.geometry = config.resolve_batch(run.world)
         self.pipeline, self.policy, reward = load_parts(config, run)
+        if run.main:
+            tell_cut_prompts(self.pipeline, prompts)
         check_groups(config.group_size, self.geometry, reward)
         self.measured = evaluation_rewards(config, reward, run.device)
         for slot in slots:

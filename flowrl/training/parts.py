@@ -168,6 +168,17 @@ def _with_levels(kernel: Kernel, levels: Sequence[float], schedule: Schedule) ->
     return replace(kernel, rule=rule, noise_level=max(levels))
 
 
+def tell_cut_prompts(pipeline: Pipeline, prompts: RunPrompts) -> None:
+    """Prints how many prompts are longer than what the text encoders read of them."""
+    texts = list({prompt.text for prompt in (*prompts.train, *prompts.more, *prompts.held_out)})
+    if count := pipeline.num_cut(texts):
+        print(
+            f"Note: {count} of {len(texts)} prompts have more tokens than are read of them: "
+            "see pipeline.max_sequence_length.",
+            flush=True,
+        )
+
+
 def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts) -> None:
     """Embeds every prompt the run can meet, for `drawn` those of evaluations; then frees the text encoders."""
     encode_all(pipeline, (*prompts.train, *prompts.more))

@@ -110,6 +110,9 @@ class Toy:
     def encode(self, prompts: Sequence[str], sources: Any = None) -> Conditioning:
         return Conditioning({"text": torch.stack([counter_normal((4,), "text", prompt) for prompt in prompts])})
 
+    def num_cut(self, prompts: Sequence[str]) -> int:
+        return 0
+
     def free_text_encoders(self) -> None:
         pass
 
@@ -155,7 +158,7 @@ class ToyFamily:
     num_sources: tuple[int, int] | None = (0, 0)
     videos: bool = False
 
-    def check(self, model: str, targets: Sequence[str] | None) -> None:
+    def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         pass
 
     def check_options(self, options: Mapping[str, Any]) -> None:

@@ -97,7 +97,7 @@ def _note_overlap(folder: Path, prompts: RunPrompts) -> None:
     found = overlap((row.text for row in prompts.train), (row.text for row in prompts.held_out))
     note_in_manifest(folder, {"eval_prompts": {"number": found.total, "trained_on": len(found.exact)}})
     if found.exact:
-        print(f"Note: {shared_words(len(found.exact), found.total)}, so these are no held-out ones.", flush=True)
+        print(f"Note: {shared_words(len(found.exact), found.total)}.", flush=True)
 
 
 def _finished(folder: Path, config: TrainConfig, state: dict[str, Any]) -> str:
