@@ -12,7 +12,17 @@ import pytest
 
 from flowrl.cli import COMMANDS, FORMER, main, parse
 
-EXACTLY_ALIKE = ("--steps", "--guidance", "--base-guidance", "--max-sequence-length", "--dtype", "--seed", "--device")
+EXACTLY_ALIKE = (
+    "--steps",
+    "--guidance",
+    "--base-guidance",
+    "--max-sequence-length",
+    "--dtype",
+    "--seed",
+    "--device",
+    "--height",
+    "--width",
+)
 LIGHT = """
 import sys
 from flowrl.cli import COMMANDS, main

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from flowrl.config.bounds import GUIDANCE, IMAGES, STEPS, THREADS
+from flowrl.config.bounds import GUIDANCE, IMAGES, SIDE, STEPS, THREADS
 
 SAMPLING = {
-    "steps": "num_steps", "guidance": "guidance_scale", "dtype": "dtype", "max_sequence_length": "max_sequence_length"
+    "steps": "num_steps", "guidance": "guidance_scale", "dtype": "dtype",
+    "max_sequence_length": "max_sequence_length", "height": "height", "width": "width",
 }  # fmt: skip
 """What a flag of sampling is called in Python."""
 
@@ -30,9 +31,9 @@ def add_sampling_arguments(
     group = parser.add_argument_group("sampling")
     add = group.add_argument
     add("--steps", type=steps, metavar="N",
-        help="denoising steps (default: the run's; embedded models 8 to 20; else 40)")  # fmt: skip
+        help="denoising steps (default: the run's, else what the checkpoint is made for)")  # fmt: skip
     add("--guidance", type=scale, metavar="W",
-        help="classifier-free guidance scale (default: the run's; embedded models 2.5 or 3; else 4.5)")  # fmt: skip
+        help="guidance scale (default: the run's, else what the checkpoint is made for)")  # fmt: skip
     if base_guidance:
         add("--base-guidance", type=scale, metavar="W",
             help="guidance scale of the base model under --rlg (default: that of the tuned model)")  # fmt: skip
@@ -40,6 +41,8 @@ def add_sampling_arguments(
         help="text tokens that are read (default: the run's; embedded models 16; else the family's)")  # fmt: skip
     add("--dtype", metavar="NAME",
         help="network precision: float32, bfloat16 or float16 (default: the run's, else float32)")  # fmt: skip
+    for side in ("height", "width"):
+        add(f"--{side}", type=pixels, metavar="N", help=f"{side} in pixels (default: the run's, else the model's)")
     if several_seeds:
         add("--seeds", default="0", metavar="LIST", help="seeds of the start noise, such as 0,3,7 or 0-3 (default: 0)")
     else:
@@ -55,8 +58,8 @@ def count(text: str, most: int = 1_000_000) -> int:
     return int(text)
 
 
-steps, images, threads = (partial(count, most=most) for most in (STEPS, IMAGES, THREADS))
-"""`count` of denoising steps, of images and of CPU threads."""
+steps, images, pixels, threads = (partial(count, most=most) for most in (STEPS, IMAGES, SIDE, THREADS))
+"""`count` of denoising steps, of images, of the pixels of a side and of CPU threads."""
 
 
 def scale(text: str) -> float:

@@ -49,6 +49,14 @@ def test_an_image_a_prompt_and_seed_and_a_grid(run: Path, tmp_path: Path) -> Non
         assert sheet.size[0] >= 3 * 64
 
 
+def test_another_size_precision_and_batch_are_flags(run: Path, tmp_path: Path) -> None:
+    flags = ("--height", "32", "--width", "48", "--dtype", "bfloat16", "--batch-size", "2", "--device", "cpu")
+    files = _sample(run, tmp_path, *flags, "--steps", "2", "--guidance", "1")
+    with Image.open(tmp_path / "000_seed0.png") as image:
+        assert image.size == (48, 32)
+    assert len(files) == 4
+
+
 def test_a_seed_gives_the_same_files_again(run: Path, tmp_path: Path) -> None:
     assert _sample(run, tmp_path / "a") == _sample(run, tmp_path / "b")
 

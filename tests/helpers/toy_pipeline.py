@@ -184,7 +184,7 @@ class ToyFamily:
 
 
 FAMILY: ModelFamily = ToyFamily()
-PUBLISHED = Published(family="sd3", index={}, network={}, vae={}, licence="none", gated=False, parts={})
+PUBLISHED = Published(family="sd3", index={}, network={}, vae={}, licence="none", gated=False, parts={}, sampling={})
 """An entry of `known_checkpoints.checkpoints()` that makes a hub id one of the toy's."""
 
 
