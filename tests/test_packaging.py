@@ -113,7 +113,7 @@ def test_every_folder_with_python_is_listed_and_mapped() -> None:
 
 def test_requirements_are_names_and_versions_and_lower_bounds_are_what_is_tested() -> None:
     lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
-    pinned = {}
+    pinned: dict[str, str] = {}
     for line in lines:
         match = re.fullmatch(r"([a-z0-9][a-z0-9.-]*)==([0-9][A-Za-z0-9.]*)(?: ; [^@]+)?", line)
         assert match, f"requirements.lock: '{line}' is not NAME==VERSION with at most a marker"

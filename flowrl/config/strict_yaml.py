@@ -259,7 +259,8 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
 
 
 @functools.lru_cache(maxsize=512)
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: Hashable) -> dict[str, Any]:
+    """The annotations of a dataclass; finding them out takes longer than all the rest."""
     return typing.get_type_hints(cls)
 
 

@@ -69,10 +69,15 @@ def test_a_run_folder_holds_what_is_documented(runs: TinyRuns, capsys: pytest.Ca
 
 
 def test_a_run_continues_from_a_lora_at_the_rank_and_alpha_of_its_file(
-    runs: TinyRuns, plain: Path, capsys: pytest.CaptureFixture[str]
+    runs: TinyRuns, plain: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = f"policy.init_lora={plain / 'lora'}"
-    run = runs.train("continued", start, "policy.lora_rank=null", "num_iterations=1", "optim.lr=0")
+    monkeypatch.setenv("HOME", str(runs.folder))
+    start, run = f"policy.init_lora={plain / 'lora'}", runs.folder / "continued"
+    settings = ("policy.lora_rank=null", "num_iterations=1", "optim.lr=0")
+    assert main(["train", str(runs.config), "out=~/continued", start, *settings]) == 0
+    assert f"flowrl report {run}" in (run / "report.html").read_text()
+    assert main(["train", "resume=~/continued"]) == 0
+    assert "is finished (1 of 1 iterations)" in capsys.readouterr().out
     assert {name: tensor.tolist() for name, tensor in lora_tensors(run).items()} == {
         name: tensor.tolist() for name, tensor in lora_tensors(plain).items()
     }

@@ -208,7 +208,7 @@ def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, 
     for reward in rewards:
         models = _models_of(reward)
         if models is None:
-            unknown[reward.label] = None
+            unknown[reward.called] = None
         for entry in models or ():
             found[entry[0]] = entry
     return tuple(found.values()), tuple(unknown)
