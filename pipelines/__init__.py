@@ -49,6 +49,9 @@ class Pipeline(Protocol):
     def encode(self, prompts: Sequence[str], sources: Sequence[Sequence[Tensor]] | None = None) -> Conditioning:
         """Embeds prompts with their source images (float32 [3, h, w] in [0, 1]), each once, on the own device."""
 
+    def num_cut(self, prompts: Sequence[str]) -> int:
+        """How many prompts are longer than what is read of them; before the text encoders are freed."""
+
     def free_text_encoders(self) -> None:
         """Drops the text encoders; only prompts that were encoded before can be asked for afterwards."""
 
@@ -99,8 +102,8 @@ class ModelFamily(Protocol):
     def videos(self) -> bool:
         """Whether it makes videos."""
 
-    def check(self, model: str, targets: Sequence[str] | None) -> None:
-        """Refuses a model of another family and LoRA targets that bind to nothing, before weights load."""
+    def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
+        """Refuses a model of another family, and a LoRA that binds to nothing or is too wide, before weights load."""
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Refuses `pipeline.options` that the family does not have."""

@@ -22,7 +22,7 @@ from flowrl.config.options import build_options
 from flowrl.pipelines import common, known_checkpoints
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
 from flowrl.pipelines.lora import LORA_FILE, check_targets
-from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources
+from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
 from flowrl.samplers.guidance import Network, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -203,8 +203,8 @@ class Family:
                 found[name] = common.on_meta(self.network, config)
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
 
-    def check(self, model: str, targets: Sequence[str] | None) -> None:
-        """Checks what is known before weights load: the model is of this family, and every LoRA target binds.
+    def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
+        """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank.
 
         A hub id that is not published here is left to `load`.
 
@@ -227,7 +227,7 @@ class Family:
         denoiser = self.meta_denoiser(model) if targets is not None else None
         for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
             if expert is not None:
-                check_targets(expert, targets or ())
+                check_targets(expert, targets or (), rank)
 
     def _check_class(self, model: str, found: str | None) -> None:
         if found not in self.stock:
@@ -422,6 +422,10 @@ class FamilyPipeline:
     def _embed_sources(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         assert self.family.embed_sources is not None
         return Conditioning(self.family.embed_sources(self, sources))
+
+    def num_cut(self, prompts: Sequence[str]) -> int:
+        """How many prompts have more tokens than are read."""
+        return num_cut(self.pipe.components, self.max_sequence_length, prompts)
 
     def free_text_encoders(self) -> None:
         """Drops the text encoders from memory; new sources that are encoded apart from prompts can still be."""

@@ -2,7 +2,8 @@
 
 `networks` are configurations of denoisers, where "like" takes over another one; `part_parameters` are the parameters of
 the stock classes of other parts; `families` is the one table of model families: the stock classes that a family loads,
-and its published checkpoints: licence, whether the hub asks to accept it (`gated`), denoiser, other parts, and what
+how it is usually sampled (`sampling`, as stock pipelines or model cards say; a checkpoint may have its own), and its
+published checkpoints: licence, whether the hub asks to accept it (`gated`), denoiser, other parts, and what
 `model_index.json` (`index`) and the autoencoder's configuration (`vae`) say beside the usual.
 """
 
@@ -28,6 +29,7 @@ class Published:
         licence: of the weights.
         gated: whether the hub asks to accept the licence.
         parts: parameters of every part but the denoiser.
+        sampling: what it is sampled with beside what its family usually is.
     """
 
     family: str
@@ -37,6 +39,7 @@ class Published:
     licence: str
     gated: bool
     parts: Mapping[str, int]
+    sampling: Mapping[str, float]
 
 
 AGAIN = "download the model again, or save it with save_pretrained"
@@ -58,9 +61,16 @@ def checkpoints() -> dict[str, Published]:
             family=name, index={"_class_name": family["stock"][0], **entry.get("index", {})},
             network=_network(entry["network"]), vae=entry.get("vae", {}), licence=entry["licence"],
             gated=entry.get("gated", False), parts={part: parameters[kind] for part, kind in entry["parts"].items()},
+            sampling=entry.get("sampling", {}),
         )
         for name, family in tables()["families"].items() for model, entry in family["checkpoints"].items()
     }  # fmt: skip
+
+
+def usual_sampling(family: str, model: str) -> dict[str, Any]:
+    """`num_steps` and `guidance_scale` of a family, or those of a checkpoint that has its own."""
+    known = checkpoints().get(model)
+    return tables()["families"][family]["sampling"] | (dict(known.sampling) if known is not None else {})
 
 
 def _network(entry: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -39,24 +39,33 @@ SELF_AND_CROSS_ATTENTION = tuple(
 """LoRA targets: the projections of self-attention and of attention to the text."""
 
 
-def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
-    """Refuses LoRA targets that bind to nothing.
+def check_targets(network: nn.Module, targets: Sequence[str], rank: int | None = None) -> None:
+    """Refuses LoRA targets that bind to nothing, and a rank that no layer among them has.
 
     Args:
         network: any copy of the network, also one on the meta device.
         targets: name endings, as PEFT takes them: "attn.to_q" fits every module whose name ends in ".attn.to_q".
+        rank: of the LoRA.
 
     Raises:
-        ValueError: a target matches no linear layer; names the closest that exist.
+        ValueError: a target matches no linear layer; names the closest that exist. Or the rank is above the width of
+            every layer that would get it, where more of it says nothing more.
     """
-    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    linear = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    widest = 0
     for target in targets:
-        if not any(name == target or name.endswith("." + target) for name in linear):
+        bound = [module for name, module in linear.items() if name == target or name.endswith("." + target)]
+        widest = max([widest, *(min(module.in_features, module.out_features) for module in bound)])
+        if not bound:
             endings = sorted({".".join(p for p in name.split(".")[-3:] if not p.isdigit()) for name in linear})
             raise ValueError(
                 f"LoRA target {target!r} matches no linear layer of {type(network).__name__}, so nothing would be "
                 f"trained there. Layers end in: {', '.join(endings[:24])}"
             )
+    if rank is not None and targets and rank > widest:
+        raise ValueError(
+            f"policy.lora_rank is {rank}, and the widest layer that it is added to has width {widest}: lower it"
+        )
 
 
 class Policy:
@@ -172,14 +181,29 @@ class Policy:
             parameter.data.copy_(tensors[name])
 
 
+def lora_shape(folder: Path) -> tuple[int, float, list[str]]:
+    """Rank, alpha and layers of the LoRA in a folder.
+
+    Raises:
+        ValueError: as `read_lora`; or its layers have different ranks.
+    """
+    tensors, alpha = read_lora(folder)
+    ranks = {tensor.shape[0] for name, tensor in tensors.items() if "lora_A" in name}
+    if len(ranks) != 1:
+        raise ValueError(f"the LoRA in {folder} has ranks {sorted(ranks)}: only plain LoRA, one rank, is read")
+    return ranks.pop(), alpha, sorted({name.split(".lora_")[0] for name in tensors})
+
+
 def read_lora(folder: Path) -> tuple[dict[str, Tensor], float]:
     """Tensors by PEFT's portable names (`transformer_blocks.0.attn.to_q.lora_A.weight`) and alpha.
 
-    A diffusers file without alpha has alpha = rank, as stock diffusers reads it.
+    A diffusers file without alpha has alpha = rank, as stock diffusers reads it. Instead of the folder its file may be
+    named.
 
     Raises:
         ValueError: the folder holds neither layout, or a LoRA that is not simply `alpha / rank * B A`.
     """
+    folder = folder.parent if folder.name in (LORA_FILE, _PEFT_FILE) else folder
     return (_read_experts if (folder / "transformer_2" / LORA_FILE).exists() else _read_one)(folder)
 
 
@@ -258,9 +282,10 @@ def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what:
         )
     for name, tensor in wanted.items():
         if tensor.shape != given[name].shape:
+            narrow = min(tensor.shape) != min(given[name].shape)
             raise ValueError(
                 f"{what} has shape {tuple(given[name].shape)} at {name}, this policy {tuple(tensor.shape)}: "
-                "set policy.lora_rank to its rank"
+                f"{'set policy.lora_rank to its rank' if narrow else 'it was trained on another model'}"
             )
 
 
@@ -283,9 +308,7 @@ def add_saved_lora(network: nn.Module, folder: Path) -> Policy:
     Raises:
         ValueError: no LoRA there, or it does not bind to this network.
     """
-    tensors, alpha = read_lora(folder)
-    targets = sorted({name.split(".lora_")[0] for name in tensors})
-    rank = next(tensor.shape[0] for name, tensor in tensors.items() if "lora_A" in name)
+    rank, alpha, targets = lora_shape(folder)
     policy = Policy(network, rank=rank, alpha=alpha, targets=targets, seed=0)
     policy.initialise_from(folder)
     return policy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -70,6 +70,24 @@ def keeping_all() -> Iterator[None]:
         yield
     finally:
         Embedded.limit = usual
+
+
+def num_cut(parts: Mapping[str, Any], limit: int, prompts: Sequence[str]) -> int:
+    """How many prompts have more than `limit` tokens, of which the rest is not read.
+
+    Where a CLIP encoder with its short context stands beside another one, the other's tokens are counted.
+
+    Args:
+        parts: of a stock pipeline, by name.
+        limit: tokens that are read.
+        prompts: texts.
+    """
+    found = [part for name, part in parts.items() if name.startswith("tokenizer") and part is not None]
+    chosen = next((one for one in found if "CLIP" not in type(one).__name__), next(iter(found), None))
+    long = [text for text in prompts if len(text.encode()) >= limit - 1]  # a token is at least a byte; two are added
+    if chosen is None or not long:
+        return 0
+    return sum(len(tokens) > limit for tokens in chosen(long, truncation=False, verbose=False)["input_ids"])
 
 
 def _digest(image: Tensor) -> str:

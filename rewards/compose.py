@@ -39,8 +39,8 @@ class Term:
 class WeightedSum:
     """A `Reward`: `sum_k weight_k r_k`, with every reward and its sub-scores as parts.
 
-    Parts are `reward/<key>` and `reward/<key>/<part>`; `keys` are the rewards' names, the second of a name with `_2`.
-    Errors are `<key>/<word>`. Weights are not normalised.
+    Parts are `reward/<key>` and `reward/<key>/<part>`; `keys` are the rewards' labels, else their names, the second of
+    a name with `_2`. Errors are `<key>/<word>`. Weights are not normalised.
 
     An item whose gate's reward failed is invalid: nobody knows whether the gate lets it through.
 
@@ -195,8 +195,10 @@ def gated(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
     return result
 
 
-def weighted_sum(rewards: Sequence[Reward], weights: Sequence[float]) -> WeightedSum:
-    """Sums rewards that are at hand, each with a weight; see `sum_of`.
+def weighted_sum(
+    rewards: Sequence[Reward], weights: Sequence[float], labels: Sequence[str | None] | None = None
+) -> WeightedSum:
+    """Sums rewards that are at hand, each with a weight and perhaps a label; see `sum_of`.
 
     Raises:
         ValueError: as `sum_of`, or if the lengths differ or a weight is not finite.
@@ -205,14 +207,16 @@ def weighted_sum(rewards: Sequence[Reward], weights: Sequence[float]) -> Weighte
         raise ValueError(f"each reward needs one weight, got {len(rewards)} rewards and {len(weights)} weights.")
     if not all(math.isfinite(weight) for weight in weights):
         raise ValueError(f"weights must be finite, got {list(weights)}.")
-    pairs = zip(rewards, weights, strict=True)
-    return sum_of([(reward, RewardConfig(name=reward.name, weight=float(weight))) for reward, weight in pairs])
+    members = zip(rewards, weights, labels or [None] * len(rewards), strict=True)
+    return sum_of(
+        [(one, RewardConfig(name=one.name, weight=float(weight), label=label)) for one, weight, label in members]
+    )
 
 
 def sum_of(
     members: Sequence[tuple[Reward, RewardConfig]], *, merge: Merge = "sum", partial: Partial = "drop"
 ) -> WeightedSum:
-    """Sums rewards as their entries say; a name that occurs again gets the key `<name>_2`, `<name>_3`, ….
+    """Sums rewards as their entries say; a label or name that occurs again gets the key `<name>_2`, `<name>_3`, ….
 
     Raises:
         ValueError: if all weights are 0, a kind is unknown, or a mean that needs positive weights has others.
@@ -225,15 +229,16 @@ def sum_of(
             f"a {merge} mean, or one that makes up for missing rewards, needs weights above 0, got {weights}"
             f"{f' and schedules with factors down to {min(factors):g}' if factors else ''}."
         )
-    taken = {reward.name for reward, _ in members}
+    taken = {entry.label or reward.name for reward, entry in members}
     terms: list[Term] = []
     for reward, entry in members:
         if reward.kind not in KINDS:
             raise ValueError(f"reward {reward.name!r}: kind must be one of {', '.join(KINDS)}, got {reward.kind!r}.")
-        key, number, keys = reward.name, 1, {term.key for term in terms}
+        name, number, keys = entry.label or reward.name, 1, {term.key for term in terms}
+        key = name
         while key in keys or (number > 1 and key in taken):  # `a_2` may also be some reward's own name
             number += 1
-            key = f"{reward.name}_{number}"
+            key = f"{name}_{number}"
         terms.append(Term(reward=reward, key=key, entry=entry))
     return WeightedSum(terms=tuple(terms), merge=merge, partial=partial)
 

@@ -1,7 +1,7 @@
 """Text reading: does the image show the words that its prompt asks for? (Flow-GRPO, arXiv 2505.05470, section 5.1.)
 
 A sign that says "Hello World" is read by RapidOCR (PP-OCR models, Apache-2.0, part of the package) on the processor,
-and what was read is compared with the target by edit distance. Install with `pip install flowrl-toolkit[ocr]`.
+and what was read is compared with the target by edit distance. Install with `pip install -e '.[ocr]'`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Ocr:
         share("min_confidence", self.min_confidence, open_end=True)
         at_least(1, self, "workers")
         if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
-            raise ValueError(f"{' and '.join(missing)} must be installed: pip install flowrl-toolkit[ocr].")
+            raise ValueError(f"{' and '.join(missing)} must be installed: in flowrl's folder, pip install -e '.[ocr]'.")
 
     def build(self, device: torch.device) -> Reward:
         """Loads a reader, which runs on the host."""

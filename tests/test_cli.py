@@ -13,7 +13,17 @@ import pytest
 
 from flowrl.cli import COMMANDS, FORMER, main, parse
 
-EXACTLY_ALIKE = ("--steps", "--guidance", "--base-guidance", "--max-sequence-length", "--dtype", "--seed", "--device")
+EXACTLY_ALIKE = (
+    "--steps",
+    "--guidance",
+    "--base-guidance",
+    "--max-sequence-length",
+    "--dtype",
+    "--seed",
+    "--device",
+    "--height",
+    "--width",
+)
 LIGHT = """
 import sys
 from flowrl.cli import COMMANDS, main
@@ -68,7 +78,7 @@ def test_former_flags_are_gone_and_new_ones_are_there() -> None:
         ("reward rubric p --server u", "flowrl reward rubric: unknown flag --server: did you mean --judge?"),
         ("report a --xyzzy", "flowrl report: unknown flag --xyzzy: flowrl report --help lists those there are"),
         ("report a b", "flowrl report: unexpected b: flowrl report --help says what it takes"),
-        ("sample --steps 0", "flowrl sample: argument --steps: must be a whole number of at least 1, got '0'"),
+        ("sample --steps 0", "flowrl sample: argument --steps: must be a whole number from 1 to 10,000, got '0'"),
         ("plan", "flowrl plan: the following arguments are required: CONFIG"),
     ],
 )

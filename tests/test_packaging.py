@@ -111,13 +111,13 @@ def test_every_folder_with_python_is_listed_and_mapped() -> None:
     assert set(banned) == set(LINKED) - {"assets", "configs"}
 
 
-def test_requirements_are_names_and_versions_that_satisfy_the_lower_bounds() -> None:
+def test_requirements_are_names_and_versions_and_lower_bounds_are_what_is_tested() -> None:
     lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
-    pinned = {}
+    pinned: dict[str, str] = {}
     for line in lines:
         match = re.fullmatch(r"([a-z0-9][a-z0-9.-]*)==([0-9][A-Za-z0-9.]*)(?: ; [^@]+)?", line)
         assert match, f"requirements.lock: '{line}' is not NAME==VERSION with at most a marker"
-        pinned[match[1]] = match[2]
+        pinned.setdefault(match[1], match[2])  # where Pythons differ, the older version comes first
     project = settings()["project"]
     extras = project["optional-dependencies"]
     (own, *dev) = extras["dev"]  # the project's own extras that tests need, then packages
@@ -128,6 +128,9 @@ def test_requirements_are_names_and_versions_that_satisfy_the_lower_bounds() -> 
         name, _, bound = wanted.partition(">=")
         have = [int(part) for part in pinned[name].split(".")]
         assert have >= [int(part) for part in bound.split(".")], f"{name}: pinned {pinned[name]}, needs {bound}"
+    for wanted in project["dependencies"] + packages:
+        name, _, bound = wanted.partition(">=")
+        assert f"{pinned[name]}.".startswith(f"{bound}."), f"{name}: nothing below {pinned[name]} is tested"
 
 
 @pytest.mark.slow

@@ -65,9 +65,7 @@ def test_lora_on_the_real_network_without_weights() -> None:
     assert sum(parameter.numel() for parameter in network.parameters()) == 2_243_171_520
     check_targets(network, FAMILY.lora_targets)
     settings = config.policy
-    policy = Policy(
-        network, rank=settings.lora_rank, alpha=settings.alpha, targets=FAMILY.lora_targets, seed=config.seed
-    )
+    policy = Policy(network, rank=settings.rank, alpha=settings.alpha, targets=FAMILY.lora_targets, seed=config.seed)
     assert sum(p.numel() for p in policy.parameters.values()) == (8 * 24 - 1) * 32 * (1536 + 1536) == 18_776_064
     assert {p.device.type for p in policy.parameters.values()} == {"meta"}
     assert {p.dtype for p in policy.parameters.values()} == {torch.float32}

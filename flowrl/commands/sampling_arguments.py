@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+from flowrl.config.bounds import GUIDANCE, IMAGES, SIDE, STEPS, THREADS
+
 SAMPLING = {
-    "steps": "num_steps", "guidance": "guidance_scale", "dtype": "dtype", "max_sequence_length": "max_sequence_length"
+    "steps": "num_steps", "guidance": "guidance_scale", "dtype": "dtype",
+    "max_sequence_length": "max_sequence_length", "height": "height", "width": "width",
 }  # fmt: skip
 """What a flag of sampling is called in Python."""
 
@@ -25,17 +30,19 @@ def add_sampling_arguments(
     """
     group = parser.add_argument_group("sampling")
     add = group.add_argument
-    add("--steps", type=count, metavar="N",
-        help="denoising steps (default: the run's; embedded models 8 to 20; else 40)")  # fmt: skip
-    add("--guidance", type=float, metavar="W",
-        help="classifier-free guidance scale (default: the run's; embedded models 2.5 or 3; else 4.5)")  # fmt: skip
+    add("--steps", type=steps, metavar="N",
+        help="denoising steps (default: the run's, else what the checkpoint is made for)")  # fmt: skip
+    add("--guidance", type=scale, metavar="W",
+        help="guidance scale (default: the run's, else what the checkpoint is made for)")  # fmt: skip
     if base_guidance:
-        add("--base-guidance", type=float, metavar="W",
+        add("--base-guidance", type=scale, metavar="W",
             help="guidance scale of the base model under --rlg (default: that of the tuned model)")  # fmt: skip
     add("--max-sequence-length", type=count, metavar="N",
         help="text tokens that are read (default: the run's; embedded models 16; else the family's)")  # fmt: skip
     add("--dtype", metavar="NAME",
         help="network precision: float32, bfloat16 or float16 (default: the run's, else float32)")  # fmt: skip
+    for side in ("height", "width"):
+        add(f"--{side}", type=pixels, metavar="N", help=f"{side} in pixels (default: the run's, else the model's)")
     if several_seeds:
         add("--seeds", default="0", metavar="LIST", help="seeds of the start noise, such as 0,3,7 or 0-3 (default: 0)")
     else:
@@ -44,11 +51,26 @@ def add_sampling_arguments(
     add_device(group)
 
 
-def count(text: str) -> int:
+def count(text: str, most: int = 1_000_000) -> int:
     """A whole number of at least 1, as a flag's value."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    if not text.isdecimal() or len(text) > 18 or not 1 <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most:,}, got {text!r}")
     return int(text)
+
+
+steps, images, pixels, threads = (partial(count, most=most) for most in (STEPS, IMAGES, SIDE, THREADS))
+"""`count` of denoising steps, of images, of the pixels of a side and of CPU threads."""
+
+
+def scale(text: str) -> float:
+    """A guidance scale, as a flag's value."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= GUIDANCE:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to {GUIDANCE:g}, got {text!r}")
+    return value
 
 
 def add_seed(parser: argparse._ActionsContainer) -> None:
@@ -59,7 +81,7 @@ def add_seed(parser: argparse._ActionsContainer) -> None:
 def add_batch_size(parser: argparse._ActionsContainer, default: str) -> None:
     """Adds `--batch-size`; a default that is a number becomes the flag's value."""
     parser.add_argument(
-        "--batch-size", type=count, default=int(default) if default.isdecimal() else None, metavar="N",
+        "--batch-size", type=images, default=int(default) if default.isdecimal() else None, metavar="N",
         help=f"images drawn or scored at once (default: {default})",
     )  # fmt: skip
 

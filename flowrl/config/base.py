@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from flowrl.config.spelling import closest
 from flowrl.config.strict_yaml import ConfigError, read_mapping
 
 
 def read_with_base(path: str | Path) -> dict[str, Any]:
     """Read a YAML file and the files it builds on.
 
-    ``base`` names a file beside this one, with or without ``.yaml``. Mappings are merged key by key; everything else,
-    lists too, replaces what the base says. A base may have a base.
+    ``base`` names a file beside this one, with or without ``.yaml``, else one that ships with flowrl. Mappings are
+    merged key by key; everything else, lists too, replaces what the base says. A base may have a base.
 
     Raises:
-        ConfigError: a file cannot be read, ``base`` is not text, or files name each other in a circle.
+        ConfigError: a file cannot be read, ``base`` is not text or names no file, or files name each other in a circle.
     """
     chain: list[Path] = []
     layers: list[dict[str, Any]] = []
@@ -30,11 +32,49 @@ def read_with_base(path: str | Path) -> dict[str, Any]:
         if base is not None and not (isinstance(base, str) and base.strip()):
             raise ConfigError(f"{current}: base is the name of another configuration beside this one, got {base!r}")
         layers.append(data)
-        current = None if base is None else current.parent / (base if base.endswith(".yaml") else f"{base}.yaml")
+        current = None if base is None else _base_file(current, base)
     merged: dict[str, Any] = {}
     for layer in reversed(layers):
         merged = _merge(merged, layer)
     return merged
+
+
+def _base_file(file: Path, base: str) -> Path:
+    """The configuration that a file builds on: beside it, else among those that ship.
+
+    Raises:
+        ConfigError: neither exists; names both places.
+    """
+    beside = file.parent / Path(base if base.endswith(".yaml") else f"{base}.yaml").expanduser()
+    if beside.is_file():
+        return beside
+    try:
+        return find_config(base.removesuffix(".yaml"), here=False)
+    except ValueError as error:
+        raise ConfigError(f"{file}: base: there is no {beside.resolve()}, and {error}") from None
+
+
+def find_config(name: str, *, here: bool = True) -> Path:
+    """A YAML file by path, or one that ships with flowrl by name.
+
+    Args:
+        name: the path or the name.
+        here: whether it may be a path.
+
+    Raises:
+        ValueError: neither exists.
+    """
+    if here and Path(name).is_file():
+        return Path(name)
+    shipped = Path(str(resources.files("flowrl") / "configs"))
+    if (shipped / f"{name}.yaml").is_file():
+        return shipped / f"{name}.yaml"
+    names = sorted(path.stem for path in shipped.glob("*.yaml"))
+    near = closest(name, names)
+    hint = f"did you mean {near}? " if near else ""
+    raise ValueError(
+        f"there is no configuration {name!r}: {hint}give a YAML file, or one of those that ship: {', '.join(names)}"
+    )
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

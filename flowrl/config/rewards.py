@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from flowrl.config.strict_yaml import ConfigError
 
 FramePolicy = Literal["first", "uniform", "every", "all"]
+_HEAVIEST = 1e9
 FrameReducer = Literal["mean", "min", "top_frac", "positive_mean"]
 
 
@@ -57,6 +59,8 @@ class RewardConfig:
     """Path of a Python file; it may have any name."""
     function: str | None = None
     """Function of that file."""
+    label: str | None = None
+    """What logs, tables and charts call it; null takes `name` or `function`. Tells two of one name apart."""
     weight: float = 1.0
     """Factor in the total; a negative weight turns the reward into a penalty, 0 logs it without training on it."""
     schedule: tuple[tuple[int, float], ...] = ()
@@ -78,29 +82,38 @@ class RewardConfig:
         for key, value in given.items():
             if not value.strip():
                 raise ConfigError(f"{key} is empty text; give it a value")
+        if self.label is not None and re.fullmatch(r"[A-Za-z0-9][\w.-]{0,39}", self.label) is None:
+            raise ConfigError(
+                f"the label of a reward is at most 40 letters, digits, dots, dashes and underscores, got {self.label!r}"
+            )
+        factors = [self.weight, *(factor for _, factor in self.schedule)]
+        if max(map(abs, factors)) > _HEAVIEST:
+            raise ConfigError(
+                f"the weight of {self.called} and its factors must be at most {_HEAVIEST:g}, got {factors}"
+            )
         iterations = [iteration for iteration, _ in self.schedule]
         if iterations != sorted(set(iterations)) or min(iterations, default=0) < 0:
             raise ConfigError(
-                f"the schedule of {self.label} is a list of [iteration, factor] with rising iterations, such as "
+                f"the schedule of {self.called} is a list of [iteration, factor] with rising iterations, such as "
                 f"[[0, 0], [50, 1]], got {[list(point) for point in self.schedule]}"
             )
         if self.schedule and self.weight == 0:
             raise ConfigError(
-                f"the schedule of {self.label} multiplies its weight, which is 0: give it a weight, or no schedule"
+                f"the schedule of {self.called} multiplies its weight, which is 0: give it a weight, or no schedule"
             )
         low, high = self.bounds
         if low >= high:
-            raise ConfigError(f"the clip of {self.label} needs lowest < highest, got {list(self.clip or ())}")
+            raise ConfigError(f"the clip of {self.called} needs lowest < highest, got {list(self.clip or ())}")
         if self.gate is not None and not low < self.gate <= high:
             raise ConfigError(
-                f"{self.label}: with clip {list(self.clip or ())} no value, or every one, lies below the gate "
+                f"{self.called}: with clip {list(self.clip or ())} no value, or every one, lies below the gate "
                 f"{self.gate:g}: move one of them"
             )
 
     @property
-    def label(self) -> str:
+    def called(self) -> str:
         """What messages and tables call it."""
-        return str(self.name or self.function)
+        return str(self.label or self.name or self.function)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -126,7 +139,7 @@ def check_weights(weights: Sequence[float]) -> None:
 
 
 def check_rewards(rewards: Sequence[RewardConfig]) -> None:
-    """Refuses an empty list, one without any weight, and one reward listed twice."""
+    """Refuses an empty list, one without any weight, and a reward or a label that is there twice."""
     if not rewards:
         raise ConfigError(
             "rewards is empty: list at least one, for instance '- name: NAME' or '- {file: my.py, function: NAME}'"
@@ -134,8 +147,12 @@ def check_rewards(rewards: Sequence[RewardConfig]) -> None:
     check_weights([reward.weight for reward in rewards])
     for index, reward in enumerate(rewards):
         for earlier, other in enumerate(rewards[:index]):
-            if dataclasses.replace(other, weight=reward.weight) == reward:
+            if reward.label is not None and reward.label == other.label:
+                raise ConfigError(
+                    f"rewards.{earlier} and rewards.{index} have the same label '{reward.label}': change one"
+                )
+            if dataclasses.replace(other, weight=reward.weight, label=reward.label) == reward:
                 raise ConfigError(
                     f"rewards.{index} and rewards.{earlier} are the same reward, "
-                    f"'{reward.label}', with the same options: remove one and add up the weights"
+                    f"'{reward.called}', with the same options: remove one and add up the weights"
                 )

@@ -81,14 +81,14 @@ class PipelineConfig:
 class PolicyConfig:
     """What is trained: a LoRA on the generator's denoiser, and its running average."""
 
-    lora_rank: int = 32
-    """Rank of every adapter matrix pair."""
+    lora_rank: int | None = None
+    """Rank of every adapter matrix pair; null takes that of ``init_lora``, else 32."""
     lora_alpha: int | None = None
-    """Scale numerator; null means twice the rank."""
+    """Scale numerator; null takes that of ``init_lora``, else twice the rank."""
     target_modules: tuple[str, ...] | None = None
-    """Names of the layers that get an adapter; null takes the family's published list."""
+    """Names of the layers that get an adapter; null takes those of ``init_lora``, else the family's published list."""
     init_lora: str | None = None
-    """Folder or file of a LoRA to start from."""
+    """Folder or file of a LoRA to start from, in diffusers' or PEFT's layout."""
     ema_decay: float = 0.0
     """Decay of the running average of the adapter; 0 switches it off."""
     ema_every: int = 1
@@ -105,9 +105,14 @@ class PolicyConfig:
             raise ConfigError("policy.target_modules is empty: nothing would be trained; name layers, or write null")
 
     @property
+    def rank(self) -> int:
+        """The rank of a LoRA that starts from nothing: ``lora_rank``, or 32."""
+        return 32 if self.lora_rank is None else self.lora_rank
+
+    @property
     def alpha(self) -> int:
-        """The LoRA scale numerator in force: ``lora_alpha``, or twice the rank."""
-        return 2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+        """The scale numerator of a LoRA that starts from nothing: ``lora_alpha``, or twice the rank."""
+        return 2 * self.rank if self.lora_alpha is None else self.lora_alpha
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ a string, ``010`` is 8, ``1:30`` is 90 and ``no`` is false. Keys may appear once
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import functools
 import math
 import re
 import types
@@ -18,11 +18,24 @@ from typing import Any, TypeVar
 
 import yaml
 
+from flowrl.config.spelling import closest, edit_distance
+
 Setting = TypeVar("Setting")
 
 
+MAX_NODES = 100_000
+"""Values of one YAML document, aliases written out: a few hundred bytes of them can stand for billions."""
+MAX_CHARACTERS = 1_000_000
+"""Length of one YAML document."""
+MAX_TOLD = 18
+"""Wrong keys that one message names."""
+
+
 class ConfigError(ValueError):
-    """A configuration that cannot be used; one paragraph: what was given, what is allowed, what to change."""
+    """A configuration that cannot be used: what was given, what is allowed, what to change.
+
+    One paragraph; where several keys are wrong, a line for each.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +63,10 @@ class Source:
     """Key of another toolkit (last component) -> our dotted key."""
     foreign_values: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     """Our dotted key -> value of another toolkit -> our value."""
+    absent_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Key of another toolkit for what there is not here -> a sentence that says so."""
+    remedy: str = ""
+    """What helps where required keys are missing, as a sentence."""
     own_keys: tuple[str, ...]
     """Every dotted key there is; a list item is written ``rewards.0.weight``."""
 
@@ -105,18 +122,49 @@ def parse_yaml(text: str, where: str) -> Any:
     """Parse one YAML document.
 
     Raises:
-        ConfigError: syntax error, tab, duplicate key or a key that is not text; names ``where`` and the line.
+        ConfigError: syntax error, tab, duplicate key, a key that is not text, nesting without end, or aliases that
+            stand for too many values; names ``where`` and the line.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{where}: it has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read")
     try:
-        return yaml.load(text, Loader=_Loader)
+        return _construct(_Loader(text))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: lists or mappings are nested too deep to be read; make it flat") from None
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
         tab = "; indent with spaces, YAML allows no tabs" if "'\\t'" in problem else ""
         raise ConfigError(f"{where}:{line} not valid YAML: {' '.join(problem.split())}{tab}") from None
+
+
+def _construct(loader: _Loader) -> Any:
+    """The value of a loader's document, once its nodes are counted."""
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if (count := _count(node, {})) > MAX_NODES:
+            raise ConfigError(
+                f"it holds {count:.3g} values once its aliases (*name) are written out, and at most {MAX_NODES:,} are "
+                "read: repeat fewer of them"
+            )
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _count(node: yaml.Node, counts: dict[int, float]) -> float:
+    """Nodes at and below this one, aliases written out; an alias of a node that it lies in counts once."""
+    if id(node) not in counts:
+        counts[id(node)] = 1.0
+        below = node.value if isinstance(node, yaml.CollectionNode) else ()
+        inner = (one for item in below for one in (item if isinstance(item, tuple) else (item,)))
+        counts[id(node)] += sum(_count(one, counts) for one in inner)
+    return counts[id(node)]
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
@@ -201,20 +249,63 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
     """Make an instance of the dataclass ``cls`` from a mapping, checking every key and type on the way.
 
     Raises:
-        ConfigError: unknown or missing key, wrong type, or a contradiction that the dataclass itself refuses.
+        ConfigError: unknown and missing keys, all of them at once; else a wrong type, or a contradiction that the
+            dataclass itself refuses.
     """
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    for key in data:
+    wrong = list(_wrong_keys(cls, data, source, prefix))
+    if wrong:
+        raise ConfigError(_told(wrong, source))
+    return _build(cls, data, source, prefix)
+
+
+@functools.lru_cache(maxsize=512)
+def _hints(cls: Hashable) -> dict[str, Any]:
+    """The annotations of a dataclass; finding them out takes longer than all the rest."""
+    return typing.get_type_hints(cls)
+
+
+def _wrong_keys(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Iterator[tuple[str, str]]:
+    """Where each unknown or missing key of a mapping and of the mappings in it comes from, and what is said of it."""
+    hints, fields = _hints(cls), {field.name: field for field in dataclasses.fields(cls)}
+    for key, value in data.items():
+        dotted = f"{prefix}{key}"
         if key not in fields:
-            raise ConfigError(_unknown_key(key, data[key], tuple(fields), source, prefix))
-    hints = typing.get_type_hints(cls)
-    values: dict[str, Any] = {}
+            yield source.of(dotted), _unknown_key(key, value, tuple(fields), source, prefix)
+            continue
+        for inner in (hints[key], *typing.get_args(hints[key])):
+            if dataclasses.is_dataclass(inner):
+                for place, item in _mappings(value, dotted, listed=typing.get_origin(hints[key]) is tuple):
+                    yield from _wrong_keys(typing.cast(type[Any], inner), item, source, f"{place}.")
     for name, field in fields.items():
-        if name in data:
-            values[name] = _convert(data[name], hints[name], f"{prefix}{name}", source)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        if name not in data and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             wanted = _describe(hints[name])
-            raise ConfigError(f"{source.file}: required key '{prefix}{name}' is missing; add it, its value is {wanted}")
+            yield source.file, f"required key '{prefix}{name}' is missing; add it, its value is {wanted}"
+
+
+def _mappings(value: Any, dotted: str, *, listed: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A value and its key where it is a mapping, with `listed` those in a list; what is of another type is left out."""
+    value = value.value if isinstance(value, Override) else value
+    if listed and isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _mappings(item, f"{dotted}.{index}", listed=False)
+    elif not listed and isinstance(value, Mapping):
+        yield dotted, value
+
+
+def _told(wrong: Sequence[tuple[str, str]], source: Source) -> str:
+    """All wrong keys in one message: a paragraph for one, else a line for each."""
+    remedy = source.remedy if any(said.startswith("required") for _, said in wrong) else ""
+    if len(wrong) == 1:
+        return f"{wrong[0][0]}: {wrong[0][1]}{f'. {remedy}' if remedy else ''}"
+    lines = [said if place == source.file else f"{place}: {said}" for place, said in wrong[:MAX_TOLD]]
+    more = [f"and {len(wrong) - MAX_TOLD} more"] if len(wrong) > MAX_TOLD else []
+    return "\n  ".join([f"{source.file}: {len(wrong)} keys are wrong", *lines, *more, *([remedy] if remedy else [])])
+
+
+def _build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Any:
+    """`build` of a mapping whose keys are right."""
+    hints = _hints(cls)
+    values = {name: _convert(value, hints[name], f"{prefix}{name}", source) for name, value in data.items()}
     try:
         return cls(**values)
     except ValueError as error:
@@ -230,7 +321,7 @@ def dump(data: Mapping[str, Any]) -> str:
 
 def dotted_keys(cls: type[Any], prefix: str = "") -> Iterator[str]:
     """Every dotted key of a dataclass: sections, their keys, and list items under index 0."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     for name in (field.name for field in dataclasses.fields(cls)):
         hint = hints[name]
         yield f"{prefix}{name}"
@@ -271,7 +362,7 @@ def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
         return _plain(value, dotted, source)
     if dataclasses.is_dataclass(hint):
         cls = typing.cast(type[Any], hint)
-        return build(cls, value, source, f"{dotted}.") if isinstance(value, Mapping) else _MISFIT
+        return _build(cls, value, source, f"{dotted}.") if isinstance(value, Mapping) else _MISFIT
     if origin is typing.Literal:
         return value if any(value == one and type(value) is type(one) for one in arguments) else _MISFIT
     if origin in (tuple, list, Sequence):
@@ -286,6 +377,8 @@ def _convert_one(value: Any, hint: Any, dotted: str, source: Source) -> Any:
         return _plain(value, dotted, source) if isinstance(value, Mapping) else _MISFIT
     if hint is float:
         return _finite(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _MISFIT
+    if hint is int and type(value) is int and abs(value) >= 2**63:
+        raise ConfigError(f"{source.of(dotted)}: {dotted} is {_shown(value)}, and integers lie below 2^63 = {2**63:,}")
     if hint in (int, bool, str):
         return value if type(value) is hint else _MISFIT
     return _plain(value, dotted, source)  # a type that YAML knows nothing of: the owner judges it
@@ -313,14 +406,15 @@ def _plain(value: Any, dotted: str, source: Source, depth: int = 0) -> Any:
     if value is None or type(value) in (str, int, bool) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise ConfigError(
-        f"{source.of(dotted)}: {dotted} is {value!r}; use text, finite numbers, true, false, lists and mappings"
+        f"{source.of(dotted)}: {dotted} is {_shown(value)}; use text, finite numbers, true, false, lists and mappings"
     )
 
 
 def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: Source, prefix: str) -> str:
     """Say what was probably meant: a sibling one slip away, a key of another section, a term of another toolkit."""
-    dotted = f"{prefix}{key}"
-    start = f"{source.of(dotted)}: unknown key '{dotted}'"
+    start = f"unknown key '{prefix}{key}'"
+    if key in source.absent_keys:
+        return f"{start}: {source.absent_keys[key]}"
     near = closest(key, siblings)
     slip = near is not None and edit_distance(key, near) <= 1
     inner = value.value if isinstance(value, Override) else value
@@ -343,7 +437,7 @@ def _ours(key: str, source: Source) -> str | None:
 
 
 def _wrong_type(value: Any, hint: Any, dotted: str, source: Source) -> str:
-    start = f"{source.of(dotted)}: {dotted} must be {_describe(hint)}, got {value!r}"
+    start = f"{source.of(dotted)}: {dotted} must be {_describe(hint)}, got {_shown(value)}"
     if not isinstance(value, (dict, list)):
         ours = source.foreign_values.get(dotted, {}).get(str(value))
         allowed = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
@@ -369,34 +463,18 @@ def _describe(hint: Any) -> str:
     return words.get(hint, "a mapping of keys to values")
 
 
+def _shown(value: Any) -> str:
+    """A value as Python writes it, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "an integer of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]} ..."
+
+
 def _kind(value: Any) -> str:
     """What a YAML value is, in words."""
     words = {
         dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "an integer", float: "a number",
     }  # fmt: skip
     return words.get(type(value), "nothing" if value is None else type(value).__name__)
-
-
-def edit_distance(a: str, b: str) -> int:
-    """Insertions, deletions, substitutions and swaps of neighbours that lead from ``a`` to ``b``."""
-    rows = [list(range(len(b) + 1))]
-    for i, x in enumerate(a, start=1):
-        row = [i]
-        for j, y in enumerate(b, start=1):
-            cost = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and y == a[i - 2]:
-                cost = min(cost, rows[-2][j - 2] + 1)
-            row.append(cost)
-        rows.append(row)
-    return rows[-1][-1]
-
-
-def closest(word: str, candidates: Sequence[str]) -> str | None:
-    """The candidate most like ``word``, or None where nothing is alike."""
-    near = set(difflib.get_close_matches(word, candidates, n=5, cutoff=0.6))
-    near |= {c for c in candidates if abs(len(word) - len(c)) <= 1 and edit_distance(word, c) <= 1}
-
-    def key(candidate: str) -> tuple[int, float]:
-        return edit_distance(word, candidate), -difflib.SequenceMatcher(None, word, candidate).ratio()
-
-    return min(near, key=key, default=None)

@@ -14,7 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from flowrl.config.base import read_with_base
+from flowrl.config.base import find_config, read_with_base
+from flowrl.config.bounds import IMAGES, check_most
 from flowrl.config.methods import (
     BudgetConfig,
     CreditConfig,
@@ -38,13 +39,16 @@ from flowrl.config.sections import (
     positive,
     share,
 )
-from flowrl.config.strict_yaml import ConfigError, Source, apply_override, build, closest, dotted_keys, dump
-from flowrl.config.vocabulary import FOREIGN_KEYS, FOREIGN_VALUES
+from flowrl.config.spelling import closest
+from flowrl.config.strict_yaml import ConfigError, Source, apply_override, build, dotted_keys, dump
+from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
 
-__all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "load_config", "resolve_path", "to_yaml"]
+__all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "find_config", "load_config", "resolve_path", "to_yaml"]
 
 BATCH_LIMIT = 24
 """Batch sizes that are not given default to the largest divisor up to this many images."""
+REMEDY = "A configuration need not say everything: 'base: tiny_g2rpo' takes over what a shipped one says"
+"""What helps a file that lacks required keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +173,7 @@ class TrainConfig:
     """Logging."""
 
     def __post_init__(self) -> None:
+        check_most(self)
         at_least(1, self, "num_iterations prompts_per_step updates_per_rollout checkpoint_every keep_checkpoints")
         at_least(1, self, "micro_batch_size rollout_batch_size threads")
         at_least(0, self, "seed eval_every kl_coef adv_eps adv_min_std")
@@ -186,6 +191,11 @@ class TrainConfig:
         if self.group_size < 2:
             raise ConfigError(
                 f"group_size must be at least 2, got {self.group_size}: images are compared within a prompt"
+            )
+        if self.num_images > IMAGES:
+            raise ConfigError(
+                f"prompts_per_step ({self.prompts_per_step}) * group_size ({self.group_size}) = {self.num_images:,} "
+                f"images of one iteration are more than {IMAGES:,}: lower one of the two"
             )
         low, high = self.clip_bounds
         if low <= 0 or high <= 0 or low >= 1:
@@ -236,21 +246,6 @@ class TrainConfig:
         )  # fmt: skip
 
 
-def find_config(name: str) -> Path:
-    """A YAML file by path, or one that ships with flowrl by name.
-
-    Raises:
-        ValueError: neither exists.
-    """
-    if Path(name).is_file():
-        return Path(name)
-    shipped = Path(str(resources.files("flowrl") / "configs"))
-    if (shipped / f"{name}.yaml").is_file():
-        return shipped / f"{name}.yaml"
-    names = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
-    raise ValueError(f"there is no configuration {name!r}: give a YAML file, or one of those that ship: {names}")
-
-
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a YAML file and its base, apply ``a.b=value`` overrides (later ones win) and check everything.
 
@@ -265,7 +260,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     origins = {apply_override(data, argument): argument for argument in overrides}
     config: TrainConfig = build(TrainConfig, data, Source(
         file=str(path), overrides=origins, foreign_keys=FOREIGN_KEYS, foreign_values=FOREIGN_VALUES,
-        own_keys=_own_keys(),
+        absent_keys=ABSENT_KEYS, own_keys=_own_keys(), remedy=REMEDY,
     ))  # fmt: skip
     return config
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 def _by_their_names(table: dict[str, str]) -> dict[str, str]:
-    """What others say -> our name, from our name -> what others say, in one text."""
+    """What others say -> our name (or a sentence), from that -> what others say, in one text."""
     return {theirs: ours for ours, words in table.items() for theirs in words.split()}
 
 
@@ -106,8 +106,18 @@ FOREIGN_KEYS = _by_their_names({
     "eval.num_steps": "eval_num_steps",
     "eval.guidance_scale": "eval_guidance_scale",
     "eval.batch_size": "test_batch_size",
-    "logging.tensorboard": "report_to wandb wandb_project use_tensorboard",
+    "logging.tensorboard": "use_tensorboard",
 })  # fmt: skip
+
+ABSENT_KEYS = _by_their_names({
+    "there is no tracker on the web here; numbers go to metrics.jsonl and, with logging.tensorboard, to TensorBoard":
+        "report_to wandb wandb_project wandb_entity swanlab",
+    "the learning rate is constant, optim.lr": "lr_scheduler lr_scheduler_type lr_warmup_steps warmup_steps",
+    "what is trained is always a LoRA, policy.lora_rank": "use_lora finetune_type",
+    "the optimizer is always AdamW in float32 (section optim)": "use_8bit_adam optimizer_type",
+    "every process holds the whole model; it is not split over GPUs": "fsdp fsdp_optimizer_offload deepspeed",
+})  # fmt: skip
+"""Keys of other toolkits for what there is not here, each with the sentence that says so."""
 
 FOREIGN_VALUES = {
     "pipeline.dtype": _by_their_names({"bfloat16": "bf16", "float16": "fp16 half", "float32": "fp32 no"}),

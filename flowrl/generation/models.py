@@ -81,6 +81,8 @@ def find_source(
     guidance_scale: float | None = None,
     max_sequence_length: int | None = None,
     dtype: str | None = None,
+    height: int | None = None,
+    width: int | None = None,
 ) -> Source:
     """Reads a run's own settings, or takes a model with defaults; what is given here wins. Loads no weights.
 
@@ -89,10 +91,12 @@ def find_source(
             written by diffusers, `asset:tiny-sd3`, or a hub id.
         base: of a run, the model before training.
         lora: a LoRA folder to add; of a run, in place of its own.
-        num_steps: denoising steps; a run's own, that of `SHIPPED`, else 40.
-        guidance_scale: a run's own, that of `SHIPPED`, else 4.5.
+        num_steps: denoising steps; a run's own, that of `SHIPPED`, else the checkpoint's or family's usual ones.
+        guidance_scale: as `num_steps`.
         max_sequence_length: tokens; a run's own, 16 for the embedded models, else the family's.
         dtype: of the network; a run's own, else float32.
+        height: pixels; those of a run's evaluations, else the model's own.
+        width: as `height`.
 
     Raises:
         ValueError: an unknown dtype, or a LoRA folder that does not say what it belongs to.
@@ -107,7 +111,8 @@ def find_source(
     given = {"num_steps": num_steps, "guidance_scale": guidance_scale, "max_sequence_length": max_sequence_length,
              "dtype": dtype}  # fmt: skip
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return replace(found, **changes)
+    size = {name: value for name, value in (("height", height), ("width", width)) if value is not None}
+    return replace(found, **changes, options=found.options | size)
 
 
 def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
@@ -142,13 +147,12 @@ def _drawn_options(config: TrainConfig) -> dict[str, Any]:
 
 def _of_model(model: str, lora: Path | None) -> Source:
     from flowrl.pipelines import family_of
+    from flowrl.pipelines.known_checkpoints import usual_sampling
     from flowrl.training.parts import model_location
 
-    usual: dict[str, Any] = {"num_steps": 40, "guidance_scale": 4.5, "max_sequence_length": None}
-    return Source(
-        model=model, lora=lora, grid="diffusers", dtype="float32", family=family_of(model_location(model)),
-        **(usual | SHIPPED.get(model, {})),
-    )  # fmt: skip
+    family = family_of(model_location(model))
+    usual = {"max_sequence_length": None} | usual_sampling(family, model) | SHIPPED.get(model, {})
+    return Source(model=model, lora=lora, grid="diffusers", dtype="float32", family=family, **usual)
 
 
 def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:

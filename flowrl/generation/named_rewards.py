@@ -40,8 +40,8 @@ def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def reward_label(spec: Mapping[str, Any]) -> str:
-    """What a reward is called where its spec gives no other name."""
-    return str(spec.get("name") or spec.get("function"))
+    """What a reward is called."""
+    return str(spec.get("label") or spec.get("name") or spec.get("function"))
 
 
 def reward_specs(rewards: str, options: Sequence[str] = ()) -> list[dict[str, Any]]:

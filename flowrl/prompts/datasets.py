@@ -79,7 +79,7 @@ def _load(text: str, name: str, split: str | None) -> Any:
     except ImportError as error:
         raise ValueError(
             f"{text}: datasets are read by the library datasets, which is not installed: "
-            "pip install flowrl-toolkit[data]"
+            "in flowrl's folder, pip install -e '.[data]'"
         ) from error
     folder = Path(name)
     try:

@@ -40,6 +40,11 @@ def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
     )  # fmt: skip
 
 
+def shared_words(trained_on: int, number: int) -> str:
+    """How many prompts of an evaluation are no held-out ones, in words."""
+    return f"{trained_on} of {number} evaluation prompts {'were' if trained_on > 1 else 'was'} also trained on"
+
+
 def swapped(text: str) -> str | None:
     """The same request with its two things in the other order; None where there are no two."""
     match = _TWO_THINGS.fullmatch(text)

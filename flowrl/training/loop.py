@@ -47,9 +47,10 @@ from flowrl.training.parts import (
     at_eval_size,
     encode_everything,
     eval_schedule,
-    evaluated_rewards,
+    evaluated_terms,
     evaluation_rewards,
     load_parts,
+    tell_cut_prompts,
 )
 from flowrl.training.prompting import RunPrompts, encode_prompts, guided
 from flowrl.training.reward_watch import RewardWatch
@@ -82,6 +83,8 @@ class Loop:
         self.config, self.run, self.prompts = config, run, prompts
         self.geometry = config.resolve_batch(run.world)
         self.pipeline, self.policy, reward = load_parts(config, run.device)
+        if run.main:
+            tell_cut_prompts(self.pipeline, prompts)
         check_groups(config.group_size, self.geometry, reward)
         self.measured = evaluation_rewards(config, reward, run.device)
         for slot in slots:
@@ -324,7 +327,7 @@ class Loop:
             batch_size=settings.batch_size,
         )  # fmt: skip
         row |= self.budget.row() | {"seconds/eval": round(time.perf_counter() - begun, 4)}
-        trained = len(evaluated_rewards(self.scorer.reward))
+        trained = len(evaluated_terms(self.scorer.reward))
         held_out = () if self.measured is None else self.measured.keys[trained:]
         found = evaluation_warnings(self.counters["watch"], row, held_out)
         say(self.run, self.counters["watch"], found, iteration, moment=self.counters["watch"]["evaluations"])

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.sections import PipelineConfig, PromptsConfig, SamplerConfig
+from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.lora import Policy, lora_shape
 from flowrl.prompts.loading import Prompt, load_prompts
-from flowrl.rewards import Reward
-from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
+from flowrl.rewards.compose import Merge, Term, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.samplers import Kernel
 from flowrl.training.prompting import RunPrompts, encode_all
 from flowrl.training.sampler_checks import kernel_of
@@ -27,15 +26,35 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load_parts(config: TrainConfig, device: torch.device) -> tuple[Pipeline, Policy, WeightedSum]:
     """Pipeline, LoRA policy (with its slots) and rewards."""
     pipeline = load_pipeline(config.pipeline, device)
-    policy = Policy(
-        pipeline.denoiser, rank=config.policy.lora_rank, alpha=config.policy.alpha,
-        targets=config.policy.target_modules or pipeline.lora_targets, seed=config.seed,
-    )  # fmt: skip
+    rank, alpha, targets = lora_of(config.policy, pipeline.lora_targets)
+    policy = Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed)
     if config.policy.init_lora is not None:
         policy.initialise_from(resolve_path(config.policy.init_lora))
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
     return pipeline, policy, load_rewards(config, device)
+
+
+def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float, Sequence[str]]:
+    """Rank, alpha and layers of a run's LoRA: what the configuration says, else those of `policy.init_lora`.
+
+    Args:
+        settings: the section `policy`.
+        targets: layers where neither says any, the family's.
+
+    Raises:
+        ValueError: there is no LoRA to start from, or its rank or alpha is not the one that is set.
+    """
+    if settings.init_lora is None:
+        return settings.rank, settings.alpha, settings.target_modules or targets
+    rank, alpha, layers = lora_shape(resolve_path(settings.init_lora))
+    for key, given, found in (("rank", settings.lora_rank, rank), ("alpha", settings.lora_alpha, alpha)):
+        if given is not None and given != found:
+            raise ValueError(
+                f"policy.lora_{key} is {given}, and the LoRA in {settings.init_lora} has {key} {found:g}: remove "
+                f"policy.lora_{key}, which is then read from the file, or set it to {found:g}"
+            )
+    return rank, alpha, settings.target_modules or layers
 
 
 def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipeline:
@@ -117,13 +136,14 @@ def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.d
     A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
     """
     more = build_weighted_sum(config.eval.rewards, device=device) if config.eval.rewards else None
-    members = evaluated_rewards(reward) + list(more.rewards if more else ())
-    return weighted_sum(members, [1.0] * len(members)) if members else None
+    terms = [*evaluated_terms(reward), *(more.terms if more else ())]
+    labels = [term.entry.label for term in terms]
+    return weighted_sum([term.reward for term in terms], [1.0] * len(terms), labels) if terms else None
 
 
-def evaluated_rewards(reward: WeightedSum) -> list[Reward]:
+def evaluated_terms(reward: WeightedSum) -> list[Term]:
     """The trained rewards that evaluations measure, the first of what they measure."""
-    return [one for one in reward.rewards if one.kind not in ("groupwise", "pairwise")]
+    return [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
 
 
 def model_location(model: str) -> str:
@@ -149,6 +169,17 @@ def _with_levels(kernel: Kernel, levels: Sequence[float], schedule: Schedule) ->
         return kernel.rule(sigma, sigma_next, levels[step], sigma_max)
 
     return replace(kernel, rule=rule, noise_level=max(levels))
+
+
+def tell_cut_prompts(pipeline: Pipeline, prompts: RunPrompts) -> None:
+    """Prints how many prompts are longer than what the text encoders read of them."""
+    texts = list({prompt.text for prompt in (*prompts.train, *prompts.more, *prompts.held_out)})
+    if count := pipeline.num_cut(texts):
+        print(
+            f"Note: {count} of {len(texts)} prompts have more tokens than are read of them: "
+            "see pipeline.max_sequence_length.",
+            flush=True,
+        )
 
 
 def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts) -> None:

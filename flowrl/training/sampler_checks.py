@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flowrl.config.sections import SamplerConfig
-from flowrl.config.strict_yaml import closest
+from flowrl.config.spelling import closest
 from flowrl.config.vocabulary import FOREIGN_KERNELS
 from flowrl.samplers import KERNELS, Kernel
 

@@ -26,7 +26,7 @@ def require_scikit_learn() -> None:
     Raises:
         ValueError: if it is not installed, or older than 1.8.
     """
-    advice = "pip install flowrl-toolkit[rubrics]."
+    advice = "in flowrl's folder, pip install -e '.[rubrics]'."
     if importlib.util.find_spec("sklearn") is None:
         raise ValueError(f"learning a rubric needs scikit-learn: {advice}")
     version = importlib.metadata.version("scikit-learn")

@@ -128,7 +128,7 @@ _HUB, _FOLDER = "hf-hub:", "local-dir:"
 def check_open_clip(model: str) -> None:
     """Refuses a name that open_clip cannot know, without loading it; see `open_clip_encoder`."""
     if importlib.util.find_spec("open_clip") is None:
-        raise ValueError("library open_clip needs a package: pip install flowrl-toolkit[open-clip].")
+        raise ValueError("library open_clip needs a package: in flowrl's folder, pip install -e '.[open-clip]'.")
     if model.startswith(_FOLDER):
         if not Path(model.removeprefix(_FOLDER)).is_dir():
             raise ValueError(f"there is no folder {model.removeprefix(_FOLDER)!r}: give one that open_clip wrote.")

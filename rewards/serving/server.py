@@ -89,7 +89,7 @@ def check_extra() -> None:
             importlib.import_module(package)
         except ImportError as error:
             raise ValueError(
-                f"a reward server needs {package} ({error}): install it with pip install 'flowrl-toolkit[serve]'."
+                f"a reward server needs {package} ({error}): in flowrl's folder, pip install -e '.[serve]'."
             ) from error
 
 

@@ -21,6 +21,7 @@ from flowrl.commands.eval import unigenbench_runner as unigenbench
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.named_judges import judge_identity, read_judge
 from flowrl.commands.eval.result import as_text
+from flowrl.commands.eval.unigenbench_estimate import SECONDS
 from flowrl.commands.eval.unigenbench_judge import RETRY_TEMPERATURE, read_wording
 from flowrl.generation.layouts import read_numbered
 from flowrl.generation.subject import Settings
@@ -336,6 +337,7 @@ def test_a_dry_run_asks_nothing_and_counts(
     assert not judge.asked
     assert not (tmp_path / "out").exists()
     assert result.facts["calls"] == 6
+    assert result.facts["seconds"] >= SECONDS, "as long as one answer takes at least"
     assert "Nothing was drawn or asked" in result.headline
     assert max(map(len, as_text(result).splitlines())) <= 80
     run(settings(tmp_path / "out", prompts, images))

@@ -119,6 +119,7 @@ def training_row(iteration: int, rng: np.random.Generator) -> dict[str, Any]:
         "seconds/rollout": 1.2,
         "seconds/reward": 0.3,
         "seconds/update": 1.4,
+        "seconds/total": 3.0 * (iteration + 1),
     }
 
 
@@ -167,6 +168,26 @@ def make_run(
 
 def page_of(folder: Path) -> str:
     return write_report(folder).read_text(encoding="utf-8")
+
+
+def test_the_time_by_stage_is_that_of_the_iterations(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run"))
+    rows = dict(re.findall(r"<tr><td>(\w+)</td><td[^>]*>([^<]+)</td><td[^>]*>[\d.]+ %</td></tr>", page))
+    stages = page[page.index("Share of the time by stage") :].split('"')[0]
+    assert "total" not in stages
+    assert "total" not in rows
+    assert "rollout 32 %, reward 8 %, update 38 %, eval 19 %, other 3 %" in stages  # of 40 * 3 s and 3 * 9.5 s
+
+
+def test_prompts_that_were_trained_on_are_not_called_held_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert "The held-out GenEval score" in page_of(run)
+    manifest = json.loads((run / "manifest.json").read_text()) | {"eval_prompts": {"number": 9, "trained_on": 3}}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    page = page_of(run)
+    assert "3 of 9 evaluation prompts were also trained on: on those the scores say nothing about new prompts" in page
+    assert "The evaluation GenEval score" in page
+    assert "eld-out" not in page
 
 
 def test_summary_states_score_paired_difference_and_verdict(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -47,6 +48,30 @@ def test_an_image_a_prompt_and_seed_and_a_grid(run: Path, tmp_path: Path) -> Non
     with Image.open(tmp_path / "000_seed0.png") as image, Image.open(tmp_path / "grid.png") as sheet:
         assert image.size == (64, 64)
         assert sheet.size[0] >= 3 * 64
+
+
+def test_another_size_precision_and_batch_are_flags(run: Path, tmp_path: Path) -> None:
+    flags = ("--height", "32", "--width", "48", "--dtype", "bfloat16", "--batch-size", "2", "--device", "cpu")
+    files = _sample(run, tmp_path, *flags, "--steps", "2", "--guidance", "1")
+    with Image.open(tmp_path / "000_seed0.png") as image:
+        assert image.size == (48, 32)
+    assert len(files) == 4
+
+
+def test_the_lines_of_the_readme_draw_the_same_image_in_stock_diffusers(
+    run: Path, tiny_sd3_folder: Path, tmp_path: Path
+) -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    code = [part.split("```")[0] for part in text.split("```python\n") if "pipe" in part.split("```")[0]]
+    lines = "\n".join(code).replace("runs/first", str(run))
+    found: dict[str, Any] = {"MODEL": str(tiny_sd3_folder), "PROMPT": "a red circle"}
+    exec(lines, found)
+    given = ["--seeds", "7", "--steps", "10", "--guidance", "3", "--out", str(tmp_path)]
+    assert main(["sample", str(run), "--prompt", "a red circle", *given]) == 0
+    with Image.open(tmp_path / "000_seed7.png") as image:
+        ours, stock = (np.asarray(one, dtype=np.int64) for one in (image, found["image"]))
+    assert abs(ours - stock).max() <= 1, "one step of 255"
+    assert len(code) == 2
 
 
 def test_a_seed_gives_the_same_files_again(run: Path, tmp_path: Path) -> None:

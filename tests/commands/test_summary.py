@@ -50,6 +50,26 @@ def test_held_out_rewards_are_compared_by_the_samples_that_were_scored_both_time
     assert found == {"before": 0.4375, "after": 0.9375, "change": {"mean": 0.5, "low": 0.5, "high": 0.5}}
 
 
+def test_a_reward_of_ones_own_is_told_beside_the_geneval_score(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (folder / "eval").glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for number, row in enumerate(rows):
+            row |= {"task": "colors", "correct": number > 1}
+            row["rewards"] |= {"geneval": 1.0, "geneval/official": 1.0}
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = ("brightness", "brightness_low", "geneval", "geneval_low", "geneval/official")
+    row = {"iteration": 0} | {f"eval/reward/{name}": 0.5 for name in names}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=True)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["brightness", "0.4375", "0.9375", "+0.5", "(+0.5", "to", "+0.5)"] in lines
+    assert any(line[:1] == ["score"] for line in lines)
+    assert not any(line[:1] == ["geneval"] for line in lines), "the table of tasks says it"
+    assert {"before", "after", "change", "rewards"} <= summary(folder).keys()
+
+
 def test_the_command_to_try_takes_an_evaluated_prompt_and_its_images(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

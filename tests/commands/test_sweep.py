@@ -225,9 +225,11 @@ def test_prompts_of_a_dataset_with_the_negative_of_the_run(
 
 
 def test_a_finished_sweep_is_not_drawn_again(
-    swept: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    swept: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = swept("--rlg", "0,1", "--best-of", "2")
+    said = capsys.readouterr().out.split("\nPage")[0]
+    assert len(said) > 80 >= max(map(len, said.splitlines()))
 
     def load(asked: Any) -> Model:
         raise AssertionError("the model was loaded")

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from tiny_runs import PROMPTS, TinyRuns, lora, lora_tensors, metrics, state, tiny_runs
 from torch import Tensor
 
+from flowrl.cli import main
 from flowrl.prompts.loading import prompts_of_iteration
 
 
@@ -56,10 +57,36 @@ def test_a_run_folder_holds_what_is_documented(runs: TinyRuns, capsys: pytest.Ca
     assert manifest["num_processes"] == 1
     assert json.loads((run / "summary.json").read_text())["reward"]["last"] == rows[3]["reward"]
     shown = capsys.readouterr().out
-    assert "Held-out rewards" in shown
+    assert shown.count("4 of 4 evaluation prompts were also trained on.") == 2, "at the start and at the end"
+    assert "Evaluation rewards, 4 samples" in shown
+    assert manifest["eval_prompts"] == {"number": 4, "trained_on": 4}
+    page = (run / "report.html").read_text()
+    assert "4 of 4 evaluation prompts were also trained on" in page
+    assert "eld-out" not in page
     assert str(run / "report.html") in shown
     short = shown.replace(str(run), "runs/tiny_grpo_geneval-1").replace(str(runs.folder), ".")
     assert max(len(line) for line in short.splitlines()[1:]) <= 80
+
+
+def test_a_run_continues_from_a_lora_at_the_rank_and_alpha_of_its_file(
+    runs: TinyRuns, plain: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(runs.folder))
+    start, run = f"policy.init_lora={plain / 'lora'}", runs.folder / "continued"
+    settings = ("policy.lora_rank=null", "num_iterations=1", "optim.lr=0")
+    assert main(["train", str(runs.config), "out=~/continued", start, *settings]) == 0
+    assert f"flowrl report {run}" in (run / "report.html").read_text()
+    assert main(["train", "resume=~/continued"]) == 0
+    assert "is finished (1 of 1 iterations)" in capsys.readouterr().out
+    assert {name: tensor.tolist() for name, tensor in lora_tensors(run).items()} == {
+        name: tensor.tolist() for name, tensor in lora_tensors(plain).items()
+    }
+    for key, given, found in (("rank", 4, 2), ("alpha", 3, 4)):
+        wrong = [start, f"policy.lora_{key}={given}", f"out={runs.folder / 'wrong'}"]
+        assert main(["train", str(runs.config), *wrong]) == 1
+        shown = capsys.readouterr().err
+        assert f"policy.lora_{key} is {given}, and the LoRA in" in shown
+        assert f"has {key} {found}: remove policy.lora_{key}" in shown
 
 
 def test_a_seed_repeats_itself_byte_for_byte(runs: TinyRuns, plain: Path) -> None:

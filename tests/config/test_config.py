@@ -5,17 +5,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import time
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from flowrl.config.bounds import MOST
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PolicyConfig
-from flowrl.config.strict_yaml import closest, dotted_keys, dump, edit_distance, parse_yaml
+from flowrl.config.spelling import closest, edit_distance
+from flowrl.config.strict_yaml import MAX_CHARACTERS, MAX_TOLD, dotted_keys, dump, parse_yaml
 from flowrl.config.train import ConfigError, TrainConfig, load_config, resolve_path, to_yaml
-from flowrl.config.vocabulary import FOREIGN_KEYS, FOREIGN_VALUES
+from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
 
 MINIMAL = """\
 num_iterations: 3
@@ -182,7 +186,6 @@ def test_terms_of_other_toolkits_are_answered_with_our_key(path: Path, term: str
         ("resume_from=runs/a", "resume"),
         ("lora_rank=4", "policy.lora_rank"),
         ("global_std=true", "adv_std"),
-        ("wandb=true", "logging.tensorboard"),
         ("noise_level=0.7", "sampler.noise_level"),
         ("shift=3", "sampler.shift"),
         ("timestep_fraction=0.6", "sampler.trained_fraction with trained_steps: leading"),
@@ -192,6 +195,14 @@ def test_terms_of_other_toolkits_are_answered_with_our_key(path: Path, term: str
 )
 def test_habits_find_our_name(path: Path, override: str, ours: str) -> None:
     assert f"is called '{ours}" in refusal(path, override)
+
+
+@pytest.mark.parametrize("term", sorted(ABSENT_KEYS))
+def test_what_there_is_not_here_is_said(path: Path, term: str) -> None:
+    message = refusal(path, f"{term}=1")
+    assert message.endswith(f"unknown key '{term}': {ABSENT_KEYS[term]}")
+    assert "is called" not in message
+    assert term not in FOREIGN_KEYS
 
 
 def test_our_own_keys_are_named_before_terms_of_other_toolkits(path: Path) -> None:
@@ -252,6 +263,9 @@ REFUSALS: list[tuple[list[str], list[str]]] = [
     (["rewards.0.file=x.py"], ["rewards.0:", "name: scene, file: x.py"]),
     (["rewards.1.function=null"], ["rewards.1:", "both file and function", "file: my.py"]),
     (["rewards.1={name: scene}"], ["rewards.1 and rewards.0", "'scene'", "weights"]),
+    (["rewards.1={name: scene, label: other}"], ["rewards.1 and rewards.0", "'other'", "weights"]),
+    (["rewards.0.label=x", "rewards.1.label=x"], ["rewards.0 and rewards.1 have the same label 'x'"]),
+    (["rewards.0.label=a/b"], ["rewards.0:", "label", "'a/b'"]),
     (["rewards.2.weight=1"], ["no item '2'", "0, 1"]),
     (["rewards.first.weight=1"], ["no item 'first'"]),
     (["rewards={name: scene}"], ["rewards must be a list of mappings", "(a mapping)"]),
@@ -315,6 +329,98 @@ def test_files_that_cannot_be_used(path: Path, text: str, parts: list[str]) -> N
     message = refusal(write(path, text))
     for part in [str(path), *parts]:
         assert part in message
+
+
+def test_all_missing_and_unknown_keys_are_told_at_once(path: Path) -> None:
+    write(path, "sampler: {eta: 1}\nlearning_rate: 1\npolicy: {lora_rnk: 4}\nrewards: [{nam: a}, {name: b, wait: 1}]\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["wandb=true"])
+    first, *lines, last = str(caught.value).split("\n")
+    assert first == f"{path}: 12 keys are wrong"
+    for said in (
+        "'eta' is called 'sampler.noise_level'", "key 'sampler.kernel' is missing", "'optim.lr'", "'policy.lora_rank'",
+        "did you mean 'rewards.0.name'", "'rewards.1.wait'", "key 'num_iterations' is missing", "'prompts_per_step'",
+        "'group_size' is missing", "'pipeline' is missing", "'prompts' is missing", "override 'wandb=true'",
+    ):  # fmt: skip
+        assert sum(said in line for line in lines) == 1, said
+    assert len(lines) == 12
+    assert "base: tiny_g2rpo" in last
+
+
+def test_a_message_about_very_many_keys_ends(path: Path) -> None:
+    write(path, MINIMAL + "".join(f"zz{i}: 1\n" for i in range(60)))
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    lines = str(caught.value).split("\n")
+    assert len(lines) == MAX_TOLD + 2
+    assert lines[-1].strip() == f"and {60 - MAX_TOLD} more"
+
+
+def bomb(merge: str = "") -> str:
+    """Twenty lines that stand for 9^20 values."""
+    item = "{{<<: [{0}]}}" if merge else "[{0}]"
+    first = "{x: 1}" if merge else "[1]"
+    lines = [f"a0: &a0 {first}"]
+    lines += [f"a{i}: &a{i} {item.format(', '.join([f'*a{i - 1}'] * 9))}" for i in range(1, 20)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (bomb(), "values once its aliases"),
+        (bomb(merge="<<"), "values once its aliases"),
+        ("seed: " + "[" * 3000 + "]" * 3000, "nested too deep"),
+        ("seed: " + "{a: " * 3000 + "1" + "}" * 3000, "nested too deep"),
+        ("#" * (MAX_CHARACTERS + 1), "characters"),
+        (MINIMAL + "seed: " + "9" * 5000, "not valid YAML"),
+        (MINIMAL + "optim: {lr: [" + ", ".join(["1"] * 1000) + "]}", "1, 1 ..."),
+    ],
+    ids=["aliases", "merge", "lists", "mappings", "long", "digits", "value"],
+)
+def test_files_that_would_never_end_are_refused(path: Path, text: str, said: str) -> None:
+    began = time.process_time()
+    message = refusal(write(path, text))
+    assert said in message
+    assert str(path) in message
+    assert len(message) < 1000
+    assert time.process_time() - began < 5
+
+
+def numbers_of(cls: type[Any], prefix: str = "") -> dict[str, str]:
+    """Every key below a dataclass that takes numbers -> how many of them it takes: "one", "two" or "list"."""
+    found: dict[str, str] = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        kinds = [hint, *(part for part in typing.get_args(hint) if hint is not part)]
+        if dataclasses.is_dataclass(hint):
+            found |= numbers_of(typing.cast(type[Any], hint), f"{prefix}{name}.")
+        elif any(kind in (int, float) for kind in kinds) and typing.get_origin(hint) is not tuple:
+            found[f"{prefix}{name}"] = "one"
+        for kind in kinds:
+            if typing.get_origin(kind) is tuple and typing.get_args(kind)[0] in (int, float):
+                found.setdefault(f"{prefix}{name}", "list" if typing.get_args(kind)[1] is Ellipsis else "two")
+    return found
+
+
+def test_every_number_has_an_upper_bound() -> None:
+    assert numbers_of(TrainConfig).keys() == MOST.keys()
+
+
+@pytest.mark.parametrize(("key", "shape"), sorted(numbers_of(TrainConfig).items()))
+def test_a_number_beyond_its_bound_is_refused_in_words(path: Path, key: str, shape: str) -> None:
+    whole = "." not in str(MOST[key]) and "e" not in str(MOST[key])
+    beyond = 2 * int(MOST[key]) if whole else 1e308
+    value = {"one": f"{beyond}", "two": f"[0, {beyond}]", "list": f"[{beyond}]"}[shape]
+    message = refusal(path, "sampler.noise_level=0.5" if "calibration" in key else "seed=0", f"{key}={value}")
+    assert key in message
+    refusals = ("at most", "below 2^63", "must lie in", "is 0 (population)", "one of", "noise_levels holds")
+    assert any(word in message for word in refusals)
+
+
+def test_an_iteration_has_an_end_too(path: Path) -> None:
+    message = refusal(path, "prompts_per_step=10000", "group_size=1000")
+    assert "10,000,000 images of one iteration are more than 100,000" in message
+    assert "weight of scene" in refusal(path, "rewards.0.weight=1e300")
 
 
 def test_files_that_cannot_be_read(path: Path, tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from flowrl.config.base import read_with_base
 from flowrl.config.strict_yaml import ConfigError
-from flowrl.config.train import load_config, to_yaml
+from flowrl.config.train import find_config, load_config, to_yaml
 
 BELOW = """
 num_iterations: 4
@@ -86,3 +87,23 @@ def test_bases_that_cannot_be_are_refused(tmp_path: Path, files: dict[str, str],
 def test_base_is_no_setting_of_the_command_line_and_is_refused_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="base"):
         load_config(write(tmp_path, below=BELOW) / "below.yaml", ["base=other"])
+
+
+def test_a_configuration_that_ships_is_a_base_from_anywhere(tmp_path: Path) -> None:
+    folder = write(tmp_path, mine="base: tiny_g2rpo\nseed: 5\n")
+    config = load_config(folder / "mine.yaml")
+    assert config == dataclasses.replace(load_config(find_config("tiny_g2rpo")), seed=5)
+    write(tmp_path, tiny_g2rpo=BELOW)  # what lies beside the file is nearer
+    assert load_config(folder / "mine.yaml").pipeline.model == "some/model"
+
+
+def test_a_base_that_is_nowhere_is_answered_with_the_places_and_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(write(tmp_path, mine="base: tiny_g2rp\n") / "mine.yaml")
+    for part in (
+        str(tmp_path / "mine.yaml"),
+        str(tmp_path / "tiny_g2rp.yaml"),
+        "did you mean tiny_g2rpo?",
+        "that ship",
+    ):
+        assert part in str(error.value)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 import toy_pipeline
@@ -25,6 +27,8 @@ from flowrl.generation.models import (
     with_negative,
 )
 from flowrl.pipelines import PIPELINES
+from flowrl.pipelines import family as known_family
+from flowrl.pipelines.known_checkpoints import tables, usual_sampling
 from flowrl.prompts.loading import Prompt
 from flowrl.samplers import build_schedule
 
@@ -39,6 +43,39 @@ def test_the_embedded_model_and_others_have_their_defaults() -> None:
     assert (changed.num_steps, changed.guidance_scale, changed.max_sequence_length, changed.dtype) == (
         3, 1.0, 8, "bfloat16"
     )  # fmt: skip
+
+
+OTHER_THAN_STOCK = {"sd3": (40, 4.5), "kontext": (28, 2.5)}
+"""Families that model cards sample otherwise than the stock call does unless told: 3.5 Medium, Kontext."""
+
+
+@pytest.mark.parametrize("family", sorted(PIPELINES))
+def test_a_family_is_sampled_as_its_stock_pipeline_is(family: str) -> None:
+    usual = usual_sampling(family, "some/folder")
+    for stock in tables()["families"][family]["stock"]:
+        call = inspect.signature(getattr(diffusers, stock).__call__).parameters
+        scale = "true_cfg_scale" if call["guidance_scale"].default is None else "guidance_scale"
+        own = (call["num_inference_steps"].default, call[scale].default)
+        assert (usual["num_steps"], usual["guidance_scale"]) == OTHER_THAN_STOCK.get(family, own)
+
+
+@pytest.mark.parametrize(
+    ("model", "steps", "scale"),
+    [
+        ("stabilityai/stable-diffusion-3.5-large-turbo", 4, 1.0),
+        ("black-forest-labs/FLUX.1-schnell", 4, 1.0),
+        ("black-forest-labs/FLUX.2-klein-4B", 4, 1.0),
+        ("Tongyi-MAI/Z-Image-Turbo", 8, 0.0),
+        ("black-forest-labs/FLUX.1-dev", 28, 3.5),
+    ],
+)
+def test_distilled_checkpoints_are_sampled_in_few_steps_without_guidance(model: str, steps: int, scale: float) -> None:
+    source = find_source(model)
+    assert (source.num_steps, source.guidance_scale) == (steps, scale)
+    if steps < 10:
+        assert known_family(source.family).rows(model, scale) == 1
+    told = find_source(model, num_steps=9, guidance_scale=2.0, height=512)
+    assert (told.num_steps, told.guidance_scale, told.height, told.width) == (9, 2.0, 512, None)
 
 
 def test_a_run_says_itself_how_it_is_sampled(tmp_path: Path) -> None:

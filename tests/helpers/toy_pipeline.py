@@ -116,6 +116,9 @@ class Toy:
         text = torch.stack([counter_normal((4,), "text", prompt) for prompt in prompts])
         return Conditioning({"text": sent(text, self.device)})
 
+    def num_cut(self, prompts: Sequence[str]) -> int:
+        return 0
+
     def free_text_encoders(self) -> None:
         pass
 
@@ -161,7 +164,7 @@ class ToyFamily:
     num_sources: tuple[int, int] | None = (0, 0)
     videos: bool = False
 
-    def check(self, model: str, targets: Sequence[str] | None) -> None:
+    def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         pass
 
     def check_options(self, options: Mapping[str, Any]) -> None:
@@ -187,7 +190,7 @@ class ToyFamily:
 
 
 FAMILY: ModelFamily = ToyFamily()
-PUBLISHED = Published(family="sd3", index={}, network={}, vae={}, licence="none", gated=False, parts={})
+PUBLISHED = Published(family="sd3", index={}, network={}, vae={}, licence="none", gated=False, parts={}, sampling={})
 """An entry of `known_checkpoints.checkpoints()` that makes a hub id one of the toy's."""
 
 

@@ -16,7 +16,7 @@ from tiny_models import ALPHA, PROMPTS, RANK, adapted, guided, load_tiny, probe,
 from torch import Tensor
 
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.lora import JOINT_ATTENTION, Policy, add_saved_lora, read_lora
+from flowrl.pipelines.lora import JOINT_ATTENTION, Policy, add_saved_lora, check_targets, lora_shape, read_lora
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training import checkpoints as saving
 
@@ -352,3 +352,20 @@ def test_a_lora_whose_strength_cannot_be_told_is_refused(tiny_sd3_folder: Path, 
     (tmp_path / "peft" / "adapter_config.json").unlink()
     with pytest.raises(ValueError, match=r"adapter_config\.json"):
         add_saved_lora(load_tiny(tiny_sd3_folder).denoiser, tmp_path / "peft")
+
+
+def test_rank_alpha_and_layers_are_read_from_either_layout(tiny_sd3_folder: Path, saved: Path, tmp_path: Path) -> None:
+    write_peft(tiny_sd3_folder, tmp_path / "peft")
+    layers = sorted({name.split(".lora_")[0] for name in read_lora(saved)[0]})
+    for place in (saved, saved / "pytorch_lora_weights.safetensors", tmp_path / "peft"):
+        assert lora_shape(place) == (RANK, ALPHA, layers)
+    without_metadata(saved)
+    assert lora_shape(saved)[:2] == (RANK, RANK)
+
+
+def test_a_rank_above_the_width_of_every_layer_is_refused(tiny_sd3_folder: Path) -> None:
+    network = load_tiny(tiny_sd3_folder).denoiser
+    widths = [min(module.weight.shape) for name, module in network.named_modules() if name.endswith("attn.to_q")]
+    check_targets(network, ["attn.to_q"], max(widths))
+    with pytest.raises(ValueError, match=f"lora_rank is {max(widths) + 1}, .* has width {max(widths)}: lower it"):
+        check_targets(network, ["attn.to_q"], max(widths) + 1)

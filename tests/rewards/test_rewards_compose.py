@@ -66,6 +66,15 @@ def test_equal_names_get_distinct_keys() -> None:
     assert total(inputs_of(random_images(1))).values.item() == 10.0
 
 
+def test_labels_tell_rewards_of_one_name_apart() -> None:
+    total = weighted_sum(
+        [fixed("a", [1.0]), fixed("a", [2.0]), fixed("a", [3.0])], [1.0] * 3, ["strict", "graded", None]
+    )
+    assert total.keys == ("strict", "graded", "a")
+    parts = total(inputs_of(random_images(1))).parts
+    assert {"reward/strict", "reward/graded/half", "reward/a"} <= parts.keys()
+
+
 def test_the_sum_has_the_most_demanding_kind_and_is_differentiable_only_if_all_members_are() -> None:
     smooth = FunctionReward(
         name="mean",

@@ -74,6 +74,11 @@ WITHOUT_MEANING: dict[tuple[str, str, str, str], str] = {
 Choice = dict[str, str]
 
 
+def test_every_method_has_its_line() -> None:
+    assert FACTORS["credit"].keys() == CREDIT.keys()
+    assert FACTORS["objective"].keys() == OBJECTIVES.keys()
+
+
 def meaningful(choice: Choice) -> bool:
     return not any(choice.get(f) == a and choice.get(g) == b for f, a, g, b in WITHOUT_MEANING)
 

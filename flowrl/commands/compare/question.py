@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.base import read_with_base
-from flowrl.config.strict_yaml import closest
+from flowrl.config.spelling import closest
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.files import is_taken, read_json
 

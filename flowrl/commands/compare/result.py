@@ -16,7 +16,7 @@ import numpy as np
 
 from flowrl.commands.compare.question import Question, is_finished, run_name
 from flowrl.commands.report.run_data import RunData, read_run
-from flowrl.config.strict_yaml import closest
+from flowrl.config.spelling import closest
 from flowrl.files import read_json
 from flowrl.statistics.bootstrap import ScoreRow
 from flowrl.statistics.crossed import Estimate, cost_to_reach, crossed_difference, crossed_estimate, holm, mean_curve

@@ -6,6 +6,7 @@ Where the journal already holds answers of this judge, their means are used; els
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -43,12 +44,13 @@ def estimate_of(
         calls += max(len(items) * settings.samples - len(answered), 0)
     pixels = _pixels(settings)
     guessed = [tokens_of(item, wording, pixels, asking) for item in items]
-    tokens, seconds = fmean(guessed), SECONDS / (int(judge.get("concurrency", CONCURRENCY)) if "server" in judge else 1)
+    at_once = int(judge.get("concurrency", CONCURRENCY)) if "server" in judge else 1
+    tokens, seconds = fmean(guessed), SECONDS * math.ceil(calls / at_once)  # seconds of all calls
     measured = [row["tokens"] for row in rows if row["tokens"]]
     if measured:
         tokens = fmean(measured)
     if rows:
-        seconds = fmean(row["seconds"] for row in rows)
+        seconds = calls * fmean(row["seconds"] for row in rows)
     how = (
         f"measured on {plural(len(rows), 'answer')} in the journal"
         if rows
@@ -65,16 +67,16 @@ def estimate_of(
             ("test points", str(sum(len(item.points) for item in items) * settings.samples * len(subjects))),
             ("calls to come", str(calls)),
             ("tokens, thousands", f"{total / 1000:.0f}"),
-            ("time of the judge", duration(calls * seconds)),
+            ("time of the judge", duration(seconds)),
         ),
         note=f"Tokens and seconds of a call are {how}. Repeated tries and the drawing of images are not counted.",
     )
     return Result(
         headline=f"A dry run: {plural(calls, 'call')} to {judge['model']}, about {total / 1e6:.2g} million tokens and "
-        f"{duration(calls * seconds)}. Nothing was drawn or asked.",
+        f"{duration(seconds)}. Nothing was drawn or asked.",
         rows=(), metrics={f"eval/{settings.benchmark}/calls": float(calls)}, tables=(table,),
         notes=(*file.repairs, *file.differences),
-        facts={"calls": calls, "tokens_per_call": round(tokens, 1), "seconds_per_call": round(seconds, 3)},
+        facts={"calls": calls, "tokens_per_call": round(tokens, 1), "seconds": round(seconds, 3)},
     )  # fmt: skip
 
 

@@ -16,13 +16,14 @@ from flowrl.commands.plan.network import Flops, Network, cast, measure
 from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.refusals import is_here
 from flowrl.config.rewards import RewardConfig
+from flowrl.config.sections import PolicyConfig
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.pipelines import ModelFamily, cards, known_checkpoints
 from flowrl.pipelines.common import first_expert
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
 from flowrl.rewards import models_of, reward_options
-from flowrl.training.parts import DTYPES, family_options, model_location, read_prompts
+from flowrl.training.parts import DTYPES, family_options, lora_of, model_location, read_prompts
 
 Size = tuple[int, int, int | None]
 """Height, width and frames; None for images."""
@@ -103,7 +104,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         size = (drawn.height, drawn.width, drawn.num_frames)
         network = measure(
             denoiser, family.meta_call(model, drawn, tokens),
-            targets=config.policy.target_modules or family.lora_targets, rank=config.policy.lora_rank,
+            targets=config.policy.target_modules or family.lora_targets, rank=_rank(config.policy),
             dtype=DTYPES[settings.dtype],
         )  # fmt: skip
         evaluated = _eval_size(config, size)
@@ -179,6 +180,12 @@ def _slots(config: TrainConfig) -> int:
     return average + int(config.recipe == "preference")
 
 
+def _rank(settings: PolicyConfig) -> int:
+    """The rank of the LoRA; that of a file that is not here is taken for the usual one."""
+    here = settings.init_lora is None or is_here(settings.init_lora)
+    return lora_of(settings, ())[0] if here else settings.rank
+
+
 def _eval_items(config: TrainConfig) -> int | None:
     """Images of an evaluation; None where its prompts are not here."""
     if config.prompts.eval is None:
@@ -201,7 +208,7 @@ def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, 
     for reward in rewards:
         models = _models_of(reward)
         if models is None:
-            unknown[reward.label] = None
+            unknown[reward.called] = None
         for entry in models or ():
             found[entry[0]] = entry
     return tuple(found.values()), tuple(unknown)

@@ -28,7 +28,7 @@ def summary(run: RunData, held: HeldOut | None) -> str:
     """What the run did to the held-out score, in one sentence with its numbers."""
     if held is None:
         return f'<p class="summary">{_training_only(run)}</p>'
-    text = f"The held-out {esc(held.label)} "
+    text = f"The {run.held_word} {esc(held.label)} "
     if held.after is None:
         when = "before training" if held.first == 0 else f"after {plural(held.first, 'iteration')}"
         text += f"was {estimate(held.before)} {when}; there is no later evaluation yet."
@@ -54,11 +54,11 @@ def tiles(run: RunData, held: HeldOut | None) -> str:
     if held is not None:
         now = held.after or held.before
         change = "before training" if held.after is None else f"{signed(held.change)} since the first evaluation"
-        cells.append((f"Held-out {held.label}", number(now.mean), change))
+        cells.append((f"{run.held_word.capitalize()} {held.label}", number(now.mean), change))
     _, graded = column(run.evaluations, GRADED)
     if len(graded):
         change = f"{signed(graded[-1] - graded[0])} since the first evaluation" if len(graded) > 1 else "one evaluation"
-        cells.append(("Held-out graded credit", number(graded[-1]), change))
+        cells.append((f"{run.held_word.capitalize()} graded credit", number(graded[-1]), change))
     start, end = _ends(run)
     if math.isfinite(end):
         change = f"{signed(end - start)} since the first iterations" if len(run.train) > 1 else "first iteration"
@@ -178,8 +178,9 @@ def _held_out_figure(run: RunData, held: HeldOut | None) -> str:
     if len(graded):
         series.append(Series(label="graded credit", x=graded_x, y=graded, color=2, dashed=True, markers=True))
         key.append(("graded credit", 2, "dash"))
-    text = f"Held-out {held.label} at {plural(len(y), 'evaluation')}, from {number(y[0])} to {number(y[-1])}"
-    return _figure("Held-out evaluation", series, "score", text, key)
+    counted = plural(len(y), "evaluation")
+    text = f"{run.held_word.capitalize()} {held.label} at {counted}, from {number(y[0])} to {number(y[-1])}"
+    return _figure("Evaluation", series, "score", text, key)
 
 
 def _evaluated(run: RunData, metric: str, label: str, *, color: int) -> Series:
@@ -209,7 +210,7 @@ def _reward_figure(run: RunData, key: str) -> str:
     if not len(y):
         return ""
     name = key.split("reward/", 1)[1]
-    title = f"{'Held-out' if held else 'Training'} reward: {name}"
+    title = f"{run.held_word.capitalize() if held else 'Training'} reward: {name}"
     series = _evaluated(run, key, name, color=3) if held else smoothed(name, x, y, color=3)
     return _figure(title, [series], "reward", f"{title}, from {number(y[0])} to {number(y[-1])}", [])
 

@@ -145,7 +145,8 @@ def _sign_card(run: RunData, sign: Sign) -> str:
 
 def _stages(run: RunData) -> list[tuple[str, float]]:
     """Seconds of every logged stage of an iteration, of evaluation, and of the rest."""
-    names = [key.removeprefix("seconds/") for key in keys_below(run.train, "seconds/") if key != "seconds/eval"]
+    whole = ("seconds/eval", "seconds/total")  # of evaluations, and since the start of the run
+    names = [key.removeprefix("seconds/") for key in keys_below(run.train, "seconds/") if key not in whole]
     stages = [(name, float(column(run.train, f"seconds/{name}")[1].sum())) for name in names]
     rest = float(column(run.train, "seconds")[1].sum()) - sum(seconds for _, seconds in stages)
     stages.append(("eval", float(column(run.evaluations, "seconds/eval")[1].sum())))

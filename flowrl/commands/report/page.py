@@ -50,7 +50,7 @@ def status(run: RunData) -> str:
 
 def reproduce(run: RunData) -> str:
     """Commands that repeat the run, continue it, and use its result."""
-    folder = str(run.config.get("out") or f"runs/{run.name}")
+    folder = str(Path(run.config.get("out") or f"runs/{run.name}").expanduser())
     quoted = shlex.quote(folder)
     lines = []
     commit, command = run.manifest.get("git_commit"), run.manifest.get("command")

@@ -14,6 +14,7 @@ import yaml
 from jaxtyping import Float
 
 from flowrl.files import parse_json, read_json
+from flowrl.prompts.overlap import shared_words
 
 Row = Mapping[str, Any]
 
@@ -54,6 +55,11 @@ class RunData:
     notes: tuple[str, ...]
 
     @property
+    def held_word(self) -> str:
+        """What prompts of evaluations are called: "held-out" unless some of them were trained on."""
+        return "evaluation" if (self.manifest.get("eval_prompts") or {}).get("trained_on") else "held-out"
+
+    @property
     def sample_word(self) -> str:
         """What the run makes: "image" or "video"."""
         return "video" if any(pair.before_clip for pair in self.pairs) else "image"
@@ -79,6 +85,7 @@ def read_run(folder: Path) -> RunData:
         notes.append(f"An error stopped this run ({manifest.get('failed')}): {error}")
     rows = _json_lines(folder / "metrics.jsonl", notes)
     notes += _not_finite(rows)
+    notes += _trained_on(manifest.get("eval_prompts") or {})
     pairs, pair_iterations = _pairs(folder / "samples", notes)
     return RunData(
         folder=folder,
@@ -178,6 +185,14 @@ def _not_finite(rows: Sequence[Row]) -> list[str]:
         return []
     count = "1 logged number is" if len(broken) == 1 else f"{len(broken)} logged numbers are"
     return [f"{count} NaN or infinite and left out of the charts; first: {broken[0]}."]
+
+
+def _trained_on(counted: Row) -> list[str]:
+    """A note on evaluation prompts that are no new ones."""
+    if not counted.get("trained_on"):
+        return []
+    shared = shared_words(int(counted["trained_on"]), int(counted["number"]))
+    return [f"{shared}: on those the scores say nothing about new prompts."]
 
 
 def _last_attempt(rows: Sequence[Row]) -> tuple[Row, ...]:

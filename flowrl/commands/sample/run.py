@@ -27,6 +27,8 @@ from flowrl.training.prompting import encode_prompts, guided
 
 BATCH = 16
 """Images at once where `--batch-size` does not say; videos are drawn one by one."""
+MOST_SEEDS = 10_000
+"""Seeds of one command; their images are held until all are drawn."""
 
 Pair = tuple[Prompt, int]
 """A prompt, and the seed of its start noise."""
@@ -129,7 +131,10 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()) or (dash and int(high) < int(low)):
+        if not low.isdecimal() or (dash and not high.isdecimal()) or max(len(low), len(high)) > 18:
             raise ValueError(f"--seeds {text!r}: give numbers such as 0,3,7 or a range such as 0-3")
-        seeds += range(int(low), int(high if dash else low) + 1)
+        first, last = int(low), int(high if dash else low)
+        if not 0 <= last - first < MOST_SEEDS - len(seeds):
+            raise ValueError(f"--seeds {text!r}: ranges rise, such as 0-3, and at most {MOST_SEEDS:,} seeds are drawn")
+        seeds += range(first, last + 1)
     return list(dict.fromkeys(seeds))

@@ -11,6 +11,7 @@ import hashlib
 import json
 import shlex
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +24,7 @@ from flowrl.commands.sweep.prepare import Sweep, prepare
 from flowrl.commands.sweep.result import Results, as_json, columns_of, results_of, sentence
 from flowrl.commands.sweep.settings import Setting, trained_on
 from flowrl.commands.sweep.sweep_figures import StripRows
-from flowrl.commands.terminal_text import aligned, cut
+from flowrl.commands.terminal_text import COLUMNS, aligned, cut
 from flowrl.files import locked, refuse_foreign, write_atomically
 from flowrl.generation.journal import Journal
 from flowrl.generation.models import fingerprint, load_source, schedule_of
@@ -286,4 +287,4 @@ def summary(results: Results) -> str:
         means = [f"{one.means[name].mean:.{results.digits(name)}f}" for name in names]
         rows.append([one.setting.label, str(one.evaluations), *means])
     heads = [cut(name, 16) for name in names]
-    return f"{sentence(results)}\n\n{aligned(['setting', 'evaluations', *heads], rows)}"
+    return f"{textwrap.fill(sentence(results), COLUMNS)}\n\n{aligned(['setting', 'evaluations', *heads], rows)}"

@@ -13,6 +13,7 @@ from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.commands.report.run_data import shown_prompts
 from flowrl.config.train import TrainConfig
 from flowrl.files import read_json_lines, write_atomically
+from flowrl.prompts.overlap import shared_words
 from flowrl.statistics.bootstrap import (
     Interval,
     bootstrap_mean,
@@ -23,6 +24,7 @@ from flowrl.statistics.bootstrap import (
     task_scores,
 )
 from flowrl.training.evaluation_rows import SCORE, Row, evaluations, read_rows, score_rows
+from flowrl.training.manifest import read_manifest
 
 
 def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:
@@ -30,8 +32,8 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
     rows = _rows(folder)
     rewards = [row["reward"] for row in rows if "reward" in row]
     lines, scores = _scores(folder)
-    if not lines:
-        lines, scores = _held_out_rewards(folder, rows)
+    more, rewards_found = _held_out_rewards(folder, rows, besides_geneval=bool(lines))
+    lines, scores = [*_shared(folder), *lines, *more], scores | rewards_found
     if rewards:  # training on pairs of files has none
         lines = [*lines, f"Mean training reward {_number(rewards[0])} -> {_number(rewards[-1])}"]
     lines += _warnings(rows)
@@ -72,18 +74,33 @@ def _warnings(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _held_out_rewards(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[str], dict[str, Any]]:
-    """First and last evaluation of every reward and their difference by prompts, where no GenEval verdicts are."""
+def _shared(folder: Path) -> list[str]:
+    """A line on evaluation prompts that were trained on; nothing where all are new."""
+    counted = read_manifest(folder).get("eval_prompts")
+    if not counted or not counted["trained_on"]:
+        return []
+    return [f"{shared_words(counted['trained_on'], counted['number'])}.", ""]
+
+
+def _word(folder: Path) -> str:
+    return "Evaluation" if _shared(folder) else "Held-out"
+
+
+def _held_out_rewards(
+    folder: Path, rows: list[dict[str, Any]], *, besides_geneval: bool = False
+) -> tuple[list[str], dict[str, Any]]:
+    """First and last evaluation of every reward and their difference by prompts; perhaps without GenEval's, whose
+    verdicts have a table of their own."""
     numbers = evaluations(folder)
     names = [
         key.removeprefix("eval/reward/").removesuffix("_low")
         for key in next((row for row in rows if any(key.startswith("eval/reward/") for key in row)), {})
-        if key.endswith("_low")
+        if key.endswith("_low") and not (besides_geneval and _of_geneval(rows, key.removesuffix("_low")))
     ]
     if len(numbers) < 2 or not names:
         return [], {}
     before, after = read_rows(folder, numbers[0]), read_rows(folder, numbers[-1])
-    lines = [f"Held-out rewards, {len(after)} samples, same prompts and seeds", ""]
+    lines = [f"{_word(folder)} rewards, {len(after)} samples, same prompts and seeds", ""]
     lines.append(f"  {'reward':<24}{'before':>9}{'after':>9}    change, 95 % interval")
     found = {}
     for name in names:
@@ -93,6 +110,10 @@ def _held_out_rewards(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[st
         )
         found[name] = {"before": start, "after": end, "change": _plain(change)}
     return [*lines, ""], {"rewards": found}
+
+
+def _of_geneval(rows: list[dict[str, Any]], key: str) -> bool:
+    return any(f"{key}/official" in row for row in rows)
 
 
 def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, float, Interval]:
@@ -129,7 +150,7 @@ def _scores(folder: Path) -> tuple[list[str], dict[str, Any]]:
         return [], {}
     change, tasks, later = paired_difference(before, after), task_scores(before), task_scores(after)
     start, end = stratified_score(before), stratified_score(after)
-    lines = [f"Held-out GenEval score, {len(after)} images, same prompts and seeds", ""]
+    lines = [f"{_word(folder)} GenEval score, {len(after)} images, same prompts and seeds", ""]
     lines.append(f"  {'task':<15}{'before':>8}{'after':>8}{'change':>9}")
     for task in (task for task in TASKS if task in tasks):
         lines.append(_line(task, tasks[task].mean, later[task].mean))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.train import TrainConfig, find_config, load_config, resolve_path
+from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.failures import explain, told
 from flowrl.files import LOCK
 from flowrl.training.run_folder import refuse_taken
@@ -73,6 +73,8 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
     run = Run(folder, config, name=name, inputs=inputs_of(config, prompts), resumed=resumed)
     if run.main:
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
+        if not resumed:
+            _note_overlap(run.folder, prompts)
     try:
         with run.watching_interrupts():
             finished = recipe_of(config).main(config, run, prompts)
@@ -88,6 +90,17 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
         report = write_report(run.folder)
         print_summary(run.folder, config, report, finished=finished)
     return 0 if finished else 130
+
+
+def _note_overlap(folder: Path, prompts: RunPrompts) -> None:
+    """Says, here and in the manifest, how many prompts of the evaluations are trained on too."""
+    from flowrl.prompts.overlap import overlap, shared_words
+    from flowrl.training.manifest import note_in_manifest
+
+    found = overlap((row.text for row in prompts.train), (row.text for row in prompts.held_out))
+    note_in_manifest(folder, {"eval_prompts": {"number": found.total, "trained_on": len(found.exact)}})
+    if found.exact:
+        print(f"Note: {shared_words(len(found.exact), found.total)}.", flush=True)
 
 
 def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str:
@@ -203,7 +216,7 @@ def check_before_loading(config: TrainConfig) -> RunPrompts:
     """
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, num_launched
-    from flowrl.training.parts import check_pipeline, model_location, read_run_prompts
+    from flowrl.training.parts import check_pipeline, lora_of, model_location, read_run_prompts
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
@@ -224,9 +237,8 @@ def check_before_loading(config: TrainConfig) -> RunPrompts:
     check_sampler(config.sampler)
     recipe_of(config).check(config)
     known = check_pipeline(config.pipeline)
-    known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets)
-    if config.policy.init_lora is not None:
-        resolve_path(config.policy.init_lora)
+    rank, _, _ = lora_of(config.policy, known.lora_targets)
+    known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
     return prompts
 
 

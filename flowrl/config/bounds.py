@@ -1,0 +1,63 @@
+"""The largest number that each key takes: far beyond any use, and small enough that a slip is answered at once."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from flowrl.config.strict_yaml import ConfigError
+
+STEPS = 10_000
+"""Denoising steps."""
+IMAGES = 100_000
+"""Images of one iteration, or of a batch."""
+SIDE = 16_384
+"""Pixels of a side."""
+GUIDANCE = 1_000.0
+"""Guidance scale."""
+THREADS = 1_024
+"""CPU threads; a hundred times as many end a process without a word."""
+_EVER = 1_000_000_000  # iterations
+
+MOST: dict[str, float] = {
+    "seed": 2**63 - 1, "num_iterations": _EVER, "prompts_per_step": IMAGES, "group_size": IMAGES,
+    "updates_per_rollout": IMAGES, "micro_batch_size": IMAGES, "rollout_batch_size": IMAGES, "clip_range": 1e6,
+    "adv_clip_range": 1e9, "adv_eps": 1e9, "adv_correction": 1, "adv_virtual_max": 1e9, "max_invalid_ratio": 1,
+    "best_of": IMAGES, "kl_coef": 1e9, "eval_every": _EVER, "checkpoint_every": _EVER, "keep_checkpoints": _EVER,
+    "threads": THREADS,
+    "pipeline.height": SIDE, "pipeline.width": SIDE, "pipeline.num_frames": 10_000, "pipeline.fps": 1_000,
+    "pipeline.max_sequence_length": 100_000, "pipeline.vae_slice": IMAGES,
+    "policy.lora_rank": 16_384, "policy.lora_alpha": 1_000_000, "policy.ema_decay": 1, "policy.ema_every": _EVER,
+    "sampler.noise_level": 100, "sampler.noise_levels": 100, "sampler.num_steps": STEPS,
+    "sampler.guidance_scale": GUIDANCE, "sampler.shift": 1_000, "sampler.sde_window_size": STEPS,
+    "sampler.sde_window_range": STEPS, "sampler.sde_window_interval": _EVER, "sampler.sde_window_stride": STEPS,
+    "sampler.flash_tail": 1, "sampler.trained_fraction": 1, "sampler.calibration.iterations": _EVER,
+    "sampler.calibration.tolerance": 1e9, "sampler.calibration.step": 100,
+    "optim.lr": 1e3, "optim.betas": 1, "optim.eps": 1e3, "optim.weight_decay": 1e3, "optim.max_grad_norm": 1e30,
+    "credit.completion": STEPS, "credit.branches": IMAGES, "credit.strides": STEPS, "credit.splits": STEPS,
+    "credit.children": 1_000, "credit.split_noise": 1e3,
+    "curriculum.max_rounds": 1_000, "times.count": STEPS, "times.fraction": 1, "times.shift": 1_000,
+    "slots.old_decay_value": 1, "budget.nfe": 2**63 - 1, "budget.seconds": 1e12, "budget.images": 2**63 - 1,
+    "budget.evals": 1_000_000,
+    "eval.num_steps": STEPS, "eval.guidance_scale": GUIDANCE, "eval.samples_per_prompt": IMAGES,
+    "eval.batch_size": IMAGES, "eval.num_prompts": _EVER, "eval.num_images": IMAGES, "eval.height": SIDE,
+    "eval.width": SIDE, "eval.shift": 1_000, "eval.seed": 2**63 - 1,
+}  # fmt: skip
+"""Dotted key -> the largest absolute value, of a list's members each."""
+
+
+def check_most(config: Any) -> None:
+    """Refuses numbers of a configuration beyond `MOST`.
+
+    Raises:
+        ConfigError: names the key, the number and the bound.
+    """
+    for dotted, most in MOST.items():
+        value = functools.reduce(getattr, dotted.split("."), config)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and abs(number) > most:
+                raise ConfigError(f"{dotted} must be at most {_shown(most)}, got {_shown(number)}: lower it")
+
+
+def _shown(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
