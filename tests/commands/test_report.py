@@ -16,7 +16,7 @@ from flowrl.commands.report.run import write_report
 from flowrl.commands.report.run_data import read_run
 from flowrl.html.markup import DASH, MINUS, duration, number, signed
 from flowrl.media.images import save_png
-from flowrl.statistics.bootstrap import ScoreRow, paired_difference, stratified_score, task_scores
+from flowrl.statistics.means import ScoreRow, stratified_score, task_scores
 
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 PROMPT = 'a photo of <script>alert("x")</script> & a red circle'
@@ -104,6 +104,7 @@ def training_row(iteration: int, rng: np.random.Generator) -> dict[str, Any]:
         "iteration": iteration,
         "reward": 0.3 + 0.005 * iteration + 0.03 * float(rng.normal()),
         "reward_std": 0.35,
+        "reward_error": 0.03,
         "reward/geneval": 0.3,
         "loss": 0.01,
         "policy_loss": 0.01,
@@ -172,7 +173,7 @@ def page_of(folder: Path) -> str:
 def test_summary_states_score_paired_difference_and_verdict(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "fine-run"))
     before, after = as_score_rows(image_rows(0.35, 3)), as_score_rows(image_rows(0.6, 3))
-    difference = paired_difference(before, after)
+    difference = stratified_score(after, base=before)
     assert "<h1>fine-run</h1>" in page
     assert f"went from {number(stratified_score(before).mean)} (95 % " in page
     assert f"to {number(stratified_score(after).mean)} (95 % " in page
@@ -188,7 +189,7 @@ def test_summary_states_score_paired_difference_and_verdict(tmp_path: Path) -> N
 def test_verdict_follows_the_interval(tmp_path: Path, after: float, word: str) -> None:
     found = held_out(read_run(make_run(tmp_path / "r", after=after, sample=False)))
     assert found is not None
-    assert conclusion(found) == word
+    assert conclusion(found.difference) == word
 
 
 def test_page_stands_alone_and_nests(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from flowrl.generation.subject import Settings, Subject
 from flowrl.html.embedded_images import image_element
 from flowrl.html.markup import bounds, esc, number, plural, section, signed
 from flowrl.prompts.overlap import Overlap
-from flowrl.statistics.bootstrap import Interval, ScoreRow, paired_rows
-from flowrl.statistics.paired import Comparison, Summary, compare, detectable, pooled, summarise
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import ScoreRow, pooled
+from flowrl.statistics.paired import Comparison, Summary, compare, detectable, summarise
 
 Row = Mapping[str, Any]
 
@@ -51,10 +52,10 @@ def result_of(
 ) -> Result:
     """The result of one subject (`rows[0]`), or of a subject and a base (`rows[1]`)."""
     names = [subject.label for subject in settings.subjects]
-    summaries = [summarise(score_rows(part), order=TASKS, seed=settings.seed) for part in rows]
+    summaries = [summarise(score_rows(part), order=TASKS) for part in rows]
     change = None
     if len(rows) > 1:
-        change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS, seed=settings.seed)
+        change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS)
     samples = len(rows[0]) / len({row["index"] for row in rows[0]})
     shared = trained_on(settings, (row["prompt"] for row in rows[0]))
     notes = _notes(settings, judge, is_published=is_published and samples == 4, shared=shared)
@@ -67,7 +68,7 @@ def result_of(
         intervals=_intervals(summaries[0]),
         base_intervals=_intervals(summaries[1]) if len(rows) > 1 else {},
         differences={} if change is None else _intervals(change),
-        tables=(_scores(rows, names, summaries, change, settings.seed, samples), _failures(rows, names)),
+        tables=(_scores(rows, names, summaries, change, samples), _failures(rows, names)),
         notes=tuple(notes),
         facts={
             "judge": judge_version, "prompts": len({row["prompt"] for row in rows[0]}), "samples": samples,
@@ -135,7 +136,7 @@ def _headline(names: Sequence[str], rows: Sequence[Row], summary: Summary, chang
 
 def _scores(
     rows: Sequence[Sequence[Row]], names: Sequence[str], summaries: Sequence[Summary], change: Comparison | None,
-    seed: int, samples: float,
+    samples: float,
 ) -> Table:  # fmt: skip
     """Tasks, both overall numbers, pass@samples and the rewards; with a base what it had and what changed."""
     sides: list[Summary | Comparison] = [*summaries, *([change] if change is not None else [])]
@@ -149,8 +150,8 @@ def _scores(
     lines.append(line(f"pass@{samples:g}", [part.any_correct for part in sides]))
     for key in ("graded", "strict"):
         scored = [score_rows(part, key) for part in rows]
-        difference = pooled(paired_rows(scored[1], scored[0]), seed=seed) if change is not None else None
-        lines.append((f"{key} reward", [pooled(part, seed=seed) for part in scored], difference))
+        difference = pooled(scored[0], base=scored[1]) if change is not None else None
+        lines.append((f"{key} reward", [pooled(part) for part in scored], difference))
     note = (
         "macro: mean of the task means, the benchmark's own; micro: mean over images, as Flow-GRPO logs it; pass@n: "
         "prompts with at least one right image; graded and strict: Flow-GRPO's rewards, means over images."
