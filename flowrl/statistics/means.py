@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -159,7 +159,12 @@ def paired_rows(before: Rows, after: Rows) -> list[ScoreRow]:
             f"({'before' if example in before_of else 'after'} only): score the same prompts and samples on both "
             "sides, or drop what one side lacks before pairing"
         )
-    return [replace(row, value=float(after_of[key].value) - float(row.value)) for key, row in before_of.items()]
+    return [
+        ScoreRow(
+            task=row.task, prompt=row.prompt, sample=row.sample, value=float(after_of[key].value) - float(row.value)
+        )
+        for key, row in before_of.items()
+    ]
 
 
 def partners(*sides: Rows) -> list[list[ScoreRow]]:

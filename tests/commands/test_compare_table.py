@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -258,10 +259,56 @@ def test_unfinished_runs_are_listed_and_seeds_without_a_partner_left_out(tmp_pat
 @pytest.mark.parametrize("metric", [None, "eval/reward/geneval"])
 def test_one_seed_is_said_and_other_metrics_are_read(tmp_path: Path, metric: str | None) -> None:
     found = read_results(tmp_path, write_comparison(tmp_path, {"a": 0.6, "b": 0.8}, seeds=1), metric=metric)
-    assert "one training seed: intervals cover prompts only" in text(found).replace("\n", " ")
+    shown = " ".join(text(found).split())
+    assert "one training seed: 95 % intervals speak of prompts of this kind, and of this pair of runs only" in shown
+    assert "One training seed says which of a pair of runs scored higher, not which method is better." in shown
+    assert "Holm p below" not in shown.partition("Difference to")[0]
+    difference = found.methods[0].difference
+    assert difference is not None
+    assert difference.interval.excludes(0)  # and yet no verdict
+    assert math.isnan(found.methods[0].holm)
     assert found.metric == (metric or SCORE)
     wanted = np.mean([row["correct"] for row in last_rows(tmp_path / "b-s0")])
     assert found.methods[0].score.mean == pytest.approx(wanted)  # the tasks are of one size
+
+
+def change_rows(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "eval" / "iteration_000020.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    change(rows[7])
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))  # pairs go by prompt, not by line
+
+
+@pytest.mark.parametrize(
+    ("metric", "change"),
+    [
+        (None, {"correct": None}), ("eval/reward/geneval", {"rewards": {"geneval": None}}),
+        ("eval/reward/geneval", {"rewards": {}}),
+    ],
+)  # fmt: skip
+def test_a_failed_image_is_left_out_everywhere_and_counted(
+    tmp_path: Path, metric: str | None, change: dict[str, Any]
+) -> None:
+    asked = write_comparison(tmp_path, {"a": 0.6, "b": 0.8}, seeds=2)
+    whole = read_results(tmp_path, asked, metric=metric)
+    change_rows(tmp_path / "b-s1", lambda row: row.update(change))
+    found = read_results(tmp_path, asked, metric=metric)
+    assert whole.notes == ()
+    assert found.notes == ("Left out everywhere: 1 of 90 images, for which one evaluation or more has no score.",)
+    kept = [row for row in last_rows(tmp_path / "a-s0") if row["prompt_id"] != 7]
+    by_task = [np.mean([row["correct"] for row in kept if row["task"] == task]) for task in TASKS]
+    wanted = np.mean(by_task) if metric is None else np.mean([row["correct"] for row in kept])
+    seeds = next(row for row in found.methods if row.name == "a").seed_scores
+    assert seeds[0] == pytest.approx(wanted)
+
+
+def test_a_reward_that_failed_everywhere_is_told(tmp_path: Path) -> None:
+    asked = write_comparison(tmp_path, {"a": 0.6, "b": 0.8}, seeds=1)
+    path = tmp_path / "b-s0" / "eval" / "iteration_000020.jsonl"
+    rows = [json.loads(line) | {"correct": None} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="no image has a value of eval/geneval/score in all 4 evaluations"):
+        read_results(tmp_path, asked)
 
 
 @pytest.mark.parametrize(

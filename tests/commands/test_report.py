@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flowrl.commands.report import achieved
 from flowrl.commands.report.result import conclusion, held_out
 from flowrl.commands.report.run import write_report
 from flowrl.commands.report.run_data import read_run
@@ -347,6 +348,40 @@ def test_unknown_bounds_and_nulls_are_dashes(tmp_path: Path) -> None:
     parse(page)
     assert not re.search(r"\bnan\b", page, re.IGNORECASE)
     assert "not testable" in page
+
+
+def test_a_difference_without_bounds_is_told_with_its_reason(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    for path in folder.glob("eval/*.jsonl"):  # one task keeps a single image
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        write_lines(
+            path, [row for row in rows if row["task"] != TASKS[0] or (row["prompt_id"], row["sample"]) == (0, 0)]
+        )
+    page = page_of(folder)
+    assert "is <strong>not testable</strong>: one task has a single image, whose spread is unknown." in page
+    assert "no image rows of both evaluations" not in page
+    assert not re.search(r"\bnan\b", page, re.IGNORECASE)
+
+
+def test_the_page_says_of_which_prompts_the_interval_speaks(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    assert "The interval speaks of prompts of this kind and of other start noise" in page_of(folder)
+    for path in folder.glob("eval/*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        write_lines(path, [row for row in rows if row["prompt_id"] % 12 == 0])  # a prompt of each task, two images
+    assert "The interval speaks of these prompts and of other start noise" in page_of(folder)
+
+
+def test_the_band_of_training_is_over_prompts(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", iterations=6)
+    assert "95 % over prompts" in page_of(folder)
+    figure = achieved._training_figure(read_run(folder))
+    wide = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in wide:
+        row.pop("reward_error", None)  # a run of before: nothing says how alike a prompt's images were
+    write_lines(folder / "metrics.jsonl", wide)
+    assert "95 %" not in achieved._training_figure(read_run(folder))
+    assert "95 %" in figure
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

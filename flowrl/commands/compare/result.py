@@ -192,8 +192,8 @@ def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[Ru
     total = len({(row.task, row.prompt, row.sample) for side in sides for row in side})
     if not shared[0]:
         raise ValueError(
-            f"no image has a {metric} in all {len(sides)} evaluations: were the runs evaluated on the same prompts and "
-            "seeds, and did a reward fail everywhere in one of them?"
+            f"no image has a value of {metric} in all {len(sides)} evaluations: were the runs evaluated on the same "
+            "prompts and seeds, and did a reward fail everywhere in one of them?"
         )
     kept = iter(shared)
     joined = [
@@ -201,7 +201,7 @@ def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[Ru
         for run, (before, _) in zip(runs, found, strict=True)
     ]
     lost = total - len(shared[0])
-    said = f"{lost} of {total} images are left out everywhere: one evaluation or more has no score for them."
+    said = f"Left out everywhere: {lost} of {total} images, for which one evaluation or more has no score."
     return joined, (said,) if lost else ()
 
 

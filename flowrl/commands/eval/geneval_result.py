@@ -15,10 +15,10 @@ from flowrl.commands.terminal_text import Table
 from flowrl.generation.folders import ImageFile, read_drawn
 from flowrl.generation.subject import Settings, Subject
 from flowrl.html.embedded_images import image_element
-from flowrl.html.markup import bounds, esc, number, plural, section, signed
+from flowrl.html.markup import bounds, esc, number, plural, section
 from flowrl.prompts.overlap import Overlap
 from flowrl.statistics.bootstrap import Interval
-from flowrl.statistics.means import ScoreRow, pooled
+from flowrl.statistics.means import ScoreRow, claim, pooled
 from flowrl.statistics.paired import Comparison, Summary, compare, detectable, summarise
 
 Row = Mapping[str, Any]
@@ -33,7 +33,6 @@ REASONS: dict[str, str] = {
 """Kind of failure -> the lines of a reason that are of this kind (GenEval's wording)."""
 
 EXAMPLES = 6
-FEW_PROMPTS = 5  # of a task; with fewer no model is called better
 NOT_REFERENCE = (
     "The judge follows GenEval's rules with the detector of transformers, whose weights are not those of the "
     "benchmark's own: compare numbers of this judge with each other, not with published ones."
@@ -59,6 +58,8 @@ def result_of(
     samples = len(rows[0]) / len({row["index"] for row in rows[0]})
     shared = trained_on(settings, (row["prompt"] for row in rows[0]))
     notes = _notes(settings, judge, is_published=is_published and samples == 4, shared=shared)
+    if (spoken := claim(score_rows(rows[0]))) != "prompts of this kind":
+        notes.append(f"Intervals speak of {spoken}.")
     return Result(
         headline=_headline(names, rows[0], summaries[0], change),
         rows=tuple(rows[0]),
@@ -124,13 +125,6 @@ def _headline(names: Sequence[str], rows: Sequence[Row], summary: Summary, chang
     )
     if change is None:
         return said
-    fewest = min(len({row["prompt"] for row in rows if row["task"] == task}) for task in summary.tasks)
-    if fewest < FEW_PROMPTS and change.macro.excludes(0.0):  # prompts that happen to agree: an interval without width
-        return (
-            f"{said} Difference to {names[1]}: {signed(change.macro.mean)} (95 % {bounds(change.macro, sign=True)}), "
-            f"from {plural(fewest, 'prompt')} in one of the tasks: too few to say which is better; take {FEW_PROMPTS} "
-            f"or more of each."
-        )
     return compared(said, change.macro, names[1])
 
 
