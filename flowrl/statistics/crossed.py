@@ -35,9 +35,8 @@ from flowrl.statistics.means import (
     combined,
     over_seeds,
     part_of,
-    pooled,
+    score_of,
     strata,
-    stratified_score,
     student,
     student_quantile,
     weights_of,
@@ -77,7 +76,7 @@ def crossed_estimate(runs: Sequence[Rows], *, by_task: bool = True) -> Estimate:
     Raises:
         ValueError: no runs, or runs with different images.
     """
-    return _estimate(runs, None, by_task=by_task)
+    return estimate_of(*strata(runs), by_task=by_task)
 
 
 def crossed_difference(before: Sequence[Rows], after: Sequence[Rows], *, by_task: bool = True) -> Estimate:
@@ -86,7 +85,7 @@ def crossed_difference(before: Sequence[Rows], after: Sequence[Rows], *, by_task
     Raises:
         ValueError: unequal numbers of seeds, or an image without its partner.
     """
-    return _estimate(after, before, by_task=by_task)
+    return estimate_of(*strata(after, before), by_task=by_task)
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:
@@ -129,20 +128,18 @@ def cost_to_reach(cost: ArrayLike, score: ArrayLike, target: float) -> float:
     return float(costs[k - 1] + min(share, 1.0) * (costs[k] - costs[k - 1]))
 
 
-def _estimate(runs: Sequence[Rows], base: Sequence[Rows] | None, *, by_task: bool) -> Estimate:
-    parts, ends = strata(runs, base)
+def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Estimate:
+    """The estimate of scores, or of differences, from what `strata` gives of S runs."""
     weights, num_tasks = weights_of(parts, by_task=by_task)
     score_S = sum(weight * value_SN.mean(axis=1) for weight, (value_SN, _) in zip(weights, parts.values(), strict=True))
-    seeds = over_seeds(score_S)
-    if len(runs) == 1:
-        score = stratified_score if by_task else pooled
-        single = score(runs[0], base=None if base is None else base[0])
-        return Estimate(interval=single, seeds=seeds, p=math.nan, detectable=math.nan)
-    error = float(np.std(score_S, ddof=1)) / math.sqrt(len(runs))
+    seeds, count = over_seeds(score_S), len(np.asarray(score_S))
+    if count == 1:
+        return Estimate(interval=score_of(parts, ends, by_task=by_task), seeds=seeds, p=math.nan, detectable=math.nan)
+    error = float(np.std(score_S, ddof=1)) / math.sqrt(count)
     total = _crossed(list(parts.values()), weights, num_tasks, ends, error)
     return Estimate(
-        interval=student(total, ends), seeds=seeds, p=_student_p(seeds.mean, error, len(runs) - 1),
-        detectable=error * _least_noncentrality(len(runs) - 1),
+        interval=student(total, ends), seeds=seeds, p=_student_p(seeds.mean, error, count - 1),
+        detectable=error * _least_noncentrality(count - 1),
     )  # fmt: skip
 
 

@@ -103,12 +103,12 @@ def stratified_score(rows: Rows, *, base: Rows | None = None) -> Interval:
         ValueError: no rows, the same (task, prompt, sample) twice, a value that is not finite, or a row that only one
             side has.
     """
-    return _of_rows(rows, base, by_task=True)
+    return score_of(*strata([rows], None if base is None else [base]), by_task=True)
 
 
 def pooled(rows: Rows, *, base: Rows | None = None) -> Interval:
     """The mean over all images whatever their task ("micro"), tasks as strata; otherwise as `stratified_score`."""
-    return _of_rows(rows, base, by_task=False)
+    return score_of(*strata([rows], None if base is None else [base]), by_task=False)
 
 
 def task_scores(rows: Rows, *, base: Rows | None = None) -> dict[str, Interval]:
@@ -250,6 +250,12 @@ def strata(
     }, ends  # fmt: skip
 
 
+def score_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Interval:
+    """The interval of the first run's mean over tasks, else over images, from what `strata` gives."""
+    weights, tasks = weights_of(parts, by_task=by_task)
+    return _interval([(value_SN[0], unit_N) for value_SN, unit_N in parts.values()], weights, tasks, ends, LEVEL)
+
+
 def weights_of(parts: Mapping[str, Stratum], *, by_task: bool) -> tuple[list[float], int]:
     """What each stratum weighs in the mean over tasks, else in the mean over images; and the number of tasks."""
     images = [len(unit_N) for _, unit_N in parts.values()]
@@ -333,12 +339,6 @@ def by_key(rows: Rows) -> dict[Key, ScoreRow]:
 
 def _are_verdicts(values: ArrayLike) -> bool:
     return bool(np.isin(np.asarray(values, dtype=np.float64), VERDICTS).all())
-
-
-def _of_rows(rows: Rows, base: Rows | None, *, by_task: bool) -> Interval:
-    parts, ends = strata([rows], None if base is None else [base])
-    weights, tasks = weights_of(parts, by_task=by_task)
-    return _interval([(value_SN[0], unit_N) for value_SN, unit_N in parts.values()], weights, tasks, ends, LEVEL)
 
 
 def _interval(

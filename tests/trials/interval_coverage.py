@@ -22,8 +22,8 @@ from origin import origin
 
 from flowrl.progress import progress
 from flowrl.statistics.bootstrap import Interval
-from flowrl.statistics.crossed import crossed_difference, crossed_estimate
-from flowrl.statistics.means import ScoreRow, pooled, stratified_score, task_scores
+from flowrl.statistics.crossed import estimate_of
+from flowrl.statistics.means import CHANGES, VERDICTS, Stratum, score_of
 
 MIXED = (0.97, 0.75, 0.6, 0.8, 0.3, 0.35)
 WORLD = ((3, 27), (2, 40), (9, 9), (4, 20), (8, 10), (24, 3))
@@ -63,13 +63,15 @@ DESIGNS = (
 )  # fmt: skip
 
 
-def rows(values: Sequence[np.ndarray]) -> list[ScoreRow]:
-    """Rows of tables [P, K], one of each task."""
-    return [
-        ScoreRow(task=f"task {task}", prompt=prompt, sample=sample, value=float(value))
-        for task, value_PK in enumerate(values)
-        for (prompt, sample), value in np.ndenumerate(value_PK)
-    ]
+def parts_of(*runs: Sequence[np.ndarray]) -> dict[str, Stratum]:
+    """Strata of runs, each a table [P, K] for every task."""
+    return {
+        f"task {task}": (
+            np.stack([table.ravel().astype(np.float64) for table in tables]),
+            np.repeat(np.arange(len(tables[0])), tables[0].shape[1]),
+        )
+        for task, tables in enumerate(zip(*runs, strict=True))
+    }
 
 
 def holds(interval: Interval, truth: float) -> bool:
@@ -98,10 +100,15 @@ def score_coverage(asked: Design, repetitions: int, rng: np.random.Generator) ->
             drawn[1] = np.where(rng.random((prompts, images)) < 0.5, drawn[0], drawn[1])
             before.append(drawn[0] < share)
             after.append(drawn[1] < share)
-        first, second = rows(before), rows(after)
-        hits += (holds(stratified_score(first), truth), holds(pooled(first), micro),
-                 holds(stratified_score(second, base=first), 0.0))  # fmt: skip
-        tasks += [holds(found, mean) for found, mean in zip(task_scores(first).values(), asked.means, strict=True)]
+        first = parts_of(before)
+        change = parts_of([np.subtract(b, a, dtype=np.float64) for a, b in zip(before, after, strict=True)])
+        hits += (holds(score_of(first, VERDICTS, by_task=True), truth),
+                 holds(score_of(first, VERDICTS, by_task=False), micro),
+                 holds(score_of(change, CHANGES, by_task=True), 0.0))  # fmt: skip
+        tasks += [
+            holds(score_of({name: part}, VERDICTS, by_task=True), mean)
+            for (name, part), mean in zip(first.items(), asked.means, strict=True)
+        ]
     tasks /= repetitions
     named = dict(zip(("score", "mean over images", "change"), hits / repetitions, strict=True))
     return named | {"tasks": tasks.mean(), "least task": tasks.min(), "largest task": tasks.max()}
@@ -117,25 +124,24 @@ def reward_coverage(layout: Sequence[tuple[int, int]], repetitions: int, rng: np
             mean + rng.normal(0, 0.5, (prompts, 1)) + rng.normal(0, 0.5, (prompts, images))
             for mean, (prompts, images) in zip(level, layout, strict=True)
         ]
-        hits += holds(pooled(rows(found)), truth)
+        hits += holds(score_of(parts_of(found), None, by_task=False), truth)
     return hits / repetitions
 
 
 def trainings(
     layout: Sequence[tuple[int, int]], methods: int, seeds: int, run_sd: float, rng: np.random.Generator
-) -> list[list[list[ScoreRow]]]:
-    """[methods][seeds] evaluations of one method's trainings on the same prompts and start noise.
+) -> list[np.ndarray]:
+    """Verdicts [methods, seeds, P, K] of each task: trainings of methods that are one, on the same prompts and noise.
 
     An image is right where its latent number is positive: the task's level, the prompt (standard deviation 0.7), the
     start noise (1), the training (run_sd), the training's way with the prompt (0.3) and with the image (0.7).
     """
     training = rng.normal(0, run_sd, (methods, seeds, 1, 1))
-    tables = [
+    return [
         level + rng.normal(0, 0.7, (prompts, 1)) + rng.normal(0, 1, (prompts, images)) + training
         + rng.normal(0, 0.3, (methods, seeds, prompts, 1)) + rng.normal(0, 0.7, (methods, seeds, prompts, images)) > 0
         for level, (prompts, images) in zip(LATENT, layout, strict=True)
     ]  # fmt: skip
-    return [[rows([table[m, s] for table in tables]) for s in range(seeds)] for m in range(methods)]
 
 
 def comparison_rates(
@@ -145,7 +151,10 @@ def comparison_rates(
     found = np.zeros(3)
     spread = []
     for _ in range(repetitions):
-        difference = crossed_difference(*trainings(layout, 2, seeds, run_sd, rng))
+        tables = [
+            np.subtract(after, before, dtype=np.float64) for before, after in trainings(layout, 2, seeds, run_sd, rng)
+        ]
+        difference = estimate_of(parts_of(*zip(*tables, strict=True)), CHANGES, by_task=True)
         found += (difference.p < 0.05, holds(difference.seeds, 0.0), holds(difference.interval, 0.0))
         half = difference.seeds.high - difference.mean
         spread.append(half)
@@ -163,8 +172,8 @@ def score_over_seeds_coverage(
     truth = float(np.mean([np.mean(draws < level / total) for level in LATENT]))
     hits = 0
     for _ in range(repetitions):
-        (runs,) = trainings(layout, 1, seeds, run_sd, rng)
-        hits += holds(crossed_estimate(runs).interval, truth)
+        tables = [one for (one,) in trainings(layout, 1, seeds, run_sd, rng)]
+        hits += holds(estimate_of(parts_of(*zip(*tables, strict=True)), VERDICTS, by_task=True).interval, truth)
     return hits / repetitions
 
 
@@ -176,7 +185,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=2000, metavar="N", help="evaluations of a design")
     parser.add_argument("--comparisons", type=int, default=1000, metavar="N", help="comparisons of a design")
     asked = parser.parse_args()
-    layouts = {"5 x 4": ((5, 4),) * 6, "3 to 24 prompts a task": WORLD}
+    layouts = {"10 x 2": ((10, 2),) * 6, "5 x 4": ((5, 4),) * 6, "3 to 24 prompts a task": WORLD}
     pairs = [(name, seeds, run_sd) for name in layouts for seeds in (3, 5) for run_sd in (0.0, 0.05, 0.1, 0.2)]
     found: dict[str, object] = {"origin": origin(), "asked": {k: str(v) for k, v in vars(asked).items()}}
     with progress("designs", len(DESIGNS) + 1 + len(pairs)) as advance:
