@@ -15,14 +15,15 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import mean_interval
 
 Distance = Literal["cosine", "euclidean"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diversity:
-    """`interval` is the mean over prompts, prompts resampled; `by_prompt` their own; `alone` had one image only."""
+    """`interval` is the mean over prompts; `by_prompt` their own; `alone` is how many had one image only."""
 
     interval: Interval
     by_prompt: dict[Hashable, float]
@@ -34,7 +35,6 @@ def diversity(
     prompts: Sequence[Hashable],
     *,
     distance: Distance = "cosine",
-    seed: int = 0,
 ) -> Diversity:
     """The mean over prompts of the mean distance of all pairs of a prompt's images.
 
@@ -44,7 +44,6 @@ def diversity(
         features: [N, D].
         prompts: [N] what tells the prompts apart.
         distance: `cosine`, 1 - cos in [0, 2], or `euclidean`.
-        seed: same seed, same interval.
 
     Raises:
         ValueError: shapes that do not match, features that are not finite (or zero, for the cosine), or no prompt with
@@ -68,7 +67,7 @@ def diversity(
     found = {prompt: mean_distance(vectors[rows], distance) for prompt, rows in members.items() if len(rows) > 1}
     if not found:
         raise ValueError("no prompt has two images, so there is no distance to measure: draw two or more of each.")
-    interval = bootstrap_mean(list(found.values()), seed=seed)
+    interval = mean_interval(list(found.values()), verdicts=False)
     return Diversity(interval=interval, by_prompt=found, alone=len(members) - len(found))
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flowrl.statistics.bootstrap import UNKNOWN, Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import UNKNOWN, Interval
+from flowrl.statistics.means import mean_interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,14 +89,14 @@ class ScorerMean:
 
 
 def panel_means(
-    values: Mapping[str, ArrayLike], prompts: Sequence[Hashable], *, seed: int = 0
+    values: Mapping[str, ArrayLike], prompts: Sequence[Hashable], *, verdicts: bool = True
 ) -> dict[str, ScorerMean]:
-    """The mean of each scorer over all images, with prompts resampled for its interval.
+    """The mean of each scorer over all images, with its interval over prompts.
 
     Args:
         values: [N] by scorer, NaN where it failed: such an image is in no mean, and is counted.
         prompts: [N] what tells the prompts apart.
-        seed: same seed, same intervals.
+        verdicts: as `mean_interval` takes it.
 
     Raises:
         ValueError: another number of values than of prompts.
@@ -106,13 +107,15 @@ def panel_means(
         if value_N.shape != (len(prompts),):
             raise ValueError(f"{name}: {list(value_N.shape)} values for {len(prompts)} images: give one for each.")
         known = np.flatnonzero(np.isfinite(value_N)).tolist()
-        interval = bootstrap_mean(value_N[known], [prompts[i] for i in known], seed=seed) if known else UNKNOWN
+        interval = UNKNOWN
+        if known:
+            interval = mean_interval(value_N[known], [prompts[i] for i in known], verdicts=verdicts)
         found[name] = ScorerMean(interval=interval, scored=len(known), failed=len(prompts) - len(known))
     return found
 
 
 def panel_differences(
-    before: Mapping[str, ArrayLike], after: Mapping[str, ArrayLike], prompts: Sequence[Hashable], *, seed: int = 0
+    before: Mapping[str, ArrayLike], after: Mapping[str, ArrayLike], prompts: Sequence[Hashable]
 ) -> dict[str, Interval]:
     """After minus before for each scorer that both have, over the images (the same prompts and samples) of both.
 
@@ -122,13 +125,12 @@ def panel_differences(
         before: [N] by scorer.
         after: the same of the other model.
         prompts: [N], of both.
-        seed: same seed, same intervals.
     """
     shared = [name for name in after if name in before]
     change = {
         name: np.asarray(after[name], dtype=np.float64) - np.asarray(before[name], dtype=np.float64) for name in shared
     }
-    return {name: mean.interval for name, mean in panel_means(change, prompts, seed=seed).items()}
+    return {name: mean.interval for name, mean in panel_means(change, prompts, verdicts=False).items()}
 
 
 def distinct(prompts: Sequence[str]) -> list[str]:

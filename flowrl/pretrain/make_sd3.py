@@ -36,7 +36,7 @@ from flowrl.pretrain.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_t
 from flowrl.prompts.loading import Prompt, eval_items
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
-from flowrl.statistics.bootstrap import ScoreRow, stratified_score, task_scores
+from flowrl.statistics.means import ScoreRow, stratified_score, task_scores
 from flowrl.world.scene_prompts import Record, combinations, eval_records
 from flowrl.world.scenes import draw_scene, random_scene
 

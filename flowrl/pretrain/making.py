@@ -27,7 +27,7 @@ from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward
-from flowrl.statistics.bootstrap import bootstrap_mean
+from flowrl.statistics.means import mean_interval
 from flowrl.training.heldout import generate
 from flowrl.training.prompting import reward_inputs
 
@@ -141,7 +141,7 @@ def describe(
     rows = read_prompts(resolve_path(prompts))
     asked = (-(-count // len(rows)) * rows)[:count]
     values = held_out_values(pipeline, asked, range(count), reward, num_steps=num_steps, guidance_scale=guidance_scale)
-    facts = {"score": bootstrap_mean(values, [row.key for row in asked]), "count": count}
+    facts = {"score": mean_interval(values, [row.key for row in asked]), "count": count}
     return write_readme(folder, config, seconds, facts)
 
 

@@ -46,7 +46,8 @@ from flowrl.rewards.preference_head import (
     head_scores,
     head_tensors,
 )
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import mean_interval
 
 FINEST, COARSEST = 1e-3, 1e3  # range of the temperature
 
@@ -248,7 +249,7 @@ def calibration_error(probability: Float[np.ndarray, " n"], bins: int = 10) -> f
 def measured(fitted: Fitted, winner: Tensor, loser: Tensor, places: np.ndarray, unit: np.ndarray) -> dict[str, Any]:
     """Accuracy with its interval over units (a tie is half), loss and calibration error of some pairs."""
     margin = (fitted.head(winner[places]) - fitted.head(loser[places])).double().numpy() / fitted.temperature
-    accuracy: Interval = bootstrap_mean((margin > 0) + 0.5 * (margin == 0), unit[places])
+    accuracy: Interval = mean_interval((margin > 0) + 0.5 * (margin == 0), unit[places])
     return {
         "accuracy": accuracy.mean,
         "accuracy_low": accuracy.low if accuracy.known else None,

@@ -1,14 +1,20 @@
 """Statistics of a comparison: intervals over training seeds and prompts together, and what many comparisons cost.
 
-Every seed of a method answers the same prompts, so seeds and prompts cross. Both are drawn with replacement,
-independently (Owen, "The pigeonhole bootstrap", 2007): a replicate is a mean under random weights of both.
+Every seed of a method answers the same prompts, so seeds and prompts cross. With
 
-Letters: S seeds, N images, U units (prompts or images of a task), R resamples.
+    A   variance of the mean over seeds, from the spread of the seeds' scores: s² / S
+    B   variance of the mean over prompts, of every image its mean over seeds (`flowrl.statistics.means`)
+    C   what A and B both hold: the same of each seed's deviations from those means, over S (S - 1)
+
+the variance of the mean over seeds and prompts is A + max(B - C, 0), and its interval Student's with Satterthwaite's
+degrees of freedom. The p of a difference is that of Student's t over the seeds' differences: it asks whether training
+again would find a difference on these prompts, and needs no assumption about how much seeds spread.
+
+Letters: S seeds, N images, T tasks.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,91 +22,70 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
+from scipy.special import nctdtrinc, stdtr
 
-from flowrl.statistics.bootstrap import (
-    DETECTABLE_ERRORS,
-    Interval,
-    ScoreRow,
-    draw_counts,
-    paired_rows,
-    percentiles,
+from flowrl.statistics.bootstrap import LEVEL, POWER, Interval
+from flowrl.statistics.means import (
+    VERDICTS,
+    Ends,
+    Part,
+    Rows,
+    Stratum,
+    added_images,
+    combined,
+    over_seeds,
+    part_of,
+    score_of,
     strata,
+    student,
+    student_quantile,
+    weights_of,
 )
-
-RESAMPLES = 10_000
-
-Images = Sequence[ScoreRow]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A mean over seeds and prompts: its 95 % interval, standard error, and two-sided p against 0.
+    """A mean over seeds and prompts.
 
-    Bounds, error and p are NaN where a single unit was seen.
+    Attributes:
+        interval: over training seeds and prompts; of a single seed over prompts alone.
+        seeds: Student's interval over the seeds' means, on these prompts; NaN bounds for a single seed.
+        p: of `seeds` against 0, two-sided; NaN for a single seed.
+        detectable: the smallest true value that Student's test over so many seeds would find with 80 % power at 5 %,
+            two-sided, were their spread the one seen (noncentral t); NaN for a single seed.
     """
 
     interval: Interval
-    error: float
+    seeds: Interval
     p: float
+    detectable: float
 
     @property
     def mean(self) -> float:
         """The mean itself."""
         return self.interval.mean
 
-    @property
-    def detectable(self) -> float:
-        """The smallest true value that such data would tell from 0 with 80 % power at 5 %, two-sided."""
-        return DETECTABLE_ERRORS * self.error
 
-
-def crossed_estimate(runs: Sequence[Images], *, num_resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """Mean over seeds of the macro score (mean over tasks of the mean over a task's images), with its uncertainty.
-
-    A resample gives unit u of F drawn units of a factor the weight `1 + sqrt(F/(F-1)) (n_u - 1)`, with n_u how often it
-    was drawn; the root undoes the shrinkage of a spread drawn from F units. One seed: over prompts only. Prompts are
-    drawn within each task, or images in a task of fewer than `MIN_PROMPTS` prompts.
-
-    The noise that belongs to neither factor is counted twice, which makes up for few seeds: with 3 seeds and 100
-    prompts the interval covered 98 to 99 % in simulations where seeds spread no more than their images explain, 89 %
-    at 2.5 times and 86 % at 5 times that spread.
+def crossed_estimate(runs: Sequence[Rows], *, by_task: bool = True) -> Estimate:
+    """Mean over seeds of a score, with its uncertainty.
 
     Args:
         runs: [S] the same images (task, prompt, sample) of every seed.
-        num_resamples: R.
-        seed: same seed, same interval.
-
-    Returns:
-        p is the smallest level at which the interval touches 0: `2 (1 + min(#<=0, #>=0)) / (R + 1)`, at most 1.
+        by_task: the score is the mean over tasks of the mean over a task's images ("macro"); else over all images.
 
     Raises:
         ValueError: no runs, or runs with different images.
     """
-    tasks = strata(runs)
-    mean = float(np.mean([value_SN.mean() for value_SN, _ in tasks.values()]))
-    seed_RS = _weights((seed, 0), len(runs), num_resamples) / len(runs)
-    replicate_R = np.zeros(num_resamples)
-    for index, (value_SN, unit_N) in enumerate(tasks.values()):
-        replicate_RS = _unit_means(value_SN, unit_N, num_resamples, (seed, 1 + index))
-        replicate_R += (seed_RS * replicate_RS).sum(axis=1) / len(tasks)
-    interval = percentiles(mean, replicate_R)
-    if not interval.known:
-        return Estimate(interval=interval, error=math.nan, p=math.nan)
-    beyond = min(int((replicate_R <= 0).sum()), int((replicate_R >= 0).sum()))
-    p = min(1.0, 2 * (1 + beyond) / (num_resamples + 1))
-    return Estimate(interval=interval, error=float(replicate_R.std()), p=p)
+    return estimate_of(*strata(runs), by_task=by_task)
 
 
-def crossed_difference(
-    before: Sequence[Images], after: Sequence[Images], *, num_resamples: int = RESAMPLES
-) -> Estimate:
+def crossed_difference(before: Sequence[Rows], after: Sequence[Rows], *, by_task: bool = True) -> Estimate:
     """`crossed_estimate` of after minus before, from the differences of the same seed and image.
 
     Raises:
         ValueError: unequal numbers of seeds, or an image without its partner.
     """
-    pairs = [paired_rows(one, other) for one, other in zip(before, after, strict=True)]
-    return crossed_estimate(pairs, num_resamples=num_resamples)
+    return estimate_of(*strata(after, before), by_task=by_task)
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:
@@ -143,24 +128,56 @@ def cost_to_reach(cost: ArrayLike, score: ArrayLike, target: float) -> float:
     return float(costs[k - 1] + min(share, 1.0) * (costs[k] - costs[k - 1]))
 
 
-def _unit_means(
-    value_SN: Float[np.ndarray, "s n"], unit_N: np.ndarray, num_resamples: int, stream: tuple[int, int]
-) -> Float[np.ndarray, "resamples s"]:
-    """Means of a task for each seed under resampled units; NaN for a single unit, unless it cannot vary."""
-    size_U = np.bincount(unit_N).astype(np.float64)
-    total_US = np.stack([np.bincount(unit_N, weights=values) for values in value_SN], axis=1)
-    units = len(size_U)
-    if units == 1:
-        return np.full((num_resamples, len(value_SN)), math.nan)
-    weight_RU = _weights(stream, units, num_resamples)
-    means: Float[np.ndarray, "resamples s"] = (weight_RU @ total_US) / (weight_RU @ size_U)[:, None]
-    return means
+def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Estimate:
+    """The estimate of scores, or of differences, from what `strata` gives of S runs."""
+    weights, num_tasks = weights_of(parts, by_task=by_task)
+    score_S = sum(weight * value_SN.mean(axis=1) for weight, (value_SN, _) in zip(weights, parts.values(), strict=True))
+    seeds, count = over_seeds(score_S), len(np.asarray(score_S))
+    if count == 1:
+        return Estimate(interval=score_of(parts, ends, by_task=by_task), seeds=seeds, p=math.nan, detectable=math.nan)
+    error = float(np.std(score_S, ddof=1)) / math.sqrt(count)
+    total = _crossed(list(parts.values()), weights, num_tasks, ends, error)
+    return Estimate(
+        interval=student(total, ends), seeds=seeds, p=_student_p(seeds.mean, error, count - 1),
+        detectable=error * _least_noncentrality(count - 1),
+    )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=8)  # methods share their draws: 8 tables of R x U numbers are held at once
-def _weights(stream: tuple[int, int], number: int, num_resamples: int) -> Float[np.ndarray, "resamples n"]:
-    """Weights of `number` units, mean 1, from as many draws with replacement; all 1 for a single unit."""
-    counts = draw_counts(number, num_resamples, np.random.default_rng(stream))
-    weights = np.asarray(1 + math.sqrt(number / max(number - 1, 1)) * (counts - 1.0))
-    weights.setflags(write=False)
-    return weights
+def _crossed(
+    tasks: Sequence[Stratum], weights: Sequence[float], num_tasks: int, ends: Ends | None, error: float
+) -> Part:
+    """The mean over seeds and prompts, from the standard error over seeds and the spread of prompts."""
+    seeds = len(tasks[0][0])
+    # The images that verdicts add are spread over the seeds; of differences the seeds themselves show the spread.
+    held = ends if ends == VERDICTS else None
+    extra = added_images(held, num_tasks) / seeds
+    mean_N = [value_SN.mean(axis=0) for value_SN, _ in tasks]
+    prompts = combined([part_of(mean, unit_N, held, extra) for mean, (_, unit_N) in zip(mean_N, tasks, strict=True)],
+                       weights)  # fmt: skip
+    deviations = [
+        combined([part_of(value_SN[seed] - mean, unit_N, None, 0.0)
+                  for mean, (value_SN, unit_N) in zip(mean_N, tasks, strict=True)], weights)
+        for seed in range(seeds)
+    ]  # fmt: skip
+    shared = sum(part.variance for part in deviations) / (seeds * (seeds - 1))
+    variance, degrees = error**2, float(seeds - 1)
+    if math.isnan(prompts.variance):
+        variance = math.nan
+    elif prompts.variance > shared:
+        squares = error**4 / degrees + prompts.variance**2 / prompts.degrees
+        squares += shared**2 / (degrees * min(part.degrees for part in deviations))
+        variance += prompts.variance - shared
+        degrees = variance**2 / squares
+    return Part(mean=prompts.mean, centre=prompts.centre, variance=variance, degrees=degrees)
+
+
+def _student_p(mean: float, error: float, degrees: int) -> float:
+    """Two-sided p of Student's t; of a mean without spread 0, or 1 where it is 0 itself."""
+    if error == 0:
+        return float(mean == 0)
+    return 2 * float(stdtr(degrees, -abs(mean) / error))
+
+
+def _least_noncentrality(degrees: int) -> float:
+    """Standard errors at which Student's two-sided test at 5 % has 80 % power: 5.65 for 2 degrees, 2.80 for many."""
+    return float(nctdtrinc(degrees, 1 - POWER, student_quantile(LEVEL, degrees)))

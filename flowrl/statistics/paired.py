@@ -1,7 +1,7 @@
 """What the numbers of an evaluation are worth: intervals, and the comparison of two models.
 
-Intervals resample prompts (`flowrl.statistics.bootstrap`), so they speak of other prompts of the same kind. None of
-them covers another training run: for that, several runs are evaluated and `over_runs` takes their means.
+Intervals (`flowrl.statistics.means`) speak of other prompts of the same kind. None of them covers another training run:
+for that, several runs are evaluated and `over_runs` takes their means.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from statistics import NormalDist
 
 import numpy as np
 
-from flowrl.statistics.bootstrap import (
-    DETECTABLE_ERRORS,
-    LEVEL,
-    Interval,
+from flowrl.statistics.bootstrap import DETECTABLE_ERRORS, LEVEL, Interval
+from flowrl.statistics.means import (
     Rows,
     ScoreRow,
-    bootstrap_mean,
     over_seeds,
     paired_rows,
+    pooled,
     stratified_score,
     task_scores,
 )
@@ -54,19 +52,16 @@ class Comparison:
     pairs: int
 
 
-def summarise(rows: Rows, *, order: Sequence[str] = (), seed: int = 0) -> Summary:
+def summarise(rows: Rows, *, order: Sequence[str] = ()) -> Summary:
     """Means of values with 95 % intervals; tasks of `order` first, others after them by name."""
     listed = list(rows)
-    tasks = task_scores(listed, seed=seed)
     return Summary(
-        macro=stratified_score(listed, seed=seed),
-        micro=pooled(listed, seed=seed),
-        any_correct=pooled(best_of_prompt(listed), seed=seed),
-        tasks=_ordered(tasks, order),
-    )
+        macro=stratified_score(listed), micro=pooled(listed), any_correct=pooled(best_of_prompt(listed)),
+        tasks=_ordered(task_scores(listed), order),
+    )  # fmt: skip
 
 
-def compare(base: Rows, subject: Rows, *, order: Sequence[str] = (), seed: int = 0) -> Comparison:
+def compare(base: Rows, subject: Rows, *, order: Sequence[str] = ()) -> Comparison:
     """What changed from base to subject.
 
     Raises:
@@ -74,22 +69,15 @@ def compare(base: Rows, subject: Rows, *, order: Sequence[str] = (), seed: int =
     """
     before, after = list(base), list(subject)
     changes = paired_rows(before, after)
-    found = summarise(changes, order=order, seed=seed)
     return Comparison(
-        macro=found.macro,
-        micro=found.micro,
-        any_correct=pooled(paired_rows(best_of_prompt(before), best_of_prompt(after)), seed=seed),
-        tasks=found.tasks,
+        macro=stratified_score(after, base=before),
+        micro=pooled(after, base=before),
+        any_correct=pooled(best_of_prompt(after), base=best_of_prompt(before)),
+        tasks=_ordered(task_scores(after, base=before), order),
         gained=sum(row.value > 0 for row in changes),
         lost=sum(row.value < 0 for row in changes),
         pairs=len(changes),
     )
-
-
-def pooled(rows: Rows, *, seed: int = 0) -> Interval:
-    """The mean over all rows whatever their task ("micro"); images of one prompt are resampled together."""
-    listed = list(rows)
-    return bootstrap_mean([row.value for row in listed], [(row.task, row.prompt) for row in listed], seed=seed)
 
 
 def best_of_prompt(rows: Rows) -> list[ScoreRow]:

@@ -10,8 +10,8 @@ y two measurements of the same images, both less their group's mean, S sums over
 A constant that is added to a whole group, or to everything, changes neither advantages nor these. Items that failed
 (NaN) in either measurement are left out.
 
-Intervals are percentile bootstraps over groups (prompts), widened as in `flowrl.statistics.bootstrap`; a single group
-has none.
+Intervals are over groups (prompts): Student's of means (`flowrl.statistics.means`), percentile bootstraps of all other
+statistics, widened as in `flowrl.statistics.bootstrap`; a single group has none.
 
 Letters: N images, G groups, K sums, R resamples, P pairs.
 """
@@ -30,12 +30,12 @@ from flowrl.statistics.bootstrap import (
     UNKNOWN,
     Interval,
     Statistic,
-    bootstrap_mean,
     codes,
     percentiles,
     point,
     resampled,
 )
+from flowrl.statistics.means import mean_interval
 
 Values = Float64[np.ndarray, " n"]
 Groups = Int64[np.ndarray, " n"]
@@ -164,7 +164,7 @@ def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Retest:
     return Retest(
         count=len(x),
         largest=float(np.abs(difference).max()),
-        mean=bootstrap_mean(np.abs(difference), group),
+        mean=mean_interval(np.abs(difference), group, verdicts=False),
         correlation=_pearson(x, y, group),
         noise_std=over_groups(moments, lambda s: np.sqrt(s[1] / s[0]), bounds=(0, math.inf)),
     )
@@ -173,7 +173,7 @@ def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Retest:
 def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Agreement:
     """Advantages of the measurement `second` `[N]` against those of `first` `[N]`; `groups` `[N]` are labels."""
     x, y, group = _paired(first, second, groups)
-    shift = bootstrap_mean(y - x, group) if len(x) else UNKNOWN
+    shift = mean_interval(y - x, group, verdicts=False) if len(x) else UNKNOWN
     kept = np.bincount(group)[group] >= 2
     x, y, group = x[kept], y[kept], codes(group[kept])
     if len(x) == 0:
@@ -198,7 +198,7 @@ def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Agreeme
         reliability=over_groups(moments, reliability, bounds=(-1, 1)),
         noise_share=over_groups(moments, lambda s: np.sqrt(1 - np.clip(reliability(s), 0, 1)), bounds=(0, 1)),
         within_std=over_groups(moments, lambda s: np.sqrt(s[0] / 2 / s[2]), bounds=(0, math.inf)),
-        rank=bootstrap_mean(ranks) if ranks else UNKNOWN,
+        rank=mean_interval(ranks, verdicts=False) if ranks else UNKNOWN,
     )
 
 
@@ -217,7 +217,7 @@ def spread(values: ArrayLike, groups: ArrayLike) -> Spread:
     return Spread(
         std=over_groups(sum_KG, _std, bounds=(0, math.inf)),
         between_prompts=over_groups(sum_KG, _between, bounds=(0, 1)),
-        flat_groups=bootstrap_mean(flat) if len(flat) else UNKNOWN,
+        flat_groups=mean_interval(flat) if len(flat) else UNKNOWN,
     )
 
 
@@ -249,8 +249,8 @@ def order_bias(first_shown: ArrayLike, other_order: ArrayLike, groups: ArrayLike
         return OrderBias(count=0, failed=failed, first_wins=UNKNOWN, agreement=UNKNOWN)
     a, b = (0.5 + 0.5 * np.sign(part - 0.5) for part in (a, b))
     return OrderBias(
-        count=len(a), failed=failed, first_wins=bootstrap_mean((a + b - 1) / 2, group),
-        agreement=bootstrap_mean(1 - np.abs(a + b - 1), group),
+        count=len(a), failed=failed, first_wins=mean_interval((a + b - 1) / 2, group, verdicts=False),
+        agreement=mean_interval(1 - np.abs(a + b - 1), group),
     )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.files import read_json_lines
-from flowrl.statistics.bootstrap import ScoreRow, bootstrap_mean, stratified_score, task_scores
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import ScoreRow, pooled, stratified_score, task_scores
 
 Row = dict[str, Any]
 
@@ -35,8 +36,7 @@ def main_metric(keys: Iterable[str]) -> str | None:
 def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[ScoreRow]:
     """The images of an evaluation with what a metric averages; those without a value are left out.
 
-    The GenEval score keeps the tasks of the images; a reward, GenEval's graded credit and the score of a single task
-    are one stratum. Of rows with the same task, prompt and seed the last one counts.
+    Of rows with the same task, prompt and seed the last one counts.
     """
     found = {}
     for row in rows:
@@ -49,12 +49,22 @@ def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[S
                 value = row.get("graded")
             elif name != task:
                 continue
-            task = ""
         prompt = row.get("key", row.get("prompt_id", row.get("prompt")))
         sample = row.get("seed", row.get("sample", 0))
         if isinstance(value, int | float) and math.isfinite(value) and isinstance(prompt, int | str):
             found[task, prompt, sample] = ScoreRow(task=task, prompt=prompt, sample=int(sample), value=float(value))
     return list(found.values())
+
+
+def score_interval(rows: Sequence[ScoreRow], metric: str, *, base: Sequence[ScoreRow] | None = None) -> Interval:
+    """What a metric averages, with its interval: the GenEval score over tasks, everything else over images.
+
+    Args:
+        rows: `score_rows` of the metric.
+        metric: its name.
+        base: those of another evaluation; the mean is then that of the differences to it, image by image.
+    """
+    return (stratified_score if metric == SCORE else pooled)(rows, base=base)
 
 
 def summary(rows: Sequence[Row]) -> Row:
@@ -66,7 +76,7 @@ def summary(rows: Sequence[Row]) -> Row:
             metrics[f"{REWARD}{name}_invalid_ratio"] = 1 - len(known) / len(rows)
         if not known:
             continue
-        interval = bootstrap_mean([row.value for row in known], [row.prompt for row in known])
+        interval = pooled(known)
         metrics[f"{REWARD}{name}"] = interval.mean
         if "/" not in name:
             metrics |= {f"{REWARD}{name}_low": interval.low, f"{REWARD}{name}_high": interval.high}

@@ -122,13 +122,18 @@ class Scorer:
         """Means for the log over the images of all processes, from this process's rewards.
 
         Images that failed take no part; their share is `invalid_ratio`, and `reward/<key>/invalid_ratio` of each
-        reward.
+        reward. `reward_error` is the standard error of the mean over prompts, from the spread of groups' means.
         """
         run = self.run
         mine = output.values.cpu()
         values, valid = run.gather(mine), run.gather(output.valid.cpu())
         known = values[valid].double()
         row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
+        if len(values) % self.group_size == 0:  # else paths were cut short
+            group_G = torch.where(valid, values.double(), torch.nan).view(-1, self.group_size).nanmean(1)
+            group_G = group_G[~group_G.isnan()]
+            if len(group_G) > 1:
+                row["reward_error"] = float(group_G.std() / len(group_G) ** 0.5)
         # Where a server could not be reached, a process lacks some names.
         for name in dict.fromkeys(joined_lists(run, list(output.parts))):
             found = output.parts[name].cpu() if name in output.parts else torch.full_like(mine, torch.nan)

@@ -18,7 +18,7 @@ from flowrl.benchmarks.geneval.detections import (
 )
 from flowrl.benchmarks.geneval.metadata import RELATIONS, TASKS
 from flowrl.benchmarks.geneval.rules import Verdict, graded, relations, strict, verdict
-from flowrl.statistics.bootstrap import ScoreRow
+from flowrl.statistics.means import ScoreRow
 from flowrl.statistics.paired import summarise
 
 

@@ -127,7 +127,13 @@ def test_the_table_and_the_page_are_written(compared: Path, compare: Callable[..
     assert "| slow * |" in old
     assert "| fast |" in old
     assert "2 training seeds" in old
+    for measured in compared.glob("*/measure.json"):
+        measured.rename(measured.with_suffix(".kept"))
     assert compare("--out", "cmp", "--report-only", "--baseline", "tiny_fast") == 0
+    assert not list(compared.glob("*/measure.json"))  # only written again, nothing is measured
+    assert "Final models" not in table.read_text()
+    for kept in compared.glob("*/measure.kept"):
+        kept.rename(kept.with_suffix(".json"))
     assert "| fast * |" in table.read_text()
     assert "Difference to fast" in table.read_text()
 

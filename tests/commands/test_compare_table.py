@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from flowrl.commands.compare.comparison_table import amount_text, markdown, text
 from flowrl.commands.compare.page import render
 from flowrl.commands.compare.question import Question
 from flowrl.commands.compare.result import read_results, short_names
-from flowrl.statistics.bootstrap import DETECTABLE_ERRORS, ScoreRow, stratified_score
+from flowrl.statistics.bootstrap import DETECTABLE_ERRORS
 from flowrl.statistics.crossed import (
     cost_to_reach,
     crossed_difference,
@@ -24,6 +26,7 @@ from flowrl.statistics.crossed import (
     holm,
     mean_curve,
 )
+from flowrl.statistics.means import ScoreRow, stratified_score
 from flowrl.training.evaluation_rows import SCORE
 
 TASKS = ("colors", "counting", "single_object")
@@ -92,34 +95,46 @@ def rows(values: np.ndarray, task: str = "") -> list[ScoreRow]:
     return [ScoreRow(task=task, prompt=k, sample=0, value=float(v)) for k, v in enumerate(values)]
 
 
-def test_one_seed_has_the_interval_over_prompts_of_the_single_run() -> None:
-    values = np.random.default_rng(3).normal(size=400)
+def test_one_seed_has_the_interval_over_prompts_and_no_test() -> None:
+    values = np.random.default_rng(3).normal(size=40)
     found = crossed_estimate([rows(values)])
-    assert found.mean == pytest.approx(values.mean(), abs=1e-12)
-    assert found.error == pytest.approx(values.std(ddof=1) / 20, rel=0.03)  # standard error of the mean
-    single = stratified_score(rows(values))
-    assert found.interval.low == pytest.approx(single.low, abs=0.01)
-    assert found.interval.high == pytest.approx(single.high, abs=0.01)
+    assert found.interval == stratified_score(rows(values))
+    assert not found.seeds.known
+    assert math.isnan(found.p)
+    assert math.isnan(found.detectable)
 
 
-def test_seeds_alone_give_the_standard_error_over_seeds() -> None:
+def test_seeds_alone_give_students_interval_over_seeds() -> None:
     levels = np.array([0.2, 0.5, 0.4, 0.9, 0.7])
     found = crossed_estimate([rows(np.full(30, level)) for level in levels])
-    assert found.mean == pytest.approx(0.54, abs=1e-12)
-    assert found.error == pytest.approx(levels.std(ddof=1) / math.sqrt(5), rel=0.03)
+    low, high = stats.t.interval(0.95, 4, 0.54, stats.sem(levels))
+    for interval in (found.interval, found.seeds):
+        assert (interval.mean, interval.low, interval.high) == pytest.approx((0.54, low, high), abs=1e-9)
+    assert found.p == pytest.approx(stats.ttest_1samp(levels, 0).pvalue, rel=1e-9)
 
 
 def test_seeds_and_prompts_add_up_where_their_effects_do() -> None:
-    prompt = np.random.default_rng(0).normal(size=200)
+    prompt = np.random.default_rng(0).normal(size=20)
     seeds = np.array([-0.3, 0.1, 0.2, 0.0])
     found = crossed_estimate([rows(prompt + seed) for seed in seeds])
-    wanted = math.hypot(prompt.std(ddof=1) / math.sqrt(200), seeds.std(ddof=1) / 2)
-    assert found.error == pytest.approx(wanted, rel=0.03)
+    over_seeds, over_prompts = seeds.var(ddof=1) / 4, prompt.var(ddof=1) / 20
+    degrees = (over_seeds + over_prompts) ** 2 / (over_seeds**2 / 3 + over_prompts**2 / 19)
+    half = stats.t.ppf(0.975, degrees) * math.sqrt(over_seeds + over_prompts)
+    assert found.interval.high - found.mean == pytest.approx(half, rel=1e-9)
 
 
-def test_tasks_weigh_the_same_whatever_their_size() -> None:
+def test_noise_is_counted_once() -> None:
+    # Neither seeds nor prompts have an effect: the spread of seeds and that of prompts are the same noise.
+    noise = np.random.default_rng(2).normal(size=(6, 60))
+    found = crossed_estimate([rows(values) for values in noise])
+    alone = 2 * stats.t.ppf(0.975, 5) * stats.sem(noise.mean(axis=1))
+    assert found.interval.high - found.interval.low <= 1.3 * alone
+
+
+def test_tasks_weigh_the_same_whatever_their_size_unless_images_are_asked_for() -> None:
     images = [*rows(np.ones(30), "a"), *rows(np.zeros(60), "b")]
-    assert crossed_estimate([images]).mean == 0.5
+    assert crossed_estimate([images, images]).mean == 0.5
+    assert crossed_estimate([images, images], by_task=False).mean == pytest.approx(1 / 3)
 
 
 def test_what_both_sides_share_cancels_in_a_difference() -> None:
@@ -128,23 +143,25 @@ def test_what_both_sides_share_cancels_in_a_difference() -> None:
     after = [rows(hard + 0.25), rows(hard + 5.25)]
     found = crossed_difference(before, after)
     assert (found.mean, found.interval.low, found.interval.high) == pytest.approx((0.25, 0.25, 0.25), abs=1e-9)
-    assert found.p == pytest.approx(2 / 10_001)  # no resample reaches 0
+    assert found.p < 1e-6
     assert found.detectable == pytest.approx(0, abs=1e-9)
 
 
-def test_no_difference_has_p_one_and_noise_a_p_of_its_normal_score() -> None:
-    same = [rows(np.arange(30.0))]
+def test_no_difference_has_p_one() -> None:
+    same = [rows(np.arange(30.0))] * 2
     assert crossed_difference(same, same).p == 1.0
-    values = np.random.default_rng(5).normal(size=1000)
-    values = (values - values.mean()) / values.std(ddof=1) + 2 / math.sqrt(1000)  # a z-score of 2
-    assert crossed_estimate([rows(values)]).p == pytest.approx(0.0455, abs=0.01)
+
+
+def test_the_detectable_difference_is_found_in_four_of_five() -> None:
+    scores = np.array([0.1, -0.2, 0.4])
+    found = crossed_estimate([rows(np.full(4, score)) for score in scores])
+    sizes = found.detectable / (scores.std(ddof=1) / math.sqrt(3))
+    assert stats.nct.sf(stats.t.ppf(0.975, 2), 2, sizes) == pytest.approx(0.8, abs=1e-4)
 
 
 def test_a_single_image_leaves_its_spread_unknown() -> None:
-    found = crossed_estimate([rows(np.ones(1)), rows(np.zeros(1))])
+    found = crossed_estimate([rows(np.full(1, 0.25)), rows(np.full(1, 0.75))])
     assert found.mean == 0.5
-    assert math.isnan(found.error)
-    assert math.isnan(found.p)
     assert not found.interval.known
 
 
@@ -242,10 +259,56 @@ def test_unfinished_runs_are_listed_and_seeds_without_a_partner_left_out(tmp_pat
 @pytest.mark.parametrize("metric", [None, "eval/reward/geneval"])
 def test_one_seed_is_said_and_other_metrics_are_read(tmp_path: Path, metric: str | None) -> None:
     found = read_results(tmp_path, write_comparison(tmp_path, {"a": 0.6, "b": 0.8}, seeds=1), metric=metric)
-    assert "one training seed: intervals cover prompts only" in text(found).replace("\n", " ")
+    shown = " ".join(text(found).split())
+    assert "one training seed: 95 % intervals speak of prompts of this kind, and of this pair of runs only" in shown
+    assert "One training seed says which of a pair of runs scored higher, not which method is better." in shown
+    assert "Holm p below" not in shown.partition("Difference to")[0]
+    difference = found.methods[0].difference
+    assert difference is not None
+    assert difference.interval.excludes(0)  # and yet no verdict
+    assert math.isnan(found.methods[0].holm)
     assert found.metric == (metric or SCORE)
     wanted = np.mean([row["correct"] for row in last_rows(tmp_path / "b-s0")])
     assert found.methods[0].score.mean == pytest.approx(wanted)  # the tasks are of one size
+
+
+def change_rows(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "eval" / "iteration_000020.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    change(rows[7])
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))  # pairs go by prompt, not by line
+
+
+@pytest.mark.parametrize(
+    ("metric", "change"),
+    [
+        (None, {"correct": None}), ("eval/reward/geneval", {"rewards": {"geneval": None}}),
+        ("eval/reward/geneval", {"rewards": {}}),
+    ],
+)  # fmt: skip
+def test_a_failed_image_is_left_out_everywhere_and_counted(
+    tmp_path: Path, metric: str | None, change: dict[str, Any]
+) -> None:
+    asked = write_comparison(tmp_path, {"a": 0.6, "b": 0.8}, seeds=2)
+    whole = read_results(tmp_path, asked, metric=metric)
+    change_rows(tmp_path / "b-s1", lambda row: row.update(change))
+    found = read_results(tmp_path, asked, metric=metric)
+    assert whole.notes == ()
+    assert found.notes == ("Left out everywhere: 1 of 90 images, for which one evaluation or more has no score.",)
+    kept = [row for row in last_rows(tmp_path / "a-s0") if row["prompt_id"] != 7]
+    by_task = [np.mean([row["correct"] for row in kept if row["task"] == task]) for task in TASKS]
+    wanted = np.mean(by_task) if metric is None else np.mean([row["correct"] for row in kept])
+    seeds = next(row for row in found.methods if row.name == "a").seed_scores
+    assert seeds[0] == pytest.approx(wanted)
+
+
+def test_a_reward_that_failed_everywhere_is_told(tmp_path: Path) -> None:
+    asked = write_comparison(tmp_path, {"a": 0.6, "b": 0.8}, seeds=1)
+    path = tmp_path / "b-s0" / "eval" / "iteration_000020.jsonl"
+    rows = [json.loads(line) | {"correct": None} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="no image has a value of eval/geneval/score in all 4 evaluations"):
+        read_results(tmp_path, asked)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flowrl.commands.report import achieved
 from flowrl.commands.report.result import conclusion, held_out
 from flowrl.commands.report.run import write_report
 from flowrl.commands.report.run_data import read_run
 from flowrl.html.markup import DASH, MINUS, duration, number, signed
 from flowrl.media.images import save_png
-from flowrl.statistics.bootstrap import ScoreRow, paired_difference, stratified_score, task_scores
+from flowrl.statistics.means import ScoreRow, stratified_score, task_scores
 
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 PROMPT = 'a photo of <script>alert("x")</script> & a red circle'
@@ -104,6 +105,7 @@ def training_row(iteration: int, rng: np.random.Generator) -> dict[str, Any]:
         "iteration": iteration,
         "reward": 0.3 + 0.005 * iteration + 0.03 * float(rng.normal()),
         "reward_std": 0.35,
+        "reward_error": 0.03,
         "reward/geneval": 0.3,
         "loss": 0.01,
         "policy_loss": 0.01,
@@ -193,7 +195,7 @@ def test_prompts_that_were_trained_on_are_not_called_held_out(tmp_path: Path) ->
 def test_summary_states_score_paired_difference_and_verdict(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "fine-run"))
     before, after = as_score_rows(image_rows(0.35, 3)), as_score_rows(image_rows(0.6, 3))
-    difference = paired_difference(before, after)
+    difference = stratified_score(after, base=before)
     assert "<h1>fine-run</h1>" in page
     assert f"went from {number(stratified_score(before).mean)} (95 % " in page
     assert f"to {number(stratified_score(after).mean)} (95 % " in page
@@ -209,7 +211,7 @@ def test_summary_states_score_paired_difference_and_verdict(tmp_path: Path) -> N
 def test_verdict_follows_the_interval(tmp_path: Path, after: float, word: str) -> None:
     found = held_out(read_run(make_run(tmp_path / "r", after=after, sample=False)))
     assert found is not None
-    assert conclusion(found) == word
+    assert conclusion(found.difference) == word
 
 
 def test_page_stands_alone_and_nests(tmp_path: Path) -> None:
@@ -367,6 +369,40 @@ def test_unknown_bounds_and_nulls_are_dashes(tmp_path: Path) -> None:
     parse(page)
     assert not re.search(r"\bnan\b", page, re.IGNORECASE)
     assert "not testable" in page
+
+
+def test_a_difference_without_bounds_is_told_with_its_reason(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    for path in folder.glob("eval/*.jsonl"):  # one task keeps a single image
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        write_lines(
+            path, [row for row in rows if row["task"] != TASKS[0] or (row["prompt_id"], row["sample"]) == (0, 0)]
+        )
+    page = page_of(folder)
+    assert "is <strong>not testable</strong>: one task has a single image, whose spread is unknown." in page
+    assert "no image rows of both evaluations" not in page
+    assert not re.search(r"\bnan\b", page, re.IGNORECASE)
+
+
+def test_the_page_says_of_which_prompts_the_interval_speaks(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    assert "The interval speaks of prompts of this kind and of other start noise" in page_of(folder)
+    for path in folder.glob("eval/*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        write_lines(path, [row for row in rows if row["prompt_id"] % 12 == 0])  # a prompt of each task, two images
+    assert "The interval speaks of these prompts and of other start noise" in page_of(folder)
+
+
+def test_the_band_of_training_is_over_prompts(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", iterations=6)
+    assert "95 % over prompts" in page_of(folder)
+    figure = achieved._training_figure(read_run(folder))
+    wide = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in wide:
+        row.pop("reward_error", None)  # a run of before: nothing says how alike a prompt's images were
+    write_lines(folder / "metrics.jsonl", wide)
+    assert "95 %" not in achieved._training_figure(read_run(folder))
+    assert "95 %" in figure
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

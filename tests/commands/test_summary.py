@@ -86,3 +86,28 @@ def test_a_reward_without_any_score_says_so(folder: Path, capsys: pytest.Capture
     evaluation(folder, 4, [None] * 6)
     print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=False)
     assert "nan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("prompts", "told"), [
+    (1, "Not testable: +1.000, there is a single image"),
+    (8, "Better: +1.000, 95 % interval +0."),
+])  # fmt: skip
+def test_an_unknown_interval_is_told_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompts: int, told: str
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text("", encoding="utf-8")
+    (tmp_path / "eval").mkdir()
+    for iteration, correct in ((0, False), (4, True)):
+        rows = [
+            {"prompt_id": k, "prompt": f"p{k}", "task": "colors", "sample": 0, "correct": correct, "graded": 0.0,
+             "rewards": {"geneval": 0.0}}
+            for k in range(prompts)
+        ]  # fmt: skip
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "eval" / f"iteration_{iteration:06d}.jsonl").write_text(text, encoding="utf-8")
+    config = load_config(Path("configs/tiny_grpo_geneval.yaml"))
+    print_summary(tmp_path, config, tmp_path / "report.html", finished=False)
+    shown = capsys.readouterr().out
+    assert told in shown
+    assert "nan" not in shown
+    assert ("speaks of prompts of this kind, not of another training" in shown) == (prompts > 1)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from flowrl.benchmarks.geneval.metadata import TASKS
-from flowrl.statistics.bootstrap import Interval, ScoreRow, bootstrap_mean
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import ScoreRow, mean_interval, pooled
 from flowrl.statistics.paired import (
     best_of_prompt,
     compare,
     detectable,
     over_runs,
-    pooled,
     summarise,
 )
 
@@ -57,12 +57,12 @@ def test_tasks_that_were_not_named_come_last_by_name() -> None:
 
 def test_prompts_are_the_units_of_the_micro_interval() -> None:
     whole = [ScoreRow(task="t", prompt=p, sample=s, value=float(p % 2)) for p in range(40) for s in range(4)]
-    by_prompt = bootstrap_mean([float(p % 2) for p in range(40)])
+    by_prompt = mean_interval([float(p % 2) for p in range(40)])
     found = pooled(whole)
     assert found.mean == 0.5
     # Four equal images of a prompt say no more than one.
     assert found.high - found.low == pytest.approx(by_prompt.high - by_prompt.low, rel=0.1)
-    free = bootstrap_mean([row.value for row in whole])
+    free = mean_interval([row.value for row in whole])
     assert found.high - found.low > 1.7 * (free.high - free.low)
 
 
@@ -103,13 +103,10 @@ def test_the_detectable_difference_is_a_multiple_of_the_standard_error() -> None
 
 def test_a_difference_of_that_size_is_found_in_four_of_five() -> None:
     rng = np.random.default_rng(3)
-    size = detectable(bootstrap_mean(rng.normal(size=80), num_resamples=4000), paired=True)
+    size = detectable(mean_interval(rng.normal(size=80)), paired=True)
     size *= 1 / 0.98  # this draw's own deviation is of no interest; 2.8 / sqrt(80) is 0.313
     assert size == pytest.approx(2.8016 / math.sqrt(80), rel=0.15)
-    found = [
-        bootstrap_mean(rng.normal(2.8016 / math.sqrt(80), size=80), num_resamples=300, seed=i).low > 0
-        for i in range(300)
-    ]
+    found = [mean_interval(rng.normal(2.8016 / math.sqrt(80), size=80)).low > 0 for _ in range(300)]
     assert np.mean(found) == pytest.approx(0.8, abs=0.08)  # three standard errors of 300 draws
 
 

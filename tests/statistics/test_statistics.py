@@ -1,4 +1,4 @@
-"""Intervals against closed forms, simulated coverage and the cases where they cannot be known."""
+"""Intervals of means against closed forms and textbook numbers, and the cases where they cannot be known."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from flowrl.statistics.bootstrap import (
-    MIN_PROMPTS,
-    Interval,
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import (
     ScoreRow,
-    bootstrap_mean,
+    claim,
+    mean_interval,
     over_seeds,
-    paired_difference,
     paired_rows,
+    partners,
+    pooled,
     stratified_score,
     student_quantile,
     task_scores,
+    unknown_because,
+    wilson,
 )
 
 
@@ -33,84 +37,112 @@ def rows_of(task: str, value_PS: np.ndarray) -> list[ScoreRow]:
     ]
 
 
-def assert_nominal(hits: int, repetitions: int, level: float, slack: float) -> None:
-    """Coverage within three binomial standard errors, and `slack` for what a finite sample lacks."""
-    tolerance = 3 * math.sqrt(level * (1 - level) / repetitions) + slack
-    assert abs(hits / repetitions - level) < tolerance
+def test_the_interval_of_a_mean_is_students() -> None:
+    value_N = np.random.default_rng(3).normal(size=9)
+    for level in (0.8, 0.95):
+        low, high = stats.t.interval(level, 8, value_N.mean(), stats.sem(value_N))
+        found = mean_interval(value_N, level=level)
+        assert (found.mean, found.low, found.high) == pytest.approx((value_N.mean(), low, high), abs=1e-12)
 
 
-@pytest.mark.parametrize("level", [0.8, 0.95])
-def test_interval_of_a_mean_covers_as_often_as_it_says(level: float) -> None:
-    rng = np.random.default_rng(1)
-    hits = 0
-    for seed in range(400):
-        interval = bootstrap_mean(rng.normal(2.0, 3.0, size=40), level=level, num_resamples=400, seed=seed)
-        hits += interval.low <= 2.0 <= interval.high
-    assert_nominal(hits, 400, level, slack=0.01)
+def test_images_of_a_prompt_count_once() -> None:
+    # Five prompts of four images each: Student's interval of five prompt means, 4 degrees of freedom.
+    value_PS = np.random.default_rng(4).normal(size=(5, 1)) + 0.1 * np.random.default_rng(5).normal(size=(5, 4))
+    low, high = stats.t.interval(0.95, 4, value_PS.mean(), stats.sem(value_PS.mean(axis=1)))
+    for found in (stratified_score(rows_of("t", value_PS)), mean_interval(value_PS.ravel(), np.repeat(range(5), 4))):
+        assert (found.low, found.high) == pytest.approx((low, high), abs=1e-12)
 
 
-def test_interval_of_the_stratified_score_covers_when_prompts_differ() -> None:
-    # Two tasks: 40 prompts of uneven difficulty (prompts resampled) and one prompt with 60 images (images resampled).
-    rng = np.random.default_rng(2)
-    truth = (0.5 + 0.3) / 2
-    hits = 0
-    for seed in range(300):
-        difficulty_P = rng.beta(1.0, 1.0, size=(40, 1))
-        rows = rows_of("position", rng.random((40, 4)) < difficulty_P) + rows_of("counting", rng.random((1, 60)) < 0.3)
-        interval = stratified_score(rows, num_resamples=400, seed=seed)
-        hits += interval.low <= truth <= interval.high
-    assert_nominal(hits, 300, 0.95, slack=0.015)
+def test_few_prompts_are_drawn_as_many_are() -> None:
+    # Images of a prompt agree fully: prompts give twice the width of images, however few there are.
+    for prompts in (5, 19, 20):
+        value_P = np.random.default_rng(prompts).normal(size=prompts)
+        by_prompt = stratified_score(rows_of("t", np.repeat(value_P[:, None], 4, axis=1)))
+        assert width(by_prompt) == pytest.approx(width(mean_interval(value_P)), rel=1e-12)
 
 
-def test_the_bounds_of_a_mean_agree_with_the_normal_closed_form() -> None:
-    value_N = np.random.default_rng(3).normal(size=800)
-    interval = bootstrap_mean(value_N, num_resamples=20_000)
-    half = 1.959964 * value_N.std(ddof=1) / math.sqrt(800)
-    assert interval.mean == pytest.approx(value_N.mean(), abs=1e-12)
-    assert interval.low == pytest.approx(value_N.mean() - half, abs=0.05 * half)
-    assert interval.high == pytest.approx(value_N.mean() + half, abs=0.05 * half)
+def test_prompts_of_unequal_size_weigh_by_their_images() -> None:
+    # Independent images of one variance, of which one prompt has most: 1.9 degrees of freedom (Bell and McCaffrey).
+    share_U = np.array([3, 2, 9, 4, 8]) / 26
+    middle = np.eye(5) - np.outer(share_U, np.ones(5))
+    scale = np.diag(share_U**2 / (1 - 2 * share_U + (share_U**2).sum()))
+    quadratic = middle @ scale @ middle.T
+    value_U = np.array([0.3, -1.0, 0.5, 2.0, 0.1])
+    variance = value_U @ quadratic @ value_U
+    degrees = np.trace(quadratic) ** 2 / np.trace(quadratic @ quadratic)
+    found = mean_interval(np.repeat(value_U, [3, 2, 9, 4, 8]), np.repeat(range(5), [3, 2, 9, 4, 8]))
+    assert degrees == pytest.approx(1.878, abs=1e-3)
+    assert found.mean == pytest.approx(share_U @ value_U, abs=1e-12)
+    assert width(found) / 2 == pytest.approx(stats.t.ppf(0.975, degrees) * math.sqrt(variance), rel=1e-9)
 
 
-def test_small_samples_are_widened_to_the_unbiased_spread() -> None:
-    # The plain bootstrap of n = 4 has the spread s·sqrt((n-1)/n)/sqrt(n); ours must have s/sqrt(n).
-    value_N = np.array([-3.0, -1.0, 1.0, 3.0])
-    one_sigma = bootstrap_mean(value_N, level=0.6827, num_resamples=50_000)
-    many = bootstrap_mean(value_N, level=0.99, num_resamples=50_000)
-    assert width(one_sigma) / 2 == pytest.approx(value_N.std(ddof=1) / 2, rel=0.12)  # few distinct means: coarse
-    assert value_N.min() <= many.low <= many.high <= value_N.max()
+def test_tasks_add_up_with_satterthwaites_degrees() -> None:
+    tasks = [np.random.default_rng(k).normal(k, 1 + k, size=(size, 1)) for k, size in enumerate((4, 11, 7))]
+    rows = [row for k, values in enumerate(tasks) for row in rows_of(str(k), values)]
+    variances = np.array([values.var(ddof=1) / len(values) / 9 for values in tasks])
+    degrees = variances.sum() ** 2 / sum(v**2 / (len(values) - 1) for v, values in zip(variances, tasks, strict=True))
+    found = stratified_score(rows)
+    assert found.mean == pytest.approx(np.mean([values.mean() for values in tasks]), abs=1e-12)
+    assert width(found) / 2 == pytest.approx(stats.t.ppf(0.975, degrees) * math.sqrt(variances.sum()), rel=1e-9)
 
 
-def test_clusters_widen_the_interval_by_the_design_effect() -> None:
-    # Values equal within clusters of m: the variance of the mean is m times that of independent values.
-    rng = np.random.default_rng(4)
-    value_N = np.repeat(rng.normal(size=200), 9)
-    label_N = np.repeat(np.arange(200), 9)
-    ratio = width(bootstrap_mean(value_N, label_N)) / width(bootstrap_mean(value_N))
-    assert ratio == pytest.approx(3.0, rel=0.1)
+def test_of_two_tasks_of_verdicts_the_images_are_added_by_hand() -> None:
+    # 8 of 10 and 10 of 10 right, one image a prompt: one right and one wrong image more in each of two tasks.
+    rows = rows_of("a", np.array([[1.0]] * 8 + [[0.0]] * 2)) + rows_of("b", np.ones((10, 1)))
+    shares = np.array([9 / 12, 11 / 12])
+    variances = shares * (1 - shares) / 12 / 4
+    degrees = variances.sum() ** 2 / (variances**2 / 11).sum()
+    half = stats.t.ppf(0.975, degrees) * math.sqrt(variances.sum())
+    found = stratified_score(rows)
+    assert found.mean == pytest.approx(0.9)
+    assert (found.low, found.high) == pytest.approx((shares.mean() - half, min(1.0, shares.mean() + half)), rel=1e-9)
 
 
-def test_a_cluster_for_each_value_is_no_cluster() -> None:
-    value_N = np.random.default_rng(5).normal(size=50)
-    assert bootstrap_mean(value_N, [f"p{i}" for i in range(50)]) == bootstrap_mean(value_N)
+@pytest.mark.parametrize(("right", "count"), [(9, 10), (10, 10), (0, 4), (81, 263)])
+def test_a_share_of_single_images_has_wilsons_interval(right: int, count: int) -> None:
+    wanted = stats.binomtest(right, count).proportion_ci(method="wilson")
+    found = mean_interval([1.0] * right + [0.0] * (count - right))
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+    (task,) = task_scores(rows_of("t", np.array([[1.0] * right + [0.0] * (count - right)]))).values()
+    assert (task.low, task.high) == (found.low, found.high)  # the images of one prompt
+
+
+def test_wilsons_bounds_of_a_textbook() -> None:
+    # 81 of 263: 0.2553 to 0.3662 (Newcombe 1998, table I).
+    assert wilson(81 / 263, 263, 1.959964) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+
+
+def test_a_task_that_is_all_right_has_a_width() -> None:
+    # Ten prompts of four images: 40 / (40 + t²) with t of 9 degrees and the half that speaks for no design effect.
+    found = task_scores(rows_of("t", np.ones((10, 4))))["t"]
+    quantile = stats.t.ppf(0.975, 9.5)
+    assert (found.mean, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(40 / (40 + quantile**2), rel=1e-9)
+    whole = stratified_score(rows_of("a", np.ones((10, 1))) + rows_of("b", np.ones((10, 1))))
+    assert 0.7 < whole.low < 0.95
+
+
+def test_alike_images_of_a_prompt_widen_a_share() -> None:
+    right_P = np.arange(40) % 2
+    agree = task_scores(rows_of("t", np.repeat(right_P[:, None], 4, axis=1)))["t"]
+    alone = mean_interval(right_P)
+    assert width(agree) == pytest.approx(width(alone), rel=0.06)  # Student's t for the design effect, and the prior
+    assert width(agree) > 1.8 * width(mean_interval(np.repeat(right_P, 4)))
 
 
 def test_score_is_the_macro_mean_and_tasks_stand_alone() -> None:
     rows = rows_of("a", np.array([[1.0, 0.0], [1.0, 1.0]])) + rows_of("b", np.array([[0.0]])) + rows_of("c", np.eye(3))
     assert stratified_score(rows).mean == pytest.approx((3 / 4 + 0 + 1 / 3) / 3)
+    assert pooled(rows).mean == pytest.approx(6 / 14)
     means = {task: interval.mean for task, interval in task_scores(rows).items()}
     assert means == pytest.approx({"a": 0.75, "b": 0, "c": 1 / 3})
 
 
-def test_prompts_are_resampled_from_twenty_on_and_images_below() -> None:
-    # Images of a prompt agree fully, so resampling prompts is twice as wide with four images each.
-    def ratio(num_prompts: int) -> float:
-        value_P = np.arange(num_prompts) % 2
-        clustered = stratified_score(rows_of("t", np.repeat(value_P[:, None], 4, axis=1)))
-        return width(clustered) / width(bootstrap_mean(np.repeat(value_P, 4)))
-
-    # Twenty prompts have few distinct means, so the bounds are coarse.
-    assert ratio(MIN_PROMPTS) > 1.7
-    assert ratio(MIN_PROMPTS - 1) == pytest.approx(1.0, rel=0.15)
+def test_what_tasks_differ_by_is_no_spread_of_the_mean_over_images() -> None:
+    # Two tasks of one level each: nothing varies within them, so other prompts of these tasks would give the same.
+    rows = rows_of("a", np.full((4, 2), 0.25)) + rows_of("b", np.full((9, 2), 0.75))
+    assert width(pooled(rows)) == pytest.approx(0.0, abs=1e-12)
+    assert pooled(rows).mean == pytest.approx((8 * 0.25 + 18 * 0.75) / 26)
 
 
 def test_pairing_narrows_the_interval_of_correlated_scores() -> None:
@@ -118,63 +150,91 @@ def test_pairing_narrows_the_interval_of_correlated_scores() -> None:
     shared = rng.normal(size=(60, 4))
     before = rows_of("t", shared)
     after = rows_of("t", shared + 0.1 + 0.1 * rng.normal(size=(60, 4)))
-    difference = paired_difference(before, after)
+    difference = stratified_score(after, base=before)
     unpaired = math.hypot(width(stratified_score(before)), width(stratified_score(after)))
     assert width(difference) < unpaired / 4
     assert difference.mean == pytest.approx(stratified_score(after).mean - stratified_score(before).mean, abs=1e-12)
     assert difference.excludes(0.0)
 
 
-def test_order_of_rows_and_of_calls_changes_nothing() -> None:
+def test_verdicts_that_all_agree_leave_room_for_a_change() -> None:
+    same = rows_of("a", np.ones((3, 1))) + rows_of("b", np.zeros((3, 1)))
+    assert stratified_score(same, base=same).mean == 0
+    assert width(stratified_score(same, base=same)) > 0.1
+    right = [ScoreRow(task=row.task, prompt=row.prompt, sample=row.sample, value=1.0) for row in same]
+    jump = stratified_score(right, base=same)  # three prompts of one task agree: no proof
+    assert jump.mean == 0.5
+    assert jump.low < 0.5
+
+
+def test_order_of_rows_changes_nothing() -> None:
     rng = np.random.default_rng(7)
     rows = rows_of("b", rng.random((25, 2))) + rows_of("a", rng.random((3, 5)))
     shuffled = [rows[i] for i in rng.permutation(len(rows))]
     assert stratified_score(rows) == stratified_score(shuffled)
-    assert stratified_score(rows) != stratified_score(rows, seed=1)
     partner = [ScoreRow(task=r.task, prompt=r.prompt, sample=r.sample, value=1 - r.value) for r in rows]
-    assert paired_difference(rows, partner) == paired_difference(shuffled, partner)
+    assert stratified_score(partner, base=rows) == stratified_score(partner, base=shuffled)
 
 
-def test_chunked_draws_equal_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    value_N = np.random.default_rng(8).normal(size=31)
-    whole = bootstrap_mean(value_N, num_resamples=300)
-    monkeypatch.setattr("flowrl.statistics.bootstrap.MAX_DRAWS", 100)
-    assert bootstrap_mean(value_N, num_resamples=300) == whole
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.1])
-def test_equal_values_have_no_width(value: float) -> None:
+@pytest.mark.parametrize("value", [-2.0, 0.1])
+def test_equal_numbers_have_no_width(value: float) -> None:
     interval = stratified_score(rows_of("t", np.full((7, 3), value)))
-    assert interval.low == pytest.approx(value, abs=1e-15)
+    assert interval.low == pytest.approx(value, abs=1e-14)
     assert interval.low <= interval.mean <= interval.high
-    assert width(interval) < 1e-15
+    assert width(interval) < 1e-14
 
 
-def test_one_prompt_falls_back_to_images_and_one_image_stays_unknown() -> None:
-    one_prompt = rows_of("t", np.array([[0.0, 1.0, 1.0, 0.0, 1.0, 0.0]]))
-    assert stratified_score(one_prompt).known
-    single = stratified_score(rows_of("t", np.array([[1.0]])))
-    assert single.mean == 1.0
-    assert math.isnan(single.low)
-    assert not single.known
-    assert not single.excludes(0.0)
-    assert not bootstrap_mean([1.0, 2.0], ["same", "same"]).known
+def test_one_prompt_has_its_images_as_units_and_says_so() -> None:
+    one = rows_of("counting", np.array([[0.3, 1.0, 0.5]]))
+    low, high = stats.t.interval(0.95, 2, 0.6, stats.sem([0.3, 1.0, 0.5]))
+    assert (stratified_score(one).low, stratified_score(one).high) == pytest.approx((low, high), abs=1e-12)
+    many = rows_of("colors", np.random.default_rng(0).random((4, 2)))
+    assert claim(many) == "prompts of this kind"
+    assert claim(one) == "these prompts"
+    assert claim(one + many) == "prompts of this kind, but of counting of the one prompt there"
+
+
+def test_a_single_image_leaves_its_spread_unknown_and_the_reason_is_told() -> None:
+    single = rows_of("t", np.array([[1.0]]))
+    assert stratified_score(single).mean == 1.0
+    assert not stratified_score(single).known
+    assert not stratified_score(single).excludes(0.0)
+    assert unknown_because(single) == "there is a single image"
+    assert not mean_interval([1.0]).known
+    mixed = single + rows_of("u", np.eye(3))
+    assert not stratified_score(mixed).known
+    assert unknown_because(mixed) == "one task has a single image, whose spread is unknown"
+    assert unknown_because(rows_of("u", np.eye(3))) == ""
+
+
+def test_tasks_of_single_images_are_taken_together() -> None:
+    # Four tasks with one image each: their spread holds that between tasks, which is too much rather than too little.
+    value_T = np.array([0.1, 0.7, 0.4, 0.9])
+    rows = [row for k, value in enumerate(value_T) for row in rows_of(f"t{k}", np.array([[value]]))]
+    low, high = stats.t.interval(0.95, 3, value_T.mean(), stats.sem(value_T))
+    for found in (stratified_score(rows), pooled(rows)):
+        assert (found.low, found.high) == pytest.approx((low, high), abs=1e-12)
+    assert unknown_because(rows) == ""
+    assert not task_scores(rows)["t0"].known
 
 
 @pytest.mark.parametrize(
     ("level", "degrees", "expected"),
-    [(0.95, 1, 12.7062), (0.95, 2, 4.30265), (0.95, 4, 2.77645), (0.99, 9, 3.24984), (0.95, 1000, 1.96234)],
+    [(0.95, 1, 12.7062), (0.95, 2, 4.30265), (0.95, 4, 2.77645), (0.99, 9, 3.24984), (0.95, math.inf, 1.959964)],
 )
-def test_student_quantiles_agree_with_the_tables(level: float, degrees: int, expected: float) -> None:
+def test_student_quantiles_agree_with_the_tables(level: float, degrees: float, expected: float) -> None:
     assert student_quantile(level, degrees) == pytest.approx(expected, rel=1e-5)
 
 
-def test_over_seeds_is_students_interval_and_covers_with_three_seeds() -> None:
+def test_over_seeds_is_students_interval() -> None:
     assert over_seeds([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.30265 / math.sqrt(3), rel=1e-5)
     assert not over_seeds([0.4]).known
-    rng = np.random.default_rng(9)
-    intervals = [over_seeds(rng.normal(size=3)) for _ in range(300)]
-    assert_nominal(sum(interval.low <= 0 <= interval.high for interval in intervals), 300, 0.95, slack=0.0)
+
+
+def test_partners_are_what_all_sides_have() -> None:
+    rows = rows_of("t", np.arange(6.0).reshape(3, 2))
+    found = partners(rows, rows[1:], rows[:-1])
+    assert [[row.value for row in side] for side in found] == [[1, 2, 3, 4]] * 3
 
 
 def test_errors_teach() -> None:
@@ -186,10 +246,10 @@ def test_errors_teach() -> None:
     with pytest.raises(ValueError, match="no rows to score"):
         stratified_score([])
     with pytest.raises(ValueError, match="number 1 is nan"):
-        bootstrap_mean([1.0, math.nan])
+        mean_interval([1.0, math.nan])
     with pytest.raises(ValueError, match="at least one number"):
-        bootstrap_mean([])
+        mean_interval([])
     with pytest.raises(ValueError, match="3 labels for 2 values"):
-        bootstrap_mean([1.0, 2.0], ["a", "b", "c"])
+        mean_interval([1.0, 2.0], ["a", "b", "c"])
     with pytest.raises(ValueError, match=r"got 95.*0\.95"):
-        bootstrap_mean([1.0, 2.0], level=95)
+        mean_interval([1.0, 2.0], level=95)

@@ -68,6 +68,19 @@ def test_a_reward_that_waits_gives_the_numbers_of_one_that_does_not(toy: Path, c
     assert runs[0] == runs[1]
 
 
+def test_the_error_of_the_mean_reward_is_over_prompts(toy: Path, changed: Any) -> None:
+    def score(inputs: RewardInputs) -> RewardOutput:
+        values = inputs.group_ids.float() + 0.01 * inputs.sample_ids.remainder(4)  # images of a prompt are alike
+        return RewardOutput(values=values, valid=inputs.sample_ids != 3)
+
+    reward = FunctionReward(name="alike", score=score, needs=frozenset(), version="1", kind="pointwise")
+    changed(lambda total: weighted_sum([reward], [1.0]))
+    (row,) = [row for row in metrics(train(toy, "alike", "num_iterations=1")) if "reward" in row]
+    means = torch.tensor([0.01, 1.015], dtype=torch.float64)  # the first prompt's last image failed
+    assert row["reward_error"] == pytest.approx(float(means.std()) / 2**0.5, abs=1e-6)
+    assert row["reward_error"] > 1.5 * row["reward_std"] / 7**0.5  # what independent images would give
+
+
 def test_groups_stay_together_where_a_reward_looks_at_them(toy: Path, changed: Any) -> None:
     seen: list[RewardInputs] = []
     changed(lambda total: weighted_sum([brightness(seen, "groupwise")], [1.0]))

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="YAML files or names of methods; settings of all runs")  # fmt: skip
     add("--out", type=Path, required=True, metavar="PATH", help="folder of the comparison")
     add("--budget", metavar="UNIT=NUMBER", help="budget of each run: nfe, seconds or images")
-    add("--num-seeds", type=partial(count, most=1_000), metavar="N", help="training seeds of each method (default: 3)")
+    add("--num-seeds", type=partial(count, most=1_000), metavar="N", help="training seeds of each method (default: 5)")
     add("--evals", type=count, metavar="N", help="evaluations spread over the budget (default: 2)")
     add("--jobs", type=count, default=1, metavar="N", help="trainings side by side (default: 1)")
     add("--baseline", metavar="NAME", help="what the others are compared to: one of the methods (default: the first)")

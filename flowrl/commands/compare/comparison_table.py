@@ -34,11 +34,11 @@ def seeds_in_words(results: Results) -> str:
     """What the intervals cover."""
     counts = {len(row.runs) for row in results.methods}
     if counts == {1}:
-        return "one training seed: intervals cover prompts only, not another training run"
+        return f"one training seed: 95 % intervals speak of {results.claim}, and of this pair of runs only"
     low, high = min(counts), max(counts)
     seeds = f"{low}" if low == high else f"{low} to {high}"
-    only = "" if low > 1 else ", prompts only where a method has one seed"
-    return f"{seeds} training seeds: 95 % intervals cover seeds and prompts{only}"
+    only = "" if low > 1 else " (of these runs only where a method has one seed)"
+    return f"{seeds} training seeds: 95 % intervals speak of other seeds{only} and of {results.claim}"
 
 
 def text(results: Results) -> str:
@@ -85,7 +85,10 @@ def conclusion(results: Results) -> str:
     compared = [row for row in results.methods if row.difference is not None]
     if not compared:
         return said
-    sure = [row.difference.mean for row in compared if row.difference is not None and row.holm < 0.05]
+    tested = [row for row in compared if math.isfinite(row.holm)]
+    if not tested:
+        return f"{said} One training seed says which of a pair of runs scored higher, not which method is better."
+    sure = [row.difference.mean for row in tested if row.difference is not None and row.holm < 0.05]
     better, worse = sum(change > 0 for change in sure), sum(change < 0 for change in sure)
     return (
         f"{said} Against {name}, with Holm p below 0.05: {better} better, {worse} worse; not established for "
@@ -124,14 +127,15 @@ def _name(results: Results, row: MethodResult) -> str:
 
 
 def _number(results: Results, sign: str = "") -> Callable[[float], str]:
-    """Writes scores to two digits of their standard error."""
-    errors = [row.score.error for row in results.methods if row.score.error > 0]
+    """Writes scores to two digits of their standard error, about a quarter of the interval."""
+    widths = [row.score.interval.high - row.score.interval.low for row in results.methods]
+    errors = [width / 4 for width in widths if width > 0]
     digits = min(max(1 - math.floor(math.log10(min(errors))), 0), 5) if errors else 3
     return lambda value: f"{value:{sign}.{digits}f}" if math.isfinite(value) else _NO
 
 
-def _bounds(estimate: Estimate, write: Callable[[float], str]) -> str:
-    interval = estimate.interval
+def _bounds(estimate: Estimate, write: Callable[[float], str], *, seeds: bool = False) -> str:
+    interval = estimate.seeds if seeds else estimate.interval
     return f"{write(interval.low)} to {write(interval.high)}" if interval.known else _NO
 
 
@@ -154,17 +158,18 @@ def _differences(results: Results) -> Table | None:
     signed, plain = _number(results, "+"), _number(results)
     rows = [
         (_name(results, row), signed(row.difference.mean), _bounds(row.difference, signed), p_text(row.difference.p),
-         p_text(row.holm), plain(row.difference.detectable))
+         p_text(row.holm), _bounds(row.difference, signed, seeds=True), plain(row.difference.detectable))
         for row in results.methods if row.difference is not None
     ]  # fmt: skip
     if not rows:
         return None
     return Table(
         title=f"Difference to {results.label(results.baseline)}",
-        head=("method", "difference", "95 %", "p", "Holm p", "detectable"), rows=tuple(rows),
-        note="Same seeds, prompts and start noise on both sides; p and interval from a bootstrap over seeds and "
-        f"prompts. Holm p allows for the number of comparisons, {len(rows)}: below 0.05 the difference stands. "
-        "Detectable is the smallest true difference that such data would find with 80 % power at 5 %, two-sided.",
+        head=("method", "diff.", "95 %", "p", "Holm p", "95 % of seeds", "detectable"), rows=tuple(rows),
+        note="Same seeds, prompts and start noise on both sides. 95 %: over seeds and prompts. p and 95 % of seeds: "
+        "Student's t over the seeds' differences, on these prompts; one seed has neither. Holm p allows for the number "
+        f"of comparisons, {len(rows)}: below 0.05 the difference stands. Detectable is the smallest true difference "
+        "that this test would find with 80 % power at 5 %, two-sided.",
     )  # fmt: skip
 
 

@@ -35,8 +35,8 @@ def render(results: Results, *, command: str, provenance: Sequence[str], title: 
         section("differences", f"Difference to {results.label(results.baseline)} at the end",
                 card(forest(results), style=" one"),
                 "Same seeds, prompts and start noise on both sides. Right of the line is better than the baseline; an "
-                "interval that crosses the line leaves the sign open. The table has p-values that allow for the number "
-                "of methods."),
+                "interval that crosses the line leaves the sign open. The table has p-values over training seeds that "
+                "allow for the number of methods."),
         section("distance", "Distance from the base model, and training reward", _pair(results)),
         section("tables", "Tables", f'<div class="tables">{listed}</div>'),
         section("images", "Images", shots(results),

@@ -21,6 +21,7 @@ from flowrl.files import is_taken, read_json
 
 JOURNAL = "compare.json"
 BUDGETS = ("nfe", "seconds", "images")
+SEEDS = 5  # by default: with three the test over seeds finds only large differences
 NO_LIMIT = 100_000  # iterations; the budget ends a run before
 OWN_KEYS = ("out", "seed", "resume", "budget", "progress", "eval.initial")
 
@@ -84,7 +85,7 @@ def ask(parsed: argparse.Namespace, known: Mapping[str, Any]) -> Question:
         methods[path.stem] = name
     question = Question(
         methods=methods, settings={stem: read_with_base(find_config(name)) for stem, name in methods.items()},
-        seeds=parsed.num_seeds or (asked.seeds if asked else 3), budget=budget, limit=limit,
+        seeds=parsed.num_seeds or (asked.seeds if asked else SEEDS), budget=budget, limit=limit,
         evals=parsed.evals or (asked.evals if asked else 2), overrides=overrides,
     )  # fmt: skip
     return question if asked is None else _joined(asked, question)

@@ -1,7 +1,7 @@
 """From run folders to the numbers of a comparison: scores, differences to the baseline, costs, KL and diversity.
 
-Only finished runs count; the others are listed. Every interval is over training seeds and prompts together
-(`flowrl.statistics.crossed`).
+Only finished runs count; the others are listed. Every interval is over training seeds and prompts together, p over
+training seeds (`flowrl.statistics.crossed`). An image that one evaluation has no score for is left out of all.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from flowrl.commands.compare.question import Question, is_finished, run_name
 from flowrl.commands.report.run_data import RunData, read_run
 from flowrl.config.spelling import closest
 from flowrl.files import read_json
-from flowrl.statistics.bootstrap import ScoreRow
 from flowrl.statistics.crossed import Estimate, cost_to_reach, crossed_difference, crossed_estimate, holm, mean_curve
+from flowrl.statistics.means import ScoreRow, claim, partners
 from flowrl.training.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_rows
 
 COSTS = {"nfe": "nfe/total", "seconds": "seconds/total"}
@@ -29,13 +29,18 @@ SHARES = (1 / 3, 2 / 3, 1.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunResult:
-    """A finished run: what it wrote, the run whose evaluation before training it shares, and its measurement."""
+    """A finished run: what it wrote, the run whose evaluation before training it shares, and its measurement.
+
+    `before` and `after` are the images of the evaluation before training (None without one) and of the last.
+    """
 
     method: str
     seed: int
     data: RunData
     start: RunData | None
     measured: Mapping[str, float]
+    before: Sequence[ScoreRow] | None = None
+    after: Sequence[ScoreRow] = ()
 
     @property
     def last(self) -> int:
@@ -66,7 +71,7 @@ class MethodResult:
         seed_scores: that of each run.
         gain: over the base; None without an evaluation before training.
         difference: to the baseline, over the seeds that both finished; None for the baseline itself.
-        holm: p of the difference, adjusted for the number of methods.
+        holm: p of the difference, adjusted for the number of methods; NaN where both share a single seed.
         spent: mean network evaluations ("nfe"), "images", "seconds" and "iterations".
         curves: "nfe" or "seconds" -> (cost, score) at the evaluations, mean over seeds.
         reach: "nfe" or "seconds" -> cost of each target; infinite where it is not reached.
@@ -104,6 +109,7 @@ class Results:
     methods: tuple[MethodResult, ...]
     missing: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    claim: str  # the prompts that intervals speak of
 
     def label(self, name: str) -> str:
         """A method's name without what all names begin with."""
@@ -124,7 +130,7 @@ def read_results(
         targets: scores such as "0.6,0.7" whose cost is wanted; None takes the thirds of the baseline's gain.
 
     Raises:
-        ValueError: nothing is finished, the baseline is not, or the metric is unknown.
+        ValueError: nothing is finished, the metric is unknown, or no image has a score in all evaluations.
     """
     journal = read_json(folder / "compare.json")
     runs, missing = _finished(folder, question, journal)
@@ -134,13 +140,14 @@ def read_results(
     metric = metric or main_metric(runs[0].data.evaluations[-1]) or SCORE
     for run in runs:
         check_metric(metric, run.data.evaluations[-1], run.data.name)
+    runs, left_out = _with_shared_images(runs, metric)
     by_method: dict[str, list[RunResult]] = {}
     for run in runs:
         by_method.setdefault(run.method, []).append(run)
     reference = by_method.get(baseline, [])
     alone = () if reference else (f"No run of the baseline {baseline} is finished: there are no differences to it.",)
-    starts = [images for run in reference if (images := start_images(run, metric)) is not None]
-    base = crossed_estimate(starts[:1]) if starts else None
+    starts = [run.before for run in reference if run.before is not None]
+    base = crossed_estimate(starts[:1], by_task=metric == SCORE) if starts else None
     wanted = _targets(targets, base, reference, metric)
     methods = [_method(name, own, reference, metric, wanted) for name, own in by_method.items()]
     adjusted = holm({row.name: row.difference.p for row in methods if row.difference is not None})
@@ -150,7 +157,7 @@ def read_results(
         question=question, journal=journal, metric=metric, baseline=baseline, base=base,
         base_diversity=diversities[0] if diversities else math.nan, targets=wanted,
         methods=tuple(replace(row, holm=adjusted.get(row.name, math.nan)) for row in order),
-        missing=tuple(missing), notes=alone,
+        missing=tuple(missing), notes=(*alone, *left_out), claim=claim(runs[0].after),
     )  # fmt: skip
 
 
@@ -167,16 +174,35 @@ def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
         raise ValueError(f"--metric {metric!r} is not in the evaluations of {name}: {hint}")
 
 
-def final_images(run: RunResult, metric: str) -> list[ScoreRow]:
-    """The images of a run's last evaluation."""
-    return score_rows(run.data.image_rows[run.last], metric)
+def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[RunResult], tuple[str, ...]]:
+    """The runs with those images that all their evaluations have a score for, and a note on the others.
 
-
-def start_images(run: RunResult, metric: str) -> list[ScoreRow] | None:
-    """The images of the evaluation before training; None without one."""
-    if run.start is None or 0 not in run.start.image_rows:
-        return None
-    return score_rows(run.start.image_rows[0], metric)
+    Raises:
+        ValueError: there is no such image.
+    """
+    found = [
+        (
+            score_rows(run.start.image_rows[0], metric) if run.start and 0 in run.start.image_rows else None,
+            score_rows(run.data.image_rows[run.last], metric),
+        )
+        for run in runs
+    ]
+    sides = [side for pair in found for side in pair if side is not None]
+    shared = partners(*sides)
+    total = len({(row.task, row.prompt, row.sample) for side in sides for row in side})
+    if not shared[0]:
+        raise ValueError(
+            f"no image has a value of {metric} in all {len(sides)} evaluations: were the runs evaluated on the same "
+            "prompts and seeds, and did a reward fail everywhere in one of them?"
+        )
+    kept = iter(shared)
+    joined = [
+        replace(run, before=None if before is None else next(kept), after=next(kept))
+        for run, (before, _) in zip(runs, found, strict=True)
+    ]
+    lost = total - len(shared[0])
+    said = f"Left out everywhere: {lost} of {total} images, for which one evaluation or more has no score."
+    return joined, (said,) if lost else ()
 
 
 def short_names(methods: Sequence[str]) -> dict[str, str]:
@@ -252,19 +278,20 @@ def _curve(runs: Sequence[RunResult], cost: str, metric: str) -> tuple[np.ndarra
 def _method(
     name: str, runs: Sequence[RunResult], reference: Sequence[RunResult], metric: str, targets: Sequence[float]
 ) -> MethodResult:
-    finals = {run.seed: final_images(run, metric) for run in runs}
-    pairs = [(start, finals[run.seed]) for run in runs if (start := start_images(run, metric)) is not None]
-    others = {run.seed: final_images(run, metric) for run in reference}
-    common = [seed for seed in finals if seed in others]
+    by_task = metric == SCORE
+    pairs = [(run.before, run.after) for run in runs if run.before is not None]
+    others = {run.seed: run.after for run in reference}
+    common = [run for run in runs if run.seed in others]
     own = bool(reference) and reference[0].method == name
     curves = {cost: _curve(runs, cost, metric) for cost in COSTS}
     reach = {cost: tuple(cost_to_reach(*curves[cost], target) for target in targets) for cost in COSTS}
     return MethodResult(
-        name=name, runs=tuple(runs), score=crossed_estimate(list(finals.values())),
-        seed_scores=tuple(crossed_estimate([images], num_resamples=2).mean for images in finals.values()),
-        gain=crossed_difference([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None,
-        difference=crossed_difference([others[s] for s in common], [finals[s] for s in common])
-        if common and not own else None,
+        name=name, runs=tuple(runs), score=crossed_estimate([run.after for run in runs], by_task=by_task),
+        seed_scores=tuple(crossed_estimate([run.after], by_task=by_task).mean for run in runs),
+        gain=crossed_difference([a for a, _ in pairs], [b for _, b in pairs], by_task=by_task) if pairs else None,
+        difference=crossed_difference(
+            [others[run.seed] for run in common], [run.after for run in common], by_task=by_task
+        ) if common and not own else None,
         holm=math.nan,
         spent={
             "nfe": _mean(runs, lambda run: run.spent("nfe/total")),

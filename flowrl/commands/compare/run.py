@@ -49,7 +49,7 @@ def run(parsed: argparse.Namespace) -> int:
     elif not known:
         raise ValueError(f"{folder} holds no comparison ({JOURNAL}): leave --report-only out to start one")
     if code != 130:
-        write(folder, question, **view)
+        write(folder, question, **view, measured=not parsed.report_only)
     return code
 
 

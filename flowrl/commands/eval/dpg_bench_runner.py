@@ -36,7 +36,8 @@ from flowrl.prompts.loading import Prompt
 from flowrl.rewards.judges.answers import parse_word
 from flowrl.rewards.judges.asking import ask_all
 from flowrl.rewards.judges.chat import Chat, Question, build_chat
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import mean_interval
 
 FOLDER = "dpg_bench"
 GRID = 4
@@ -178,11 +179,11 @@ def _result(
         {item.id: 100 * item_score(crops, item.questions) for item in plan.items if (crops := part[item.id])}
         for part in answers
     ]
-    intervals = [bootstrap_mean(list(part.values()), seed=settings.seed) for part in by_item]
+    intervals = [mean_interval(list(part.values()), verdicts=False) for part in by_item]
     change: Interval | None = None
     if len(subjects) > 1:
         shared = [name for name in by_item[0] if name in by_item[1]]
-        change = bootstrap_mean([by_item[0][name] - by_item[1][name] for name in shared], seed=settings.seed)
+        change = mean_interval([by_item[0][name] - by_item[1][name] for name in shared], verdicts=False)
     notes = ["The judge is not mPLUG-large, the published one: compare numbers of this judge with each other only."]
     for subject, found in zip(subjects, scores, strict=True):
         if found.skipped:

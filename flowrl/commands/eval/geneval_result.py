@@ -15,10 +15,11 @@ from flowrl.commands.terminal_text import Table
 from flowrl.generation.folders import ImageFile, read_drawn
 from flowrl.generation.subject import Settings, Subject
 from flowrl.html.embedded_images import image_element
-from flowrl.html.markup import bounds, esc, number, plural, section, signed
+from flowrl.html.markup import bounds, esc, number, plural, section
 from flowrl.prompts.overlap import Overlap
-from flowrl.statistics.bootstrap import Interval, ScoreRow, paired_rows
-from flowrl.statistics.paired import Comparison, Summary, compare, detectable, pooled, summarise
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import ScoreRow, claim, pooled
+from flowrl.statistics.paired import Comparison, Summary, compare, detectable, summarise
 
 Row = Mapping[str, Any]
 
@@ -32,7 +33,6 @@ REASONS: dict[str, str] = {
 """Kind of failure -> the lines of a reason that are of this kind (GenEval's wording)."""
 
 EXAMPLES = 6
-FEW_PROMPTS = 5  # of a task; with fewer no model is called better
 NOT_REFERENCE = (
     "The judge follows GenEval's rules with the detector of transformers, whose weights are not those of the "
     "benchmark's own: compare numbers of this judge with each other, not with published ones."
@@ -51,13 +51,15 @@ def result_of(
 ) -> Result:
     """The result of one subject (`rows[0]`), or of a subject and a base (`rows[1]`)."""
     names = [subject.label for subject in settings.subjects]
-    summaries = [summarise(score_rows(part), order=TASKS, seed=settings.seed) for part in rows]
+    summaries = [summarise(score_rows(part), order=TASKS) for part in rows]
     change = None
     if len(rows) > 1:
-        change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS, seed=settings.seed)
+        change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS)
     samples = len(rows[0]) / len({row["index"] for row in rows[0]})
     shared = trained_on(settings, (row["prompt"] for row in rows[0]))
     notes = _notes(settings, judge, is_published=is_published and samples == 4, shared=shared)
+    if (spoken := claim(score_rows(rows[0]))) != "prompts of this kind":
+        notes.append(f"Intervals speak of {spoken}.")
     return Result(
         headline=_headline(names, rows[0], summaries[0], change),
         rows=tuple(rows[0]),
@@ -67,7 +69,7 @@ def result_of(
         intervals=_intervals(summaries[0]),
         base_intervals=_intervals(summaries[1]) if len(rows) > 1 else {},
         differences={} if change is None else _intervals(change),
-        tables=(_scores(rows, names, summaries, change, settings.seed, samples), _failures(rows, names)),
+        tables=(_scores(rows, names, summaries, change, samples), _failures(rows, names)),
         notes=tuple(notes),
         facts={
             "judge": judge_version, "prompts": len({row["prompt"] for row in rows[0]}), "samples": samples,
@@ -123,19 +125,12 @@ def _headline(names: Sequence[str], rows: Sequence[Row], summary: Summary, chang
     )
     if change is None:
         return said
-    fewest = min(len({row["prompt"] for row in rows if row["task"] == task}) for task in summary.tasks)
-    if fewest < FEW_PROMPTS and change.macro.excludes(0.0):  # prompts that happen to agree: an interval without width
-        return (
-            f"{said} Difference to {names[1]}: {signed(change.macro.mean)} (95 % {bounds(change.macro, sign=True)}), "
-            f"from {plural(fewest, 'prompt')} in one of the tasks: too few to say which is better; take {FEW_PROMPTS} "
-            f"or more of each."
-        )
     return compared(said, change.macro, names[1])
 
 
 def _scores(
     rows: Sequence[Sequence[Row]], names: Sequence[str], summaries: Sequence[Summary], change: Comparison | None,
-    seed: int, samples: float,
+    samples: float,
 ) -> Table:  # fmt: skip
     """Tasks, both overall numbers, pass@samples and the rewards; with a base what it had and what changed."""
     sides: list[Summary | Comparison] = [*summaries, *([change] if change is not None else [])]
@@ -149,8 +144,8 @@ def _scores(
     lines.append(line(f"pass@{samples:g}", [part.any_correct for part in sides]))
     for key in ("graded", "strict"):
         scored = [score_rows(part, key) for part in rows]
-        difference = pooled(paired_rows(scored[1], scored[0]), seed=seed) if change is not None else None
-        lines.append((f"{key} reward", [pooled(part, seed=seed) for part in scored], difference))
+        difference = pooled(scored[0], base=scored[1]) if change is not None else None
+        lines.append((f"{key} reward", [pooled(part) for part in scored], difference))
     note = (
         "macro: mean of the task means, the benchmark's own; micro: mean over images, as Flow-GRPO logs it; pass@n: "
         "prompts with at least one right image; graded and strict: Flow-GRPO's rewards, means over images."

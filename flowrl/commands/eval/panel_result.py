@@ -16,7 +16,8 @@ from flowrl.commands.eval.runner_parts import metrics_of, score_table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, plural, signed
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import mean_interval
 
 DIVERSITY = "diversity"
 
@@ -53,7 +54,7 @@ def result_of(
         ValueError: subject and base have other prompts or samples.
     """
     subject = scored[0]
-    means = [panel_means(part.values, part.prompts, seed=settings.seed) for part in scored]
+    means = [panel_means(part.values, part.prompts) for part in scored]
     found = [{name: mean.interval for name, mean in part.items()} for part in means]
     for place, part in enumerate(spread):
         found[place][DIVERSITY] = part.interval
@@ -71,7 +72,7 @@ def result_of(
         differences=change if len(change) == 1 else {},
         tables=(score_table(
             labels, [(name, [part[name] for part in found], change.get(name)) for name in found[0]],
-            note=f"Means over images, prompts resampled. {panel.scale}".strip(),
+            note=f"Means over images, intervals over prompts. {panel.scale}".strip(),
             extra=("failed", {name: str(failed.get(name, 0)) for name in found[0]}),
         ),),
         notes=tuple(_notes(settings, panel, means, labels, subject, own_scorers=own_scorers)),
@@ -87,10 +88,10 @@ def _change(settings: Settings, scored: Sequence[Scored], spread: Sequence[Diver
             "subject and base have images of different prompts or samples, so that they cannot be compared: draw the "
             "same ones."
         )
-    change = panel_differences(base.values, subject.values, subject.prompts, seed=settings.seed)
+    change = panel_differences(base.values, subject.values, subject.prompts)
     if spread:
         pairs = [value - spread[1].by_prompt[prompt] for prompt, value in spread[0].by_prompt.items()]
-        change[DIVERSITY] = bootstrap_mean(pairs, seed=settings.seed)
+        change[DIVERSITY] = mean_interval(pairs, verdicts=False)
     return change
 
 

@@ -81,7 +81,7 @@ def run(settings: Settings) -> Result:
         for part in images:
             vectors, versions["features"] = features_of(part, plan.features, plan.feature_model)
             prompts = [image.prompt for image in part]
-            spread.append(diversity(vectors, prompts, distance=DISTANCE[plan.features], seed=settings.seed))
+            spread.append(diversity(vectors, prompts, distance=DISTANCE[plan.features]))
     own = settings.benchmark not in PANELS or scorer_names(plan.specs) == list(plan.panel.rewards)
     return result_of(settings, plan.panel, scored, spread, versions, own_scorers=own)
 

@@ -38,10 +38,11 @@ from flowrl.generation.scorers import load_scorers, score_images, scorer_specs, 
 from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import number, plural
 from flowrl.prompts.loading import Prompt, read_prompts
-from flowrl.statistics.bootstrap import Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import mean_interval
 
 FOLDER = "t2i_compbench"
-NOTE = "Means over images, prompts resampled; the overall is the mean of all eight."
+NOTE = "Means over images, intervals over prompts; the overall is the mean of all eight."
 FILES = {
     "color": "color_val.txt", "shape": "shape_val.txt", "texture": "texture_val.txt", "2d_spatial": "spatial_val.txt",
     "3d_spatial": "3d_spatial_val.txt", "numeracy": "numeracy_val.txt", "non_spatial": "non_spatial_val.txt",
@@ -165,7 +166,7 @@ def _result(
     scores: Sequence[Mapping[str, Mapping[int, float]]],
 ) -> Result:  # fmt: skip
     found = [
-        {name: _interval(of[name], images[name], settings.seed) for name in CATEGORIES if name in of}
+        {name: _interval(of[name], images[name]) for name in CATEGORIES if name in of}
         for of, images in zip(scores, placed, strict=True)
     ]
     metrics = [_metrics(part) for part in found]
@@ -174,7 +175,7 @@ def _result(
         for name in (name for name in found[0] if name in found[1]):
             both = [place for place in scores[0][name] if place in scores[1][name]]
             pairs = {place: scores[0][name][place] - scores[1][name][place] for place in both}
-            change[name] = _interval(pairs, placed[0][name], settings.seed)
+            change[name] = _interval(pairs, placed[0][name])
     waiting = [name for name in placed[0] if name not in found[0]]
     total = metrics[0].get("eval/t2i_compbench/overall")
     count = len({image.file for images in placed[0].values() for image in images})
@@ -194,8 +195,8 @@ def _result(
     )  # fmt: skip
 
 
-def _interval(scores: Mapping[int, float], images: Sequence[ImageFile], seed: int) -> Interval:
-    return bootstrap_mean(list(scores.values()), [images[place].prompt for place in scores], seed=seed)
+def _interval(scores: Mapping[int, float], images: Sequence[ImageFile]) -> Interval:
+    return mean_interval(list(scores.values()), [images[place].prompt for place in scores], verdicts=False)
 
 
 def _metrics(found: Mapping[str, Interval]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from jaxtyping import Float
 
 from flowrl.commands.report.result import HeldOut, conclusion
 from flowrl.commands.report.run_data import RunData, column, keys_below
@@ -12,14 +13,15 @@ from flowrl.html import markup
 from flowrl.html.bars import forest_of_two
 from flowrl.html.charts import Series, legend, line_chart, smooth, smoothed, thin
 from flowrl.html.markup import DASH, bounds, card, duration, esc, estimate, number, plural, section, signed, table
-from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.bootstrap import LEVEL, Interval
+from flowrl.statistics.means import student_quantile
 from flowrl.training.evaluation_rows import GENEVAL, REWARD
 
 EXPLAINED = {
     "established improvement": "an <strong>established improvement</strong>: the interval lies above zero",
     "established loss": "an <strong>established loss</strong>: the interval lies below zero",
     "not established": "<strong>not established</strong>: the interval includes zero, so chance alone could do this",
-    "not testable": "<strong>not testable</strong>: there are no image rows of both evaluations to pair",
+    "not testable": "<strong>not testable</strong>: ",
 }
 GRADED = f"{GENEVAL}graded"
 
@@ -35,16 +37,18 @@ def summary(run: RunData, held: HeldOut | None) -> str:
         return f'<p class="summary">{text}</p>'
     steps = plural(held.last - held.first, "iteration")
     text += f"went from {estimate(held.before)} to {estimate(held.after)} in {steps}. "
-    if held.difference is None:
-        text += f"The change of {signed(held.change)} is {EXPLAINED['not testable']}."
+    if held.difference is None or not held.difference.known:
+        text += f"The change of {signed(held.change)} is {EXPLAINED[conclusion(held.difference)]}{esc(held.untold)}."
         return f'<p class="summary">{text}</p>'
-    text += f"The paired difference is {estimate(held.difference, sign=True)}, {EXPLAINED[conclusion(held)]}."
+    text += (
+        f"The paired difference is {estimate(held.difference, sign=True)}, {EXPLAINED[conclusion(held.difference)]}."
+    )
     scope = f"{plural(held.num_pairs, run.sample_word)} of the same prompts and seeds were compared"
     if held.num_unpaired:
         scope += f"; {plural(held.num_unpaired, run.sample_word)} without a verdict or a partner were left out"
     return (
-        f'<p class="summary">{text}</p><p class="muted">{scope}. The interval covers the choice of prompts and '
-        f"{run.sample_word}s; another training seed can differ by more.</p>"
+        f'<p class="summary">{text}</p><p class="muted">{scope}. The interval speaks of {esc(held.claim)} and of other '
+        f"start noise; another training seed can differ by more.</p>"
     )
 
 
@@ -103,8 +107,8 @@ def tasks(held: HeldOut | None) -> str:
     head = ["Task", "Before", *(["After", "Difference"] if after else [])]
     numbers = table("Score by task with 95 % intervals; the difference is paired", head, rows)
     lead = (
-        "The score is the mean over tasks. A task whose images are all right or all wrong shows no width: "
-        "resampling cannot see the failure that did not happen."
+        "The score is the mean over tasks. Intervals of a task are Wilson's, its prompts being what is drawn: images "
+        "that are all right or all wrong leave room for what they did not show."
     )
     return section("tasks", "Score by task", f'<div class="two">{card(chart)}{numbers}</div>', lead)
 
@@ -141,16 +145,13 @@ def _training_figure(run: RunData) -> str:
     iteration, reward = column(run.train, "reward")
     if not len(reward):
         return ""
-    rows = [
-        row for row in run.train if all(column([row], key)[0].size for key in ("reward", "reward_std", "num_images"))
-    ]
-    error = column(rows, "reward_std")[1] / np.sqrt(np.maximum(column(rows, "num_images")[1], 1))
+    error = column(run.train, "reward_error")[1]  # over prompts: the images of one are alike
     # The error of a mean of k neighbours is sqrt(mean of squares / k); thinning takes such means.
     runs = len(reward) / len(thin(reward))
     thinned_error = np.sqrt(thin(error**2) / runs) if len(error) == len(reward) else error[:0]
     x, y = thin(iteration), thin(reward)
     line, spread = smooth(y, thinned_error)
-    half = 1.96 * spread
+    half = student_quantile(LEVEL, _degrees(run, runs, y)) * spread if len(spread) else spread
     series = Series(
         label="training reward",
         x=x,
@@ -164,8 +165,14 @@ def _training_figure(run: RunData) -> str:
     text = f"Training reward over {plural(len(reward), 'iteration')}, from {number(start)} to {number(end)}"
     key = [("iterations" if runs == 1 else f"means of about {runs:.0f} iterations", 1, "raw"), ("smoothed", 1, "line")]
     if len(half):
-        key.append(("95 % (standard deviation / √images)", 1, "band"))
+        key.append(("95 % over prompts", 1, "band"))
     return _figure("Training reward", [series], "reward", text, key)
+
+
+def _degrees(run: RunData, runs: float, y: Float[np.ndarray, " n"]) -> float:
+    """Degrees of freedom of the band: prompts less one, of as many iterations as the curve averages at its ends."""
+    averaged = 1 / smooth(np.zeros(len(y)), np.ones(len(y)))[1].max() ** 2
+    return float(max(1, int(run.config.get("prompts_per_step") or 2) - 1) * runs * averaged)
 
 
 def _held_out_figure(run: RunData, held: HeldOut | None) -> str:

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.commands.report.run_data import Row, RunData, column, keys_below
-from flowrl.statistics.bootstrap import (
-    Interval,
-    ScoreRow,
-    paired_rows,
-    partners,
-    point,
-    stratified_score,
-    task_scores,
-)
-from flowrl.training.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_rows
+from flowrl.statistics.bootstrap import Interval, point
+from flowrl.statistics.means import ScoreRow, claim, partners, task_scores, unknown_because
+from flowrl.training.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_interval, score_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +29,8 @@ class HeldOut:
     task_differences: Mapping[str, Interval]
     num_pairs: int
     num_unpaired: int  # image rows left out of the pairing: no verdict, or no partner
+    claim: str  # what the intervals speak of
+    untold: str  # why the difference has no interval; "" where it has
 
     @property
     def change(self) -> float:
@@ -57,7 +52,7 @@ def held_out(run: RunData) -> HeldOut | None:
     first, last = int(rows[0]["iteration"]), int(rows[-1]["iteration"])
     images = [run.image_rows.get(first, ()), run.image_rows.get(last, ()) if last > first else ()]
     before, after = (score_rows(found, metric) for found in images)
-    changes = paired_rows(*partners(before, after))
+    pair = partners(before, after)
     is_score = metric == SCORE
     return HeldOut(
         metric=metric,
@@ -66,20 +61,19 @@ def held_out(run: RunData) -> HeldOut | None:
         last=last,
         before=_interval(rows[0], metric, before),
         after=_interval(rows[-1], metric, after) if last > first else None,
-        difference=stratified_score(changes) if changes else None,
+        difference=score_interval(pair[1], metric, base=pair[0]) if pair[0] else None,
         tasks_before=_tasks(rows[0], before) if is_score else {},
         tasks_after=_tasks(rows[-1], after) if is_score and last > first else {},
-        task_differences=task_scores(changes) if is_score and changes else {},
-        num_pairs=len(changes),
-        num_unpaired=max(map(len, images)) - len(changes),
+        task_differences=task_scores(pair[1], base=pair[0]) if is_score and pair[0] else {},
+        num_pairs=len(pair[0]),
+        num_unpaired=max(map(len, images)) - len(pair[0]),
+        claim=claim(pair[0] or before),
+        untold=unknown_because(pair[0]) if pair[0] else "there are no image rows of both evaluations to pair",
     )
 
 
-def conclusion(held: HeldOut) -> str:
-    """A plain word on the difference: does its 95 % interval exclude zero?"""
-    difference = held.difference
-    if held.after is None:
-        return "not measured yet"
+def conclusion(difference: Interval | None) -> str:
+    """A plain word on a paired difference, if there is one: does its 95 % interval exclude zero?"""
     if difference is None or not difference.known:
         return "not testable"
     if not difference.excludes(0.0):
@@ -91,7 +85,7 @@ def _interval(row: Row, metric: str, rows: Sequence[ScoreRow]) -> Interval:
     """The logged value, with the logged bounds or else those of the image rows."""
     low, high = row.get(f"{metric}_low"), row.get(f"{metric}_high")
     if low is None or high is None:
-        known = stratified_score(rows) if rows else None
+        known = score_interval(rows, metric) if rows else None
         low, high = (known.low, known.high) if known else (math.nan, math.nan)
     return Interval(mean=float(row[metric]), low=float(low), high=float(high))
 

@@ -10,21 +10,20 @@ from statistics import fmean
 from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.commands.report.result import conclusion
 from flowrl.commands.report.run_data import shown_prompts
 from flowrl.config.train import TrainConfig
 from flowrl.files import read_json_lines, write_atomically
 from flowrl.prompts.overlap import shared_words
-from flowrl.statistics.bootstrap import (
-    Interval,
-    bootstrap_mean,
-    paired_difference,
-    paired_rows,
-    partners,
-    stratified_score,
-    task_scores,
-)
-from flowrl.training.evaluation_rows import SCORE, Row, evaluations, read_rows, score_rows
+from flowrl.statistics.bootstrap import UNKNOWN, Interval
+from flowrl.statistics.means import ScoreRow, claim, partners, stratified_score, task_scores, unknown_because
+from flowrl.training.evaluation_rows import SCORE, Row, evaluations, read_rows, score_interval, score_rows
 from flowrl.training.manifest import read_manifest
+
+_WORDS = {
+    "established improvement": "Better", "established loss": "Worse", "not established": "Not established",
+    "not testable": "Not testable",
+}  # fmt: skip
 
 
 def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: bool) -> None:
@@ -117,13 +116,11 @@ def _of_geneval(rows: list[dict[str, Any]], key: str) -> bool:
 
 
 def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, float, Interval]:
-    """Means of a reward and its mean difference, prompts resampled, over the samples with a score both times."""
+    """Means of a reward and its mean difference over the samples with a score both times."""
     start, end = partners(score_rows(before, metric), score_rows(after, metric))
     if not start:
-        nan = float("nan")
-        return nan, nan, Interval(mean=nan, low=nan, high=nan)
-    pairs = paired_rows(start, end)
-    change = bootstrap_mean([row.value for row in pairs], [row.prompt for row in pairs])
+        return UNKNOWN.mean, UNKNOWN.mean, UNKNOWN
+    change = score_interval(end, metric, base=start)
     return fmean(row.value for row in start), fmean(row.value for row in end), change
 
 
@@ -146,18 +143,19 @@ def _scores(folder: Path) -> tuple[list[str], dict[str, Any]]:
     if len(numbers) < 2:
         return [], {}
     before, after = (score_rows(read_rows(folder, number), SCORE) for number in (numbers[0], numbers[-1]))
-    if not before:
+    pair = partners(before, after)
+    if not pair[0]:
         return [], {}
-    change, tasks, later = paired_difference(before, after), task_scores(before), task_scores(after)
+    change, tasks, later = stratified_score(pair[1], base=pair[0]), task_scores(before), task_scores(after)
     start, end = stratified_score(before), stratified_score(after)
     lines = [f"{_word(folder)} GenEval score, {len(after)} images, same prompts and seeds", ""]
     lines.append(f"  {'task':<15}{'before':>8}{'after':>8}{'change':>9}")
-    for task in (task for task in TASKS if task in tasks):
+    for task in (task for task in TASKS if task in tasks and task in later):
         lines.append(_line(task, tasks[task].mean, later[task].mean))
-    lines += [_line("score", start.mean, end.mean), "", f"  {_verdict(change)}", ""]
+    lines += [_line("score", start.mean, end.mean), "", *(f"  {line}" for line in _verdict(change, pair[0])), ""]
     return lines, {
         "before": _plain(start), "after": _plain(end), "change": _plain(change),
-        "tasks": {task: {"before": tasks[task].mean, "after": later[task].mean} for task in tasks},
+        "tasks": {task: {"before": tasks[task].mean, "after": later[task].mean} for task in tasks if task in later},
     }  # fmt: skip
 
 
@@ -165,13 +163,14 @@ def _line(name: str, before: float, after: float) -> str:
     return f"  {name:<15}{before:>8.3f}{after:>8.3f}{after - before:>+9.3f}"
 
 
-def _verdict(change: Interval) -> str:
-    numbers = f"{change.mean:+.3f}, 95 % interval {change.low:+.3f} to {change.high:+.3f}"
-    if change.low > 0:
-        return f"Better: {numbers}"
-    if change.high < 0:
-        return f"Worse: {numbers}"
-    return f"Not established: {numbers} includes 0"
+def _verdict(change: Interval, rows: list[ScoreRow]) -> list[str]:
+    """What the interval of a change says, and of what it speaks."""
+    word = conclusion(change)
+    if not change.known:
+        return [f"{_WORDS[word]}: {change.mean:+.3f}, {unknown_because(rows)}"]
+    said = f"{_WORDS[word]}: {change.mean:+.3f}, 95 % interval {change.low:+.3f} to {change.high:+.3f}"
+    said += " includes 0" if word == "not established" else ""
+    return [said, f"The interval speaks of {claim(rows)}, not of another training."]
 
 
 def _plain(interval: Interval) -> dict[str, float]:

@@ -16,7 +16,8 @@ from flowrl.progress import progress
 from flowrl.randomness import counter_choice
 from flowrl.rewards import Reward
 from flowrl.rewards.comparing.tournaments import ring_pairs
-from flowrl.statistics.bootstrap import UNKNOWN, Interval, bootstrap_mean
+from flowrl.statistics.bootstrap import UNKNOWN, Interval
+from flowrl.statistics.means import mean_interval
 from flowrl.statistics.reliability import (
     Agreement,
     OrderBias,
@@ -111,8 +112,8 @@ def measure(
     known = ~np.isnan(first.values)
     return Card(
         name=name, version=reward.version, kind=reward.kind, images=len(items), prompts=len(np.unique(group)),
-        failed=bootstrap_mean(lost, group), errors={word: reasons.count(word) for word in sorted(set(reasons))},
-        mean=bootstrap_mean(first.values[known], group[known]) if known.any() else UNKNOWN,
+        failed=mean_interval(lost, group), errors={word: reasons.count(word) for word in sorted(set(reasons))},
+        mean=mean_interval(first.values[known], group[known]) if known.any() else UNKNOWN,
         spread=spread(first.values, group), retest=retest(first.values, second.values, group),
         repeat=agreement(first.values, second.values, group),
         perturbed={change: agreement(first.values, values, group) for change, values in changed.items()},
@@ -129,7 +130,7 @@ def _cost(first: Scores, second: Scores) -> Cost:
     seconds = np.concatenate([first.seconds, second.seconds])
     batch = np.concatenate([first.batches, np.where(second.batches < 0, -1, second.batches + first.batches.max() + 1)])
     kept = (batch >= 0) & ((batch != 0) | (batch.max() == 0))
-    taken = bootstrap_mean(seconds[kept], batch[kept]) if kept.any() else UNKNOWN
+    taken = mean_interval(seconds[kept], batch[kept], verdicts=False) if kept.any() else UNKNOWN
     count = max(1, int((first.batches >= 0).sum()))
     calls = 1.0
     if "comparisons" in first.parts:  # of pairs, each counted at both its members

@@ -44,7 +44,7 @@ def render(card: Card) -> str:
         section("images", "What it prefers", _gallery(card),
                 "Prompts spread evenly over the list, not picked. Left the highest value, right the lowest."),
         section("numbers", "Numbers", f'<div class="numbers">{_numbers(card)}</div>',
-                "Intervals: 95 %, bootstrap over prompts; those of the seconds over batches."),
+                "Intervals: 95 %, over prompts; those of the seconds over batches."),
         section("version", "What was measured", code(card.version)),
     ])  # fmt: skip
     title = f"Reward card: {card.name}"

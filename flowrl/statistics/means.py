@@ -1,0 +1,395 @@
+"""Means of scores with the intervals that every page and table prints; differences are paired by prompt and sample.
+
+Images of one prompt resemble each other, so the unit that is drawn is the prompt: an interval speaks of other prompts
+of the same tasks and other start noise. A task of one prompt alone has its images as units: there it speaks of that
+prompt. Tasks are strata: they stay as they are. None of this covers another training seed; `over_seeds` does, and so
+does `flowrl.statistics.crossed`.
+
+With w_u the share of unit u in its task's images and d_u its mean less the task's,
+
+    variance of a task's mean   v = sum_u w_u² d_u² / (1 - 2 w_u + sum w²)         s²/U where units are of one size
+    degrees of freedom          (tr A)² / tr A² of v = m' A m for units that vary alike   U - 1 where of one size
+    mean of task means          V = sum c_t² v_t, degrees V² / sum((c_t² v_t)² / degrees_t)
+
+and the interval is Student's: mean ± t(degrees) sqrt(V) (Bell and McCaffrey 2002; Satterthwaite 1946).
+
+Verdicts (values that are all 0 or 1) have a spread even where all of them agree. A single task then has Wilson's
+interval (1927), its number of images divided by the design effect of its prompts. Means over several tasks add 2/T
+right and 2/T wrong images to each of T tasks before they take centre and variance (Price and Bonett 2004), differences
+of verdicts 1/(2T) at +1 and at -1; the number printed stays that of the images themselves.
+
+Letters: N values, U units (prompts, or the images of a task's only one), T tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
+from scipy.special import ndtri, stdtrit
+
+from flowrl.statistics.bootstrap import LEVEL, Interval, codes, point
+
+Ends = tuple[float, float]
+"""The least and the largest value that there can be."""
+VERDICTS, CHANGES = (0.0, 1.0), (-1.0, 1.0)
+PRIOR = 0.5  # degrees of freedom that speak for a design effect of 1
+_SINGLE = "single images"  # the stratum of all tasks that have one image each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreRow:
+    """The score of one image: the task and prompt it answers, its sample number under that prompt, and its value."""
+
+    task: str
+    prompt: int | str
+    sample: int
+    value: float | int
+
+
+Rows = Iterable[ScoreRow]
+Key = tuple[str, int | str, int]
+Values = Float[np.ndarray, " n"]
+Units = Int[np.ndarray, " n"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A mean: `centre` and `variance` are those of its interval, with the images that verdicts add."""
+
+    mean: float
+    centre: float
+    variance: float
+    degrees: float
+
+
+def mean_interval(
+    values: ArrayLike, clusters: Sequence[Hashable] | np.ndarray | None = None, *, verdicts: bool = True,
+    level: float = LEVEL,
+) -> Interval:  # fmt: skip
+    """Mean of `values` [N] (booleans count as 0 and 1) with its interval of coverage `level`.
+
+    Args:
+        values: a single task's.
+        clusters: [N] labels; values that share one are one unit. None: each is its own. NaN bounds for a single unit.
+        verdicts: values that are all 0 or 1 are verdicts; False for differences and other numbers that may agree.
+        level: in (0, 1).
+
+    Raises:
+        ValueError: no values, a value that is not finite, a wrong number of clusters, or a level outside (0, 1).
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}: write 95 % as 0.95")
+    value_N = _checked(values)
+    unit_N = np.arange(len(value_N)) if clusters is None else codes(clusters)
+    if len(unit_N) != len(value_N):
+        raise ValueError(f"clusters has {len(unit_N)} labels for {len(value_N)} values: give one for each")
+    ends = VERDICTS if verdicts and _are_verdicts(value_N) else None
+    return _interval([(value_N, unit_N)], [1.0], 1, ends, level)
+
+
+def stratified_score(rows: Rows, *, base: Rows | None = None) -> Interval:
+    """GenEval's overall score: the mean over tasks of the mean over a task's images ("macro"), with its interval.
+
+    Args:
+        rows: of the images.
+        base: those of another model; the score is then the mean of the differences to it, image by image.
+
+    Raises:
+        ValueError: no rows, the same (task, prompt, sample) twice, a value that is not finite, or a row that only one
+            side has.
+    """
+    return score_of(*strata([rows], None if base is None else [base]), by_task=True)
+
+
+def pooled(rows: Rows, *, base: Rows | None = None) -> Interval:
+    """The mean over all images whatever their task ("micro"), tasks as strata; otherwise as `stratified_score`."""
+    return score_of(*strata([rows], None if base is None else [base]), by_task=False)
+
+
+def task_scores(rows: Rows, *, base: Rows | None = None) -> dict[str, Interval]:
+    """The mean of every task with its interval, tasks in alphabetical order; otherwise as `stratified_score`."""
+    parts, ends = strata([rows], None if base is None else [base], join=False)
+    return {
+        name: _interval([(value_SN[0], unit_N)], [1.0], 1, ends, LEVEL) for name, (value_SN, unit_N) in parts.items()
+    }
+
+
+def claim(rows: Rows) -> str:
+    """What the intervals of these rows speak of, to follow "the interval speaks of"."""
+    prompts: dict[str, set[int | str]] = {}
+    images: dict[str, int] = {}
+    for row in rows:
+        prompts.setdefault(row.task, set()).add(row.prompt)
+        images[row.task] = images.get(row.task, 0) + 1
+    alone = [task for task, found in prompts.items() if len(found) == 1 and images[task] > 1]
+    if not alone:
+        return "prompts of this kind"
+    if len(alone) == len(prompts):
+        return "these prompts"
+    return f"prompts of this kind, but of {', '.join(sorted(alone))} of the one prompt there"
+
+
+def unknown_because(rows: Rows) -> str:
+    """Why `stratified_score` and `pooled` have no bounds for these rows; "" where they have."""
+    listed = list(rows)
+    parts, _ = strata([listed])
+    if all(len(unit_N) > 1 for _, unit_N in parts.values()):
+        return ""
+    tasks = {row.task for row in listed}
+    return "there is a single image" if len(tasks) == 1 else "one task has a single image, whose spread is unknown"
+
+
+def paired_rows(before: Rows, after: Rows) -> list[ScoreRow]:
+    """One row for each (task, prompt, sample), its value the difference after - before.
+
+    Raises:
+        ValueError: the same key twice on one side, or a key that only one side has.
+    """
+    before_of, after_of = by_key(before), by_key(after)
+    lonely = before_of.keys() ^ after_of.keys()
+    if lonely:
+        example = min(lonely, key=str)
+        raise ValueError(
+            f"{len(lonely)} rows have no partner, such as (task, prompt, sample) = {example} "
+            f"({'before' if example in before_of else 'after'} only): score the same prompts and samples on both "
+            "sides, or drop what one side lacks before pairing"
+        )
+    return [
+        ScoreRow(
+            task=row.task, prompt=row.prompt, sample=row.sample, value=float(after_of[key].value) - float(row.value)
+        )
+        for key, row in before_of.items()
+    ]
+
+
+def partners(*sides: Rows) -> list[list[ScoreRow]]:
+    """The rows of every side whose (task, prompt, sample) all other sides have too, in the first one's order."""
+    tables = [by_key(side) for side in sides]
+    shared = [key for key in tables[0] if all(key in table for table in tables)]
+    return [[table[key] for key in shared] for table in tables]
+
+
+def over_seeds(score_of_seed: ArrayLike) -> Interval:
+    """Mean over S independent training runs with Student's t interval: mean ± t(0.95, S-1) · s / sqrt(S).
+
+    `score_of_seed` holds one number per seed: a score, or a difference to the run's own start. It speaks of other
+    trainings, judged by the same prompts and start noise. One seed: NaN bounds.
+
+    Raises:
+        ValueError: no seeds, or a number that is not finite.
+    """
+    value_S = _checked(score_of_seed)
+    mean, count = float(value_S.mean()), len(value_S)
+    half = math.nan
+    if count > 1:
+        half = student_quantile(LEVEL, count - 1) * float(value_S.std(ddof=1)) / math.sqrt(count)
+    return Interval(mean=mean, low=mean - half, high=mean + half)
+
+
+def student_quantile(level: float, degrees: float) -> float:
+    """The t with P(|T| <= t) = level for Student's T with `degrees` degrees of freedom, infinite for the normal's."""
+    upper = (1 + level) / 2
+    return float(stdtrit(degrees, upper)) if math.isfinite(degrees) else float(ndtri(upper))
+
+
+def wilson(mean: float, count: float, quantile: float) -> tuple[float, float]:
+    """Wilson's bounds of a share of `count` verdicts (count > 0, not necessarily whole): where (mean - p)² is
+    quantile² p (1 - p) / count."""
+    square = quantile**2
+    centre = (count * mean + square / 2) / (count + square)
+    half = quantile * math.sqrt(count * mean * (1 - mean) + square / 4) / (count + square)
+    return centre - half, centre + half
+
+
+# ---- what the intervals are made of ----------------------------------------------------------------------------------
+
+
+Stratum = tuple[Float[np.ndarray, " s n"], Units]
+"""Values of a task's images in every run, and the prompt of each image."""
+
+
+def strata(
+    runs: Sequence[Rows], base: Sequence[Rows] | None = None, *, join: bool = True
+) -> tuple[dict[str, Stratum], Ends | None]:
+    """Values and prompts of each task, in alphabetical order, and the ends of verdicts or of their changes.
+
+    Args:
+        runs: [S] the same images (task, prompt, sample).
+        base: [S] those of another model: the values are the differences to it.
+        join: make one stratum of the tasks that have a single image each; their spread then holds that between tasks.
+
+    Raises:
+        ValueError: no rows, the same key twice, runs of different images, a value that is not finite.
+    """
+    listed = [list(run) for run in runs]
+    before = [list(run) for run in base or ()]
+    verdicts = all(_are_verdicts([row.value for row in run]) for run in (*listed, *before))
+    ends = None if not verdicts else VERDICTS if base is None else CHANGES
+    if base is not None:
+        listed = [paired_rows(one, other) for one, other in zip(before, listed, strict=True)]
+    tables = [by_key(run) for run in listed]
+    if not tables or not tables[0]:
+        raise ValueError("no rows to score: give at least one row (task, prompt, sample, value)")
+    if any(table.keys() != tables[0].keys() for table in tables):
+        raise ValueError("the runs were evaluated on different images: give them the same prompts and samples")
+    members: dict[str, list[Key]] = {}
+    for key in sorted(tables[0], key=lambda key: (key[0], str(key[1]), key[2])):
+        members.setdefault(key[0], []).append(key)
+    single = [task for task, keys in members.items() if len(keys) == 1]
+    if join and len(single) > 1:
+        members[_SINGLE] = [members.pop(task)[0] for task in single]
+    return {
+        task: (np.stack([_checked([float(table[key].value) for key in keys]) for table in tables]),
+               codes(key[:2] for key in keys))
+        for task, keys in members.items()
+    }, ends  # fmt: skip
+
+
+def score_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Interval:
+    """The interval of the first run's mean over tasks, else over images, from what `strata` gives."""
+    weights, tasks = weights_of(parts, by_task=by_task)
+    return _interval([(value_SN[0], unit_N) for value_SN, unit_N in parts.values()], weights, tasks, ends, LEVEL)
+
+
+def weights_of(parts: Mapping[str, Stratum], *, by_task: bool) -> tuple[list[float], int]:
+    """What each stratum weighs in the mean over tasks, else in the mean over images; and the number of tasks."""
+    images = [len(unit_N) for _, unit_N in parts.values()]
+    tasks = [count if name == _SINGLE else 1 for name, count in zip(parts, images, strict=True)]
+    counts = tasks if by_task else images
+    return [count / sum(counts) for count in counts], sum(tasks)
+
+
+def added_images(ends: Ends | None, num_tasks: int) -> float:
+    """Images that are added at each end to each of several tasks."""
+    return {VERDICTS: 2.0, CHANGES: 0.5}[ends] / num_tasks if ends else 0.0
+
+
+def part_of(value_N: Values, unit_N: Units, ends: Ends | None, extra: float) -> Part:
+    """Mean and variance of a task; NaN variance for a single image.
+
+    Args:
+        value_N: of its images.
+        unit_N: the unit of each, as 0, 1, 2, …; a single one is replaced by the images.
+        ends: of verdicts or their changes; None adds no images.
+        extra: images that are added at each end.
+    """
+    mean, count = float(value_N.mean()), len(value_N)
+    unit_N = unit_N if unit_N.max() > 0 else np.arange(count)
+    size_U = np.bincount(unit_N).astype(np.float64)
+    units = len(size_U)
+    if units == 1:
+        return Part(mean=mean, centre=mean, variance=math.nan, degrees=math.nan)
+    added = extra if ends is not None else 0.0
+    whole = count + 2 * added
+    centre = mean if ends is None else (count * mean + added * sum(ends)) / whole
+    offset_U = np.bincount(unit_N, weights=value_N - centre) / size_U
+    variance = float((_scale(size_U / whole) * offset_U**2).sum())
+    if ends is not None:
+        variance += added * sum((end - centre) ** 2 for end in ends) / whole**2
+    if ends == VERDICTS:  # units whose images all agree vary most
+        variance = min(variance, centre * (1 - centre) * float((size_U**2).sum()) / (count * whole))
+    return Part(mean=mean, centre=centre, variance=variance, degrees=_degrees(size_U / count) + 2 * added)
+
+
+def combined(parts: Sequence[Part], weights: Sequence[float]) -> Part:
+    """The weighted mean of independent parts."""
+    shares = [weight**2 * part.variance for weight, part in zip(weights, parts, strict=True)]
+    squares = sum(share**2 / part.degrees for share, part in zip(shares, parts, strict=True))
+    return Part(
+        mean=sum(weight * part.mean for weight, part in zip(weights, parts, strict=True)),
+        centre=sum(weight * part.centre for weight, part in zip(weights, parts, strict=True)),
+        variance=sum(shares), degrees=sum(shares) ** 2 / squares if squares > 0 else math.inf,
+    )  # fmt: skip
+
+
+def student(part: Part, ends: Ends | None = None, level: float = LEVEL) -> Interval:
+    """Student's interval; NaN bounds where the variance is unknown."""
+    if not math.isfinite(part.variance):
+        return point(part.mean)
+    half = student_quantile(level, part.degrees) * math.sqrt(part.variance)
+    return bounded(part.mean, part.centre - half, part.centre + half, ends)
+
+
+def bounded(mean: float, low: float, high: float, ends: Ends | None) -> Interval:
+    """An interval within `ends` that holds its mean."""
+    if ends is not None:
+        low, high = max(low, ends[0]), min(high, ends[1])
+    return Interval(mean=mean, low=min(low, mean), high=max(high, mean))
+
+
+def by_key(rows: Rows) -> dict[Key, ScoreRow]:
+    """Rows by (task, prompt, sample).
+
+    Raises:
+        ValueError: a key appears twice.
+    """
+    keyed: dict[Key, ScoreRow] = {}
+    for row in rows:
+        key = (row.task, row.prompt, row.sample)
+        if key in keyed:
+            raise ValueError(f"(task, prompt, sample) = {key} appears twice: number the samples of a prompt 0, 1, 2, …")
+        keyed[key] = row
+    return keyed
+
+
+def _are_verdicts(values: ArrayLike) -> bool:
+    return bool(np.isin(np.asarray(values, dtype=np.float64), VERDICTS).all())
+
+
+def _interval(
+    tasks: Sequence[tuple[Values, Units]], weights: Sequence[float], num_tasks: int, ends: Ends | None, level: float
+) -> Interval:
+    if num_tasks == 1 and ends == VERDICTS:
+        return _share(*tasks[0], level)
+    extra = added_images(ends, num_tasks)
+    return student(combined([part_of(*task, ends, extra) for task in tasks], weights), ends, level)
+
+
+def _share(value_N: Values, unit_N: Units, level: float) -> Interval:
+    """The share of right images of one task with Wilson's interval, images divided by the design effect of prompts.
+
+    The effect is what the spread of prompts is to that of independent images, drawn to 1 by half a degree of freedom:
+    prompts that happen to agree do not show that theirs is none.
+    """
+    part, count = part_of(value_N, unit_N, None, 0.0), float(len(value_N))
+    if not math.isfinite(part.variance):
+        return point(part.mean)
+    if unit_N.max() == 0 or int(np.bincount(unit_N).max()) == 1:  # images alone: their share says all of their spread
+        return bounded(part.mean, *wilson(part.mean, count, student_quantile(level, math.inf)), VERDICTS)
+    independent = part.mean * (1 - part.mean) / count
+    effect = part.variance / independent if independent > 0 else 1.0
+    degrees = part.degrees + PRIOR
+    effect += (1.0 - effect) * PRIOR / degrees
+    return bounded(part.mean, *wilson(part.mean, count / effect, student_quantile(level, degrees)), VERDICTS)
+
+
+def _scale(share_U: Values) -> Values:
+    """What the squares of units' offsets count, so that units that vary alike give the variance without bias."""
+    return np.asarray(share_U**2 / (1 - 2 * share_U + (share_U**2).sum()))
+
+
+def _degrees(share_U: Values) -> float:
+    """(tr A)² / tr A² with A = (1 - w e') D (1 - e w'), D the diagonal of `_scale`, w the shares and e ones."""
+    scale_U = _scale(share_U)
+    total, squares, cross = float(scale_U.sum()), float((share_U**2).sum()), float((scale_U * share_U).sum())
+    trace = total - 2 * cross + total * squares
+    own = float((scale_U**2).sum()) + 2 * float((scale_U * (total * share_U**2 - 2 * scale_U * share_U)).sum())
+    mixed = (
+        2 * float((scale_U**2).sum()) * squares + 2 * cross**2 + (total * squares) ** 2 - 4 * total * squares * cross
+    )
+    return trace**2 / (own + mixed)
+
+
+def _checked(values: ArrayLike) -> Values:
+    value_N = np.asarray(values, dtype=np.float64)
+    if value_N.ndim != 1 or len(value_N) == 0:
+        raise ValueError(f"values must be one list of at least one number, got the shape {value_N.shape}")
+    if not np.isfinite(value_N).all():
+        index = int(np.flatnonzero(~np.isfinite(value_N))[0])
+        raise ValueError(f"values must be finite, but number {index} is {value_N[index]}: drop failed items first")
+    return value_N

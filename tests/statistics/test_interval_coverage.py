@@ -1,0 +1,64 @@
+"""A short look at what `tests/trials/interval_coverage.py` measures in full: do intervals cover what they say?"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from interval_coverage import (
+    WORLD,
+    Design,
+    comparison_rates,
+    design,
+    reward_coverage,
+    score_coverage,
+    score_over_seeds_coverage,
+)
+
+LOW, HIGH = 0.93, 0.97
+
+
+def assert_covers(rate: float, repetitions: int, low: float = LOW, high: float = HIGH) -> None:
+    """A rate between the bounds but for three of its standard errors."""
+    slack = 3 * math.sqrt(0.05 * 0.95 / repetitions)
+    assert low - slack <= rate <= high + slack
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        design(20, 4, 0.3), design(10, 4, 0.5), design(5, 4, 0.3), design(10, 1, 0.0, (0.98,) * 6),
+        Design(name="world", layout=WORLD, icc=0.3),
+    ],
+    ids=lambda asked: asked.name,
+)  # fmt: skip
+def test_scores_cover_other_prompts_of_the_kind(asked: Design) -> None:
+    rates = score_coverage(asked, 200, np.random.default_rng(1))
+    for name in ("score", "mean over images"):
+        assert_covers(rates[name], 200)
+    # Shares of few images have steps, and changes of few verdicts: they may cover more, never less.
+    assert_covers(rates["tasks"], 200, high=0.985)
+    assert_covers(rates["change"], 200, high=1.0)
+    assert rates["least task"] > 0.85
+
+
+def test_the_images_of_single_prompts_cover_these_prompts() -> None:
+    assert_covers(score_coverage(design(1, 40, 0.0), 200, np.random.default_rng(2))["score"], 200)
+
+
+def test_a_reward_covers_where_tasks_differ_and_prompts_are_of_unequal_size() -> None:
+    assert_covers(reward_coverage(((5, 16), (40, 2)), 200, np.random.default_rng(3)), 200)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("run_sd", [0.0, 0.2])
+def test_methods_that_are_one_are_told_apart_in_5_of_100(seeds: int, run_sd: float) -> None:
+    rates = comparison_rates(((5, 2),) * 6, seeds, run_sd, 150, np.random.default_rng(4))
+    assert_covers(1 - rates["false positives"], 150)
+    assert_covers(rates["over seeds"], 150)
+    assert_covers(rates["over seeds and prompts"], 150, high=0.985)
+
+
+def test_scores_cover_other_seeds_and_prompts() -> None:
+    assert_covers(score_over_seeds_coverage(((10, 2),) * 6, 3, 0.1, 100, np.random.default_rng(5)), 100)

@@ -1,0 +1,218 @@
+"""How often 95 % intervals hold the truth, and how often `compare` finds a difference between methods that are one.
+
+    python tests/trials/interval_coverage.py --out docs/statistics/coverage.json
+
+Evaluations of six tasks are drawn whose truth is known; their intervals are those of the pages and tables. A share of
+verdicts has steps: with ten images of one prompt each, no interval holds 0.98 in 95 of 100 evaluations, some do in 82
+and the next in 98.
+
+Letters: T tasks, P prompts, K images of a prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from origin import origin
+
+from flowrl.progress import progress
+from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.crossed import estimate_of
+from flowrl.statistics.means import CHANGES, VERDICTS, Stratum, score_of
+
+MIXED = (0.97, 0.75, 0.6, 0.8, 0.3, 0.35)
+WORLD = ((3, 27), (2, 40), (9, 9), (4, 20), (8, 10), (24, 3))
+"""Prompts of each task of the embedded world's held-out list, and about the images of each."""
+LATENT = (1.9, 0.7, 0.25, 0.85, -0.5, -0.4)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Design:
+    """An evaluation: prompts and images of each task, shares of right images, and how alike a prompt's images are.
+
+    Attributes:
+        layout: (P, K) of each task.
+        means: share of right images of each task.
+        icc: correlation of two verdicts of one prompt, of prompts drawn from a beta distribution; 0 where alike.
+    """
+
+    name: str
+    layout: tuple[tuple[int, int], ...]
+    means: tuple[float, ...] = MIXED
+    icc: float = 0.0
+
+
+def design(prompts: int, images: int, icc: float, means: tuple[float, ...] = MIXED) -> Design:
+    """Six tasks of one size."""
+    shown = "" if means == MIXED else f", p {means[0]}"
+    return Design(name=f"{prompts} x {images}, icc {icc:g}{shown}", layout=((prompts, images),) * 6, means=means,
+                  icc=icc)  # fmt: skip
+
+
+DESIGNS = (
+    design(92, 4, 0.5), design(40, 1, 0.3), design(20, 4, 0.3), design(19, 4, 0.3), design(10, 4, 0.0),
+    design(10, 4, 0.3), design(10, 4, 0.5), design(5, 4, 0.3), design(40, 1, 0.0, (0.98,) * 6),
+    design(10, 1, 0.0, (0.98,) * 6), design(10, 1, 0.0, (0.5,) * 6),
+    *(Design(name=f"3 to 24 prompts a task, icc {icc:g}", layout=WORLD, icc=icc) for icc in (0.0, 0.1, 0.3)),
+    design(1, 40, 0.0), design(10, 4, 0.3, (0.98,) * 6), design(5, 40, 0.3),
+)  # fmt: skip
+
+
+def parts_of(*runs: Sequence[np.ndarray]) -> dict[str, Stratum]:
+    """Strata of runs, each a table [P, K] for every task."""
+    return {
+        f"task {task}": (
+            np.stack([table.ravel().astype(np.float64) for table in tables]),
+            np.repeat(np.arange(len(tables[0])), tables[0].shape[1]),
+        )
+        for task, tables in enumerate(zip(*runs, strict=True))
+    }
+
+
+def holds(interval: Interval, truth: float) -> bool:
+    """Whether an interval, which must be known, holds the truth."""
+    assert interval.known
+    return interval.low - 1e-12 <= truth <= interval.high + 1e-12
+
+
+def score_coverage(asked: Design, repetitions: int, rng: np.random.Generator) -> dict[str, float]:
+    """Coverage of the score, of its tasks (their mean, least and largest), of the mean over images, and of a change.
+
+    The change is that to a second model with the same true shares, whose verdicts agree with the first one's in half of
+    the images but for chance.
+    """
+    sizes = np.array([prompts * images for prompts, images in asked.layout])
+    truth, micro = float(np.mean(asked.means)), float(np.dot(sizes, asked.means) / sizes.sum())
+    hits, tasks = np.zeros(3), np.zeros(len(asked.layout))
+    for _ in range(repetitions):
+        before, after = [], []
+        for (prompts, images), mean in zip(asked.layout, asked.means, strict=True):
+            share = np.full((prompts, 1), mean)
+            if asked.icc:
+                whole = 1 / asked.icc - 1
+                share = rng.beta(mean * whole, (1 - mean) * whole, size=(prompts, 1))
+            drawn = rng.random((2, prompts, images))
+            drawn[1] = np.where(rng.random((prompts, images)) < 0.5, drawn[0], drawn[1])
+            before.append(drawn[0] < share)
+            after.append(drawn[1] < share)
+        first = parts_of(before)
+        change = parts_of([np.subtract(b, a, dtype=np.float64) for a, b in zip(before, after, strict=True)])
+        hits += (holds(score_of(first, VERDICTS, by_task=True), truth),
+                 holds(score_of(first, VERDICTS, by_task=False), micro),
+                 holds(score_of(change, CHANGES, by_task=True), 0.0))  # fmt: skip
+        tasks += [
+            holds(score_of({name: part}, VERDICTS, by_task=True), mean)
+            for (name, part), mean in zip(first.items(), asked.means, strict=True)
+        ]
+    tasks /= repetitions
+    named = dict(zip(("score", "mean over images", "change"), hits / repetitions, strict=True))
+    return named | {"tasks": tasks.mean(), "least task": tasks.min(), "largest task": tasks.max()}
+
+
+def reward_coverage(layout: Sequence[tuple[int, int]], repetitions: int, rng: np.random.Generator) -> float:
+    """Coverage of the mean over images of a reward whose level and prompts differ between tasks of unequal sizes."""
+    sizes = np.array([prompts * images for prompts, images in layout])
+    level = np.arange(len(layout), dtype=np.float64)
+    truth, hits = float(sizes @ level / sizes.sum()), 0
+    for _ in range(repetitions):
+        found = [
+            mean + rng.normal(0, 0.5, (prompts, 1)) + rng.normal(0, 0.5, (prompts, images))
+            for mean, (prompts, images) in zip(level, layout, strict=True)
+        ]
+        hits += holds(score_of(parts_of(found), None, by_task=False), truth)
+    return hits / repetitions
+
+
+def trainings(
+    layout: Sequence[tuple[int, int]], methods: int, seeds: int, run_sd: float, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Verdicts [methods, seeds, P, K] of each task: trainings of methods that are one, on the same prompts and noise.
+
+    An image is right where its latent number is positive: the task's level, the prompt (standard deviation 0.7), the
+    start noise (1), the training (run_sd), the training's way with the prompt (0.3) and with the image (0.7).
+    """
+    training = rng.normal(0, run_sd, (methods, seeds, 1, 1))
+    return [
+        level + rng.normal(0, 0.7, (prompts, 1)) + rng.normal(0, 1, (prompts, images)) + training
+        + rng.normal(0, 0.3, (methods, seeds, prompts, 1)) + rng.normal(0, 0.7, (methods, seeds, prompts, images)) > 0
+        for level, (prompts, images) in zip(LATENT, layout, strict=True)
+    ]  # fmt: skip
+
+
+def comparison_rates(
+    layout: Sequence[tuple[int, int]], seeds: int, run_sd: float, repetitions: int, rng: np.random.Generator
+) -> dict[str, float]:
+    """False positives at 5 % of two methods that are one, and how often the intervals hold 0."""
+    found = np.zeros(3)
+    spread = []
+    for _ in range(repetitions):
+        tables = [
+            np.subtract(after, before, dtype=np.float64) for before, after in trainings(layout, 2, seeds, run_sd, rng)
+        ]
+        difference = estimate_of(parts_of(*zip(*tables, strict=True)), CHANGES, by_task=True)
+        found += (difference.p < 0.05, holds(difference.seeds, 0.0), holds(difference.interval, 0.0))
+        half = difference.seeds.high - difference.mean
+        spread.append(half)
+    named = dict(zip(("false positives", "over seeds", "over seeds and prompts"), found / repetitions, strict=True))
+    return named | {"mean half width of seeds": float(np.mean(spread))}
+
+
+def score_over_seeds_coverage(
+    layout: Sequence[tuple[int, int]], seeds: int, run_sd: float, repetitions: int, rng: np.random.Generator
+) -> float:
+    """Coverage of the score of other trainings on other prompts."""
+    # Standard normal levels: the share of right images is that of the sum of all effects.
+    total = (0.7**2 + 1 + run_sd**2 + 0.3**2 + 0.7**2) ** 0.5
+    draws = rng.normal(size=1_000_000)
+    truth = float(np.mean([np.mean(draws < level / total) for level in LATENT]))
+    hits = 0
+    for _ in range(repetitions):
+        tables = [one for (one,) in trainings(layout, 1, seeds, run_sd, rng)]
+        hits += holds(estimate_of(parts_of(*zip(*tables, strict=True)), VERDICTS, by_task=True).interval, truth)
+    return hits / repetitions
+
+
+def main() -> None:
+    """Measures everything and writes it."""
+    parser = argparse.ArgumentParser(description="Coverage of intervals and false positives of comparisons.")
+    parser.add_argument("--out", type=Path, default=Path("coverage.json"), metavar="PATH", help="file to write")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--repetitions", type=int, default=2000, metavar="N", help="evaluations of a design")
+    parser.add_argument("--comparisons", type=int, default=1000, metavar="N", help="comparisons of a design")
+    asked = parser.parse_args()
+    layouts = {"10 x 2": ((10, 2),) * 6, "5 x 4": ((5, 4),) * 6, "3 to 24 prompts a task": WORLD}
+    pairs = [(name, seeds, run_sd) for name in layouts for seeds in (3, 5) for run_sd in (0.0, 0.05, 0.1, 0.2)]
+    found: dict[str, object] = {"origin": origin(), "asked": {k: str(v) for k, v in vars(asked).items()}}
+    with progress("designs", len(DESIGNS) + 1 + len(pairs)) as advance:
+        scores = []
+        for number, one in enumerate(DESIGNS):
+            rates = score_coverage(one, asked.repetitions, np.random.default_rng([asked.seed, 0, number]))
+            scores.append(asdict(one) | {name: round(float(rate), 4) for name, rate in rates.items()})
+            advance(one.name)
+        found["evaluations"] = scores
+        rng = np.random.default_rng([asked.seed, 1])
+        found["rewards"] = {
+            name: reward_coverage(layout, asked.repetitions, rng)
+            for name, layout in (("3 to 24 prompts a task", WORLD), ("5 to 40 prompts a task", ((5, 16), (40, 2))))
+        }
+        advance("rewards")
+        compared = []
+        for number, (name, seeds, run_sd) in enumerate(pairs):
+            rng = np.random.default_rng([asked.seed, 2, number])
+            rates = comparison_rates(layouts[name], seeds, run_sd, asked.comparisons, rng)
+            rates["score"] = score_over_seeds_coverage(layouts[name], seeds, run_sd, asked.comparisons, rng)
+            compared.append({"layout": name, "seeds": seeds, "run_sd": run_sd}
+                            | {key: round(float(rate), 4) for key, rate in rates.items()})  # fmt: skip
+            advance(f"{name}, {seeds} seeds, {run_sd:g}")
+        found["comparisons"] = compared
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
