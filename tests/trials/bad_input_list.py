@@ -148,14 +148,13 @@ def _prompts() -> Iterator[Trial]:
     yield Trial(
         name="a prompt of a megabyte",
         words=[*TRAIN, "prompts.train=long.txt", "out=new", "num_iterations=1"],
-        expect="works",
+        says=("long.txt",),
         prepare=written("long.txt", "red " * 250_000),
-        changes=("new",),
     )
     yield Trial(
         name="evaluation on training prompts",
         expect="works",
-        says=("train",),
+        says=("trained on",),
         changes=("new",),
         words=[*TRAIN, "prompts.eval=prompts.txt", "out=new", "num_iterations=1"],
     )
@@ -170,6 +169,7 @@ def _prompts() -> Iterator[Trial]:
         name="scored image bomb",
         words=["reward", "score", "jpeg_compressibility", "images", "--prompt=a"],
         says=("bomb.png",),
+        expect="works",  # the other images have their scores
         prepare=with_bomb,
         changes=("scores.csv",),
     )

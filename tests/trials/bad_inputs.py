@@ -61,9 +61,8 @@ def verdict(trial: Trial, answer: Answer, before: dict[str, str], after: dict[st
         return "refused, but it is right"
     if not answer.said.strip():
         return "not one word"
-    refused = answer.code != 0
     said = answer.said.lower()
-    if refused and trial.expect != "works":
+    if answer.code != 0 or trial.expect == "works":
         for word in trial.says:
             if not any(one.lower() in said for one in word.split("|")):
                 return f"does not name {word}"
