@@ -41,14 +41,7 @@ from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.drift import KL_PROMPTS, spread, velocity_distance
 from flowrl.training.heldout import evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, clock, make_optimizer
-from flowrl.training.parts import (
-    at_eval_size,
-    encode_everything,
-    eval_schedule,
-    evaluated_rewards,
-    evaluation_rewards,
-    load_parts,
-)
+from flowrl.training.parts import at_eval_size, encode_everything, eval_schedule, evaluation_rewards, load_parts
 from flowrl.training.prompting import RunPrompts, encode_prompts, guided
 from flowrl.training.reward_watch import RewardWatch
 from flowrl.training.run import Run
@@ -251,10 +244,8 @@ class Loop:
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in self.seconds.items()}
         row |= {"seconds": round(seconds, 4)} | self.budget.row()
         largest = largest_weight(self.policy.parameters.values())
-        scale = "loss_scale_log2"  # of float16: it changes where an update was left out
-        left_out = self.config.pipeline.dtype == "float16" and self.counters.get(scale) != self._before[0].get(scale)
         found = iteration_warnings(
-            self.counters["watch"], row, self.scorer.reward_B, self.config, updated=not left_out, largest_weight=largest
+            self.counters["watch"], row, self.scorer.reward_B, self.config, largest_weight=largest
         )  # fmt: skip
         say(self.run, self.counters["watch"], found, iteration, moment=iteration)
         self.run.log({"iteration": iteration} | row | ({"warnings": found} if found else {}))
@@ -298,9 +289,9 @@ class Loop:
             batch_size=settings.batch_size,
         )  # fmt: skip
         row |= self.budget.row() | {"seconds/eval": round(time.perf_counter() - begun, 4)}
-        trained = len(evaluated_rewards(self.scorer.reward))
-        held_out = () if self.measured is None else self.measured.keys[trained:]
-        found = evaluation_warnings(self.counters["watch"], row, held_out)
+        held_out = len(settings.rewards)  # they come last of those that are measured
+        names = self.measured.keys[-held_out:] if self.measured is not None and held_out else ()
+        found = evaluation_warnings(self.counters["watch"], row, names)
         say(self.run, self.counters["watch"], found, iteration, moment=self.counters["watch"]["evaluations"])
         self.run.log({"iteration": iteration, **row} | ({"warnings": found} if found else {}))
         self._evaluated = iteration

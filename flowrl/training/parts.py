@@ -14,7 +14,6 @@ from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.lora import Policy
 from flowrl.prompts.loading import Prompt, load_prompts
-from flowrl.rewards import Reward
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.samplers import Kernel
 from flowrl.training.prompting import RunPrompts, encode_all
@@ -118,13 +117,10 @@ def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.d
     A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
     """
     more = build_weighted_sum(config.eval.rewards, device=device) if config.eval.rewards else None
-    members = evaluated_rewards(reward) + list(more.rewards if more else ())
+    members = [r for r in reward.rewards if r.kind not in ("groupwise", "pairwise")] + list(
+        more.rewards if more else ()
+    )
     return weighted_sum(members, [1.0] * len(members)) if members else None
-
-
-def evaluated_rewards(reward: WeightedSum) -> list[Reward]:
-    """The trained rewards that evaluations measure, the first of what they measure."""
-    return [one for one in reward.rewards if one.kind not in ("groupwise", "pairwise")]
 
 
 def model_location(model: str) -> str:

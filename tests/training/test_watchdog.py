@@ -163,7 +163,6 @@ def test_a_gradient_of_zero_is_said_where_there_is_something_to_learn(config: Tr
     assert found_in(config, grad_norm=0.0, live_rows=8, zero_std_ratio=1.0) == {}  # no group has contrast
     assert found_in(config, grad_norm=1e-9, live_rows=8) == {}
     assert found_in(config, None, live_rows=8) == {}
-    assert iteration_warnings(new_history(), {"grad_norm": 0.0, "live_rows": 8}, EVEN, config, updated=False) == {}
 
 
 def test_images_of_one_colour_are_said_where_they_are_most(config: TrainConfig) -> None:
