@@ -47,6 +47,7 @@ from flowrl.training.reward_watch import RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups
 from flowrl.training.watchdog import (
+    MOSTLY,
     evaluation_warnings,
     iteration_warnings,
     keep_good_lora,
@@ -202,6 +203,11 @@ class Loop:
         reason = self.watch.complaint(reward_B, self.iteration, self.scorer.all_errors())
         if not reason:
             return
+        constant = self.scorer.image_row().get("constant_ratio", 0.0)
+        if constant > MOSTLY:
+            reason = (
+                f"{constant:.0%} of the images have one colour: the policy has left what the model can draw; {reason}"
+            )
         before, memory = self._before
         # A recipe that updates while it samples has moved the policy: what is left of before is the last checkpoint.
         if self.iteration > self.first and self.counters["updates"] == before["updates"]:
