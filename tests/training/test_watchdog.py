@@ -377,7 +377,7 @@ def test_a_reward_of_images_of_one_colour_is_not_blamed_alone(
     monkeypatch.setattr(Toy, "decode", lambda self, latents, *, gradient=False: latents.float() * 0 + 1)
     assert main(["train", str(toy), f"out={toy.parent / 'out'}", "num_iterations=4"]) == 1
     shown = " ".join(capsys.readouterr().err.split())
-    assert "100% of the images have one colour: the policy has left what it could draw; the reward was 1" in shown
+    assert "100% of the images have one colour: the policy has left what the model can draw; the reward was 1" in shown
 
 
 def test_an_evaluation_of_broken_images_ends_the_run_before_they_are_saved(
