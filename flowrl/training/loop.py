@@ -47,7 +47,6 @@ from flowrl.training.parts import (
     at_eval_size,
     encode_everything,
     eval_schedule,
-    evaluated_terms,
     evaluation_rewards,
     load_parts,
     tell_cut_prompts,
@@ -58,6 +57,7 @@ from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups
 from flowrl.training.seal import model_of, versions_of
 from flowrl.training.watchdog import (
+    MOSTLY,
     evaluation_warnings,
     iteration_warnings,
     keep_good_lora,
@@ -220,6 +220,11 @@ class Loop:
         reason = self.watch.complaint(reward_B, self.iteration, self.scorer.all_errors())
         if not reason:
             return
+        constant = self.scorer.image_row().get("constant_ratio", 0.0)
+        if constant > MOSTLY:
+            reason = (
+                f"{constant:.0%} of the images have one colour: the policy has left what the model can draw; {reason}"
+            )
         before, memory = self._before
         # A recipe that updates while it samples has moved the policy: what is left of before is the last checkpoint.
         if self.iteration > self.first and self.counters["updates"] == before["updates"]:
@@ -271,9 +276,8 @@ class Loop:
         if self.config.pipeline.dtype == "float16":
             row["loss_scale"] = 2.0 ** self.counters.get("loss_scale_log2", 0)
         largest = largest_weight(self.policy.parameters.values())
-        updated = self.counters["updates"] > self._before[0]["updates"]
         found = iteration_warnings(
-            self.counters["watch"], row, self.scorer.reward_B, self.config, updated=updated, largest_weight=largest
+            self.counters["watch"], row, self.scorer.reward_B, self.config, largest_weight=largest
         )  # fmt: skip
         say(self.run, self.counters["watch"], found, iteration, moment=iteration)
         self.run.log({"iteration": iteration} | row | ({"warnings": found} if found else {}))
@@ -327,9 +331,9 @@ class Loop:
             batch_size=settings.batch_size,
         )  # fmt: skip
         row |= self.budget.row() | {"seconds/eval": round(time.perf_counter() - begun, 4)}
-        trained = len(evaluated_terms(self.scorer.reward))
-        held_out = () if self.measured is None else self.measured.keys[trained:]
-        found = evaluation_warnings(self.counters["watch"], row, held_out)
+        held_out = len(settings.rewards)  # they come last of those that are measured
+        names = self.measured.keys[-held_out:] if self.measured is not None and held_out else ()
+        found = evaluation_warnings(self.counters["watch"], row, names)
         say(self.run, self.counters["watch"], found, iteration, moment=self.counters["watch"]["evaluations"])
         self.run.log({"iteration": iteration, **row} | ({"warnings": found} if found else {}))
         self.counters["evaluated"] = iteration

@@ -14,7 +14,7 @@ from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.lora import Policy, lora_shape
 from flowrl.prompts.loading import Prompt, load_prompts
-from flowrl.rewards.compose import Merge, Term, WeightedSum, build_weighted_sum, weighted_sum
+from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.samplers import Kernel
 from flowrl.training.prompting import RunPrompts, encode_all
 from flowrl.training.sampler_checks import kernel_of
@@ -136,14 +136,10 @@ def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.d
     A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
     """
     more = build_weighted_sum(config.eval.rewards, device=device) if config.eval.rewards else None
-    terms = [*evaluated_terms(reward), *(more.terms if more else ())]
+    trained = [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
+    terms = [*trained, *(more.terms if more else ())]
     labels = [term.entry.label for term in terms]
     return weighted_sum([term.reward for term in terms], [1.0] * len(terms), labels) if terms else None
-
-
-def evaluated_terms(reward: WeightedSum) -> list[Term]:
-    """The trained rewards that evaluations measure, the first of what they measure."""
-    return [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
 
 
 def model_location(model: str) -> str:

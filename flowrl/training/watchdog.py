@@ -112,7 +112,7 @@ def comparable(config: TrainConfig) -> bool:
 
 def iteration_warnings(
     history: dict[str, Any], row: Mapping[str, Any], reward_B: Tensor | None, config: TrainConfig, *,
-    updated: bool = True, largest_weight: float = 0.0,
+    largest_weight: float = 0.0,
 ) -> dict[str, str]:  # fmt: skip
     """What is wrong in an iteration, name -> sentence; `history` takes the iteration in.
 
@@ -121,7 +121,6 @@ def iteration_warnings(
         row: of the iteration's log.
         reward_B: [B] rewards of all processes, groups contiguous, NaN where an image failed; None without images.
         config: of the run.
-        updated: whether every update was taken; float16 leaves one out where its gradient overflows.
         largest_weight: of the LoRA now, in magnitude.
     """
     found = _of_images(history, row, steady=comparable(config))
@@ -138,7 +137,7 @@ def iteration_warnings(
             f"weights of the LoRA reach {largest_weight:.3g}, and those of a useful one stay below {LARGE_WEIGHT:g}: "
             "start again with a lower optim.lr"
         )
-    if updated and row.get("grad_norm") == 0 and row.get("live_rows", 1) > 0 and row.get("zero_std_ratio", 0) < 1:
+    if row.get("grad_norm") == 0 and row.get("live_rows", 1) > 0 and row.get("zero_std_ratio", 0) < 1:
         found["zero_gradient"] = (
             "the gradient is exactly 0 though there are rows to learn from, so nothing is learned: check the scale of "
             "the reward against adv_eps, and the clip range"

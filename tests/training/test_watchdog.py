@@ -163,7 +163,6 @@ def test_a_gradient_of_zero_is_said_where_there_is_something_to_learn(config: Tr
     assert found_in(config, grad_norm=0.0, live_rows=8, zero_std_ratio=1.0) == {}  # no group has contrast
     assert found_in(config, grad_norm=1e-9, live_rows=8) == {}
     assert found_in(config, None, live_rows=8) == {}
-    assert iteration_warnings(new_history(), {"grad_norm": 0.0, "live_rows": 8}, EVEN, config, updated=False) == {}
 
 
 def test_images_of_one_colour_are_said_where_they_are_most(config: TrainConfig) -> None:
@@ -370,6 +369,15 @@ def test_a_diverged_policy_leaves_the_last_lora_whose_images_were_finite(
     breaks(10**6)
     advised = [str(out / "config.yaml"), f"out={again}", f"policy.init_lora={out / 'lora'}", "optim.lr=1e-3"]
     assert main(["train", *advised, "policy.lora_alpha=2", "num_iterations=1"]) == 0  # the toy's files state no alpha
+
+
+def test_a_reward_of_images_of_one_colour_is_not_blamed_alone(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Toy, "decode", lambda self, latents, *, gradient=False: latents.float() * 0 + 1)
+    assert main(["train", str(toy), f"out={toy.parent / 'out'}", "num_iterations=4"]) == 1
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "100% of the images have one colour: the policy has left what the model can draw; the reward was 1" in shown
 
 
 def test_an_evaluation_of_broken_images_ends_the_run_before_they_are_saved(
