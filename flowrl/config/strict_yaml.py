@@ -22,7 +22,7 @@ from flowrl.config.spelling import closest, edit_distance
 
 Setting = TypeVar("Setting")
 
-
+_hints: Any = functools.lru_cache(maxsize=512)(typing.get_type_hints)  # the slowest part of reading a configuration
 MAX_NODES = 100_000
 """Values of one YAML document, aliases written out: a few hundred bytes of them can stand for billions."""
 MAX_CHARACTERS = 1_000_000
@@ -256,12 +256,6 @@ def build(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str =
     if wrong:
         raise ConfigError(_told(wrong, source))
     return _build(cls, data, source, prefix)
-
-
-@functools.lru_cache(maxsize=512)
-def _hints(cls: Hashable) -> dict[str, Any]:
-    """The annotations of a dataclass; finding them out takes longer than all the rest."""
-    return typing.get_type_hints(cls)
 
 
 def _wrong_keys(cls: type[Any], data: Mapping[str, Any], source: Source, prefix: str) -> Iterator[tuple[str, str]]:
