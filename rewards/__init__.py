@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from flowrl.config.options import build_options, unknown_name
+from flowrl.placement import sent
 
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""
@@ -257,14 +258,14 @@ def output_of(
         errors: [B] why an item failed, None where it did not; a failed item without a reason counts as "not_finite".
     """
     device = inputs.images.device
-    numbers = torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float32, device=device)
+    numbers = torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float32)
     valid = torch.isfinite(numbers)
     reasons = errors or [None] * len(values)
     counts = Counter(r or "not_finite" for r, ok in zip(reasons, valid.tolist(), strict=True) if not ok)
     return RewardOutput(
-        values=torch.where(valid, numbers, torch.nan),
-        valid=valid,
-        parts={k: torch.tensor(v, dtype=torch.float32, device=device) for k, v in (parts or {}).items()},
+        values=sent(torch.where(valid, numbers, torch.nan), device),
+        valid=sent(valid, device),
+        parts={k: sent(torch.tensor(v, dtype=torch.float32), device) for k, v in (parts or {}).items()},
         errors=dict(counts),
     )
 
@@ -301,14 +302,16 @@ def to_uint8(images: Float[Tensor, " b 3 h w"]) -> UInt8[np.ndarray, " b h w 3"]
     """
     images = images.detach()
     finite = torch.isfinite(images).flatten(1).all(dim=1)
-    if not bool(finite.all()):
-        broken = torch.nonzero(~finite).flatten().tolist()
+    pixels = (images * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    # Verdict and pixels in one copy: a device is waited for once.
+    copied = torch.cat([finite.to(torch.uint8)[:, None], pixels.flatten(1)], 1).cpu()
+    if not bool(copied[:, 0].all()):
+        broken = torch.nonzero(copied[:, 0] == 0).flatten().tolist()
         raise ValueError(
             f"{len(broken)} of {len(images)} images hold NaN or infinity (first: item {broken[0]}): the policy or the "
             f"decoder has diverged; lower the learning rate or decode in float32."
         )
-    pixels = (images * 255.0).round().clamp(0, 255).to(torch.uint8)
-    return pixels.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    return copied[:, 1:].reshape(pixels.shape).numpy()
 
 
 def load_target(target: str) -> Any:
