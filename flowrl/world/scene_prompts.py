@@ -2,6 +2,11 @@
 
 *Held-out* means: combinations of two_object, colors, position and color_attr that reinforcement learning never trains
 on. single_object and counting have too few combinations to split; there training and evaluation differ in seeds only.
+
+The held-out list has every combination that is held out: 3 single objects, 2 pairs, 9 counts, 4 colours, 8 positions
+and 24 pairs of colours, 50 prompts, each repeated to 80 rows of a task. There are no more: the whole world has 3, 6, 9,
+12, 24 and 72, and one wording, since the embedded models have read no other. Intervals draw these few prompts as if
+from many like them (`flowrl.statistics.means`), which makes them wider than repeated images alone would.
 """
 
 from __future__ import annotations

@@ -146,6 +146,15 @@ def test_the_held_out_list_has_as_many_of_each_task() -> None:
     assert counts == [80] * 6
 
 
+def test_the_held_out_list_has_every_prompt_that_the_world_holds_out() -> None:
+    _, held_out = prompts.split()
+    listed = {task: {r["prompt"] for r in prompts.eval_records() if r["tag"] == task} for task in TASKS}
+    assert listed == {task: {record["prompt"] for record in records} for task, records in held_out.items()}
+    assert [len(listed[task]) for task in TASKS] == [3, 2, 9, 4, 8, 24]  # what intervals have to go by
+    shipped = (ASSETS / "world_heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in shipped] == prompts.eval_records()
+
+
 def test_shapes_do_not_touch_and_stay_inside() -> None:
     rng = np.random.default_rng(3)
     for record in records_of_every_kind(200):
