@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -95,7 +96,7 @@ def _failed(error: BaseException, run: Run, *, begun: bool, kept: bool) -> str:
     A run that had begun gets `error.log`, the error in its manifest, and a report; of any other nothing stays, but its
     folder where it was there before (`kept`).
     """
-    said = told(error, run.folder if begun else None)
+    said = re.sub(r"\s*\n\s*", "; ", told(error, run.folder if begun else None)).rstrip(".")
     if not run.main:
         return said
     if begun:
@@ -106,20 +107,23 @@ def _failed(error: BaseException, run: Run, *, begun: bool, kept: bool) -> str:
             write_report(run.folder)
         way_on = _way_on(run.folder)
     else:
-        for path in run.folder.iterdir():
-            if path.name == "tensorboard":
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        if not kept:
-            run.folder.rmdir()
+        with suppress(OSError):  # a folder that somebody else removed
+            for path in run.folder.iterdir():
+                if path.name == "tensorboard":
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            if not kept:
+                run.folder.rmdir()
         way_on = "Nothing was trained yet, so start again"
-    return f"{said}\n{way_on}" if "\n" in said else f"{said.rstrip('.')}. {way_on}"
+    return f"{said}. {way_on}"
 
 
 def _has_begun(folder: Path) -> bool:
     """Whether a run folder holds more than what every run starts with."""
-    return bool({path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", ".lock", "tensorboard"})
+    return folder.is_dir() and bool(
+        {path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", ".lock", "tensorboard"}
+    )
 
 
 def _way_on(folder: Path) -> str:
