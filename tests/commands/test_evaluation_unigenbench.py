@@ -397,7 +397,7 @@ def test_bad_words_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lacks 26 test points"):
         read_wording("en", None, str(definitions))
     definitions.write_text('["Style"]')
-    with pytest.raises(ValueError, match="must be an object"):
+    with pytest.raises(ValueError, match="must hold an object"):
         read_wording("en", None, str(definitions))
 
 

@@ -421,7 +421,7 @@ def test_a_folder_without_a_head_is_refused(head_folder: Path, tmp_path: Path) -
     copy = tmp_path / "copy"
     shutil.copytree(head_folder, copy)
     config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
-    for text, message in (("{", "is not JSON"), ("[]", "does not describe a head"),
+    for text, message in (("{", "is not JSON"), ("[]", "must hold an object"),
                           (json.dumps(config | {"temperature": -1.0}), "does not describe a head")):  # fmt: skip
         (copy / "config.json").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=message):

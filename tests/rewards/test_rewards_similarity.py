@@ -208,7 +208,7 @@ def test_similarity_errors(dino: Path, tmp_path: Path) -> None:
             reward_options("similarity", {"references": str(tmp_path / name)})
     (tmp_path / "broken.json").write_text("{")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"references": str(tmp_path / "broken.json")}, "is not JSON"),
+        ({"references": str(tmp_path / "broken.json")}, "not valid JSON"),
         ({"references": str(empty)}, "holds no images"),
         ({"references": "./nowhere"}, "which is none of them"),
         ({"features": "clip", "pooling": "mean"}, "pooling is for features dinov2"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -113,6 +114,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     said = told(error, run.folder if begun else None)
     if not run.main or (resumed and not begun):
         return said
+    said = re.sub(r"\s*\n\s*", "; ", said).rstrip(".")
     if begun:
         with suppress(Exception):  # on a full disk, say: what counts is the reason for the end
             run.note(failed=time.strftime("%Y-%m-%dT%H:%M:%S%z"), error=explain(error))
@@ -121,20 +123,23 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
             write_report(run.folder)
         way_on = _way_on(run.folder)
     else:
-        for path in run.folder.iterdir():
-            if path.name == "tensorboard":
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        if not kept:
-            run.folder.rmdir()
+        with suppress(OSError):  # a folder that somebody else removed
+            for path in run.folder.iterdir():
+                if path.name == "tensorboard":
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            if not kept:
+                run.folder.rmdir()
         way_on = "Nothing was trained yet, so start again"
-    return f"{said}\n{way_on}" if "\n" in said else f"{said.rstrip('.')}. {way_on}"
+    return f"{said}. {way_on}"
 
 
 def _has_begun(folder: Path) -> bool:
     """Whether a run folder holds more than what every run starts with."""
-    return bool({path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, "tensorboard"})
+    return folder.is_dir() and bool(
+        {path.name for path in folder.iterdir()} - {"config.yaml", "manifest.json", LOCK, "tensorboard"}
+    )
 
 
 def _way_on(folder: Path) -> str:

@@ -96,7 +96,7 @@ def test_rubrics_refused(tmp_path: Path) -> None:
         ([good, {"text": "b", "weight": True}], r"rules\.1\.weight must be a finite number, got True"),
         ([{"text": "b", "answer": "maybe"}], r"rules\.0\.answer must be one of yes, no"),
         ([{"text": "b", "weight": -1}], r"rules\.0: weight is -1\.0: it must be above 0"),
-        ([{"text": "b", "weight": math.nan}], r"rules\.0\.weight must be a finite number, got nan"),
+        ([{"text": "b", "weight": math.nan}], "JSON knows no NaN: write a number"),
     ]
     for rules, message in cases:
         with pytest.raises(ValueError, match=message):
