@@ -187,7 +187,7 @@ def main() -> None:
     asked = parser.parse_args()
     layouts = {"10 x 2": ((10, 2),) * 6, "5 x 4": ((5, 4),) * 6, "3 to 24 prompts a task": WORLD}
     pairs = [(name, seeds, run_sd) for name in layouts for seeds in (3, 5) for run_sd in (0.0, 0.05, 0.1, 0.2)]
-    found: dict[str, object] = {"origin": origin(), "asked": {k: str(v) for k, v in vars(asked).items()}}
+    found: dict[str, object] = {"origin": origin(), "asked": {k: v for k, v in vars(asked).items() if k != "out"}}
     with progress("designs", len(DESIGNS) + 1 + len(pairs)) as advance:
         scores = []
         for number, one in enumerate(DESIGNS):
