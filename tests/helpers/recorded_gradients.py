@@ -16,7 +16,7 @@ def recorded_gradients(patch: pytest.MonkeyPatch) -> list[Tensor]:
     seen: list[Tensor] = []
     apply = GradientSum.apply
 
-    def record(self: GradientSum, *arguments: Any) -> Tensor:
+    def record(self: GradientSum, *arguments: Any) -> Tensor | None:
         seen.append(torch.cat([total.flatten() for total in self.total]))
         return apply(self, *arguments)
 

@@ -15,7 +15,7 @@ from toy_pipeline import QuickRun, write_toy
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
-from flowrl.training import devices, learner
+from flowrl.training import learner
 from flowrl.training.devices import peak_memory_gib
 from flowrl.training.learner import GradientSum, Statistics, clock
 
@@ -36,7 +36,7 @@ class Gpu:
 def test_a_stage_is_booked_with_the_work_that_it_asked_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, seconds = Gpu(), defaultdict[str, float](float)
     monkeypatch.setattr(learner, "time", gpu)
-    monkeypatch.setattr(devices.torch.accelerator, "synchronize", gpu.synchronize)
+    monkeypatch.setattr(torch.accelerator, "synchronize", gpu.synchronize)
     cuda = torch.device("cuda")
     with clock(seconds, "rollout", cuda):
         gpu.asked += 5
@@ -48,7 +48,7 @@ def test_a_stage_is_booked_with_the_work_that_it_asked_of_the_device(monkeypatch
 
 
 def test_memory_is_that_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices.torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
     assert peak_memory_gib(torch.device("cuda")) == 1.5
     assert peak_memory_gib(torch.device("cpu")) is None
 
