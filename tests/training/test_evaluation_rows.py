@@ -11,7 +11,7 @@ from toy_pipeline import quick_run, toy_config, write_toy
 
 from flowrl.pipelines import PIPELINES
 from flowrl.prompts.loading import Prompt
-from flowrl.statistics.bootstrap import partners
+from flowrl.statistics.means import partners
 from flowrl.training.evaluation_rows import read_rows, score_rows
 
 METRIC = "eval/reward/brightness"

@@ -147,7 +147,10 @@ def _way_on(folder: Path) -> str:
     from flowrl.training.checkpoints import checkpoints
 
     if found := checkpoints(folder):
-        return f"The last good checkpoint is {found[-1]}: continue with 'flowrl train resume={folder}'"
+        return (
+            f"The last good checkpoint is {found[-1]}: continue with 'flowrl train resume={folder}', and {ALLOW}=true "
+            "beside it where you have changed what the run is made with"
+        )
     return f"No checkpoint was complete yet: 'flowrl train resume={folder}' begins at iteration 0"
 
 
