@@ -143,19 +143,20 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
 
 
-def parse_json(text: str, where: str) -> Any:
+def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
     """The value of a JSON text.
 
     Args:
         text: all of a file, or a line of it.
         where: file, or file and line, for messages.
+        finite: refuse NaN and infinity, which JSON does not know; files of diffusers hold them (Sana's scheduler).
 
     Raises:
         ValueError: it is not JSON, names a key twice, holds NaN, infinity or half a character (a lone surrogate), or is
             nested too deep.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_no_constant if finite else None)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text.strip() else ""
         raise ValueError(f"{where}: not valid JSON ({error.msg} at {line}column {error.colno})") from error
@@ -174,18 +175,19 @@ def parse_json(text: str, where: str) -> Any:
     return value
 
 
-def read_json(path: Path, advice: str = "") -> dict[str, Any]:
+def read_json(path: Path, advice: str = "", *, finite: bool = True) -> dict[str, Any]:
     """The object that a JSON file holds.
 
     Args:
         path: the file.
         advice: what to do about a bad one, for the message.
+        finite: as for `parse_json`.
 
     Raises:
         ValueError: as `read_text` and `parse_json`, or it holds something else than an object.
     """
     try:
-        value = parse_json(read_text(path), str(path))
+        value = parse_json(read_text(path), str(path), finite=finite)
         if not isinstance(value, dict):
             raise ValueError(f"{path}: must hold an object {{...}}, it holds {_kind(value)}")
     except ValueError as error:

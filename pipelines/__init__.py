@@ -141,7 +141,7 @@ def family_of(model: str) -> str:
     """
     index = Path(model) / "model_index.json"
     if index.is_file():
-        found = read_json(index, AGAIN).get("_class_name")
+        found = read_json(index, AGAIN, finite=False).get("_class_name")
         if found not in STOCK:
             raise ValueError(f"{model} is a {found}, and no family loads that: there are {', '.join(STOCK)}")
         return STOCK[found]

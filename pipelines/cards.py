@@ -131,7 +131,7 @@ def clip_context(card: Card) -> int:
 def read_part(model: str, name: str) -> dict[str, Any] | None:
     """A JSON file of a folder; None where it is not there."""
     path = Path(model) / name
-    return read_json(path, AGAIN) if path.is_file() else None
+    return read_json(path, AGAIN, finite=False) if path.is_file() else None
 
 
 def hub_class(model: str) -> str | None:

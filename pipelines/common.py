@@ -88,7 +88,7 @@ def _encoders(model: str, dtype: torch.dtype, options: Mapping[str, Any]) -> dic
         _Incomplete: names the part and a weight.
     """
     found: dict[str, nn.Module] = {}
-    for part, entry in read_json(Path(model) / "model_index.json").items():
+    for part, entry in read_json(Path(model) / "model_index.json", finite=False).items():
         kind: Any = getattr(transformers, str(entry[1]), None) if isinstance(entry, list) and len(entry) == 2 else None
         is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
         if part in options or not is_network:
@@ -115,7 +115,7 @@ def _fault(folder: Path) -> str:
     """Which file of a model's folder is damaged, once it could not be loaded; empty where none looks so."""
     for path in (*folder.glob("model_index.json"), *sorted(folder.glob("*/*config.json"))):
         try:
-            read_json(path)
+            read_json(path, finite=False)
         except ValueError as error:
             return str(error)
     for path in sorted(folder.glob("*/*.safetensors")):

@@ -222,7 +222,7 @@ def _read_one(folder: Path) -> tuple[dict[str, Tensor], float]:
         config = folder / "adapter_config.json"
         if not config.exists():
             raise ValueError(f"{path} needs the adapter_config.json it was saved with: only that one states its alpha")
-        stated = read_json(config, "save the LoRA again")
+        stated = read_json(config, "save the LoRA again", finite=False)
     else:
         raise ValueError(f"no LoRA in {folder}: looked for {LORA_FILE} (diffusers) and {_PEFT_FILE} (PEFT, flow_grpo)")
     refused = [key for key in ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern") if stated.get(key)]

@@ -40,6 +40,8 @@ def test_good_json_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b'\xef\xbb\xbf{"a": "\\ud83d\\ude00 [[", "b": ' + b"[" * 90 + b"]" * 90 + b"}")
     assert read_json(path)["a"] == "\U0001f600 [["
+    path.write_text('{"lambda_min_clipped": -Infinity}')  # as in a scheduler's configuration
+    assert read_json(path, finite=False) == {"lambda_min_clipped": float("-inf")}
     assert parse_json("[" + "[]," * 500 + "[]]", "many, none in another")[0] == []
 
 

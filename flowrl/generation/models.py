@@ -165,7 +165,7 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     if (folder.resolve().parent / "config.yaml").is_file():
         return str(folder.resolve().parent), folder
     card = folder / "adapter_config.json"
-    named = read_json(card).get("base_model_name_or_path") if card.is_file() else None
+    named = read_json(card, finite=False).get("base_model_name_or_path") if card.is_file() else None
     if not named:
         raise ValueError(f"{model} is a LoRA that does not name its base model: give that one, and --lora {model}")
     return str(named), folder

@@ -205,7 +205,7 @@ def write_asset(pipe: Any, folder: Path, *, half: bool = True) -> Path:
     if half:
         pipe.to(torch.float32)
     for path in staged.glob("tokenizer*/tokenizer.json"):
-        model = read_json(path)["model"]
+        model = read_json(path, finite=False)["model"]
         if "merges" not in model:
             continue
         merges = [" ".join(pair) for pair in model["merges"]]

@@ -87,7 +87,7 @@ def decode_flops(model: str, parts: Parts | None, size: tuple[int, int, int | No
     height, width, frames = size
     path = Path(model) / "vae" / "config.json"
     if path.is_file():
-        config = read_json(path)
+        config = read_json(path, finite=False)
         if config.get("_class_name") == "AutoencoderKL":
             return _measured(config, height, width)
     kinds = {count: kind for kind, count in known_checkpoints.tables()["part_parameters"].items()}
