@@ -23,6 +23,7 @@ from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
 from flowrl.training.learner import GradientSum
 from flowrl.training.run import Run
+from flowrl.training.seal import inputs_of
 
 SHORT = (
     "num_iterations=2", "prompts_per_step=2", "group_size=4", "micro_batch_size=4", "eval_every=2",
@@ -88,7 +89,8 @@ def watched_run(name: str, folder: Path, kind: Kind, *overrides: str) -> Watched
         def watched_log(self: Run, row: Any) -> None:
             begun.append(len(findings.waits))
 
-        run = Run(folder / "run", name=name, config_yaml="", resumed=False, device="auto", tensorboard=False)
+        (folder / "run").mkdir()
+        run = Run(folder / "run", config, name=name, inputs=inputs_of(config, prompts), resumed=False)
         with mock.patch.object(GradientSum, "add", watched_add), mock.patch.object(Run, "log", watched_log):
             assert recipe_of(config).main(config, run, prompts)
     assert (folder / "run" / "lora").is_dir()
