@@ -83,7 +83,7 @@ def gradients(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
     seen: list[list[Tensor]] = []
     apply = GradientSum.apply
 
-    def record(self: GradientSum, *arguments: Any) -> Tensor:
+    def record(self: GradientSum, *arguments: Any) -> Tensor | None:
         seen.append([total.clone() for total in self.total])
         return apply(self, *arguments)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def test_means_are_those_of_live_rows_and_wait_once(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")
     half = {"name": "sd3", "model": "toy", "dtype": "float16", "device": "cpu"}
     return write_toy(tmp_path, num_iterations=4, pipeline=half, policy={"lora_rank": 2, "ema_decay": 0.9})
