@@ -84,10 +84,10 @@ class Pretended(torch.Tensor):
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return torch.Tensor.__reduce_ex__(self.held.detach(), protocol)
+        return torch.Tensor.__reduce_ex__(self.held.detach(), protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _device.dispatch(func, args, kwargs or {})
 
     @classmethod
@@ -180,7 +180,7 @@ class _Device:
         if device is not None:
             x = self._moved(x, device, ahead)
         with torch._C.DisableTorchFunctionSubclass():
-            options = {"dtype": x.dtype if dtype is None else dtype, "memory_format": layout or torch.preserve_format}
+            options: dict[str, Any] = {"dtype": dtype or x.dtype, "memory_format": layout or torch.preserve_format}
             return torch.Tensor.to(x, copy=bool(kwargs.get("copy")), **options)
 
     def _device_of(self, x: Tensor) -> torch.device:
@@ -388,7 +388,7 @@ def pretend_gpu(kind: Kind) -> Iterator[Findings]:
         torch.__future__.set_overwrite_module_params_on_conversion(True)  # parameters become pretended ones
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
         stack.enter_context(_Functions())
-        stack.enter_context(_Operations())
+        stack.enter_context(_Operations())  # type: ignore[no-untyped-call]
         try:
             yield _device.findings
         finally:
