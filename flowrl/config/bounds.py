@@ -22,7 +22,8 @@ _EVER = 1_000_000_000  # iterations
 MOST: dict[str, float] = {
     "seed": 2**63 - 1, "num_iterations": _EVER, "prompts_per_step": IMAGES, "group_size": IMAGES,
     "updates_per_rollout": IMAGES, "micro_batch_size": IMAGES, "rollout_batch_size": IMAGES, "clip_range": 1e6,
-    "adv_clip_range": 1e9, "adv_eps": 1e9, "adv_correction": 1, "adv_virtual_max": 1e9, "max_invalid_ratio": 1,
+    "adv_clip_range": 1e9, "adv_eps": 1e9, "adv_min_std": 1e9, "adv_correction": 1, "adv_virtual_max": 1e9,
+    "max_invalid_ratio": 1,
     "best_of": IMAGES, "kl_coef": 1e9, "eval_every": _EVER, "checkpoint_every": _EVER, "keep_checkpoints": _EVER,
     "threads": THREADS,
     "pipeline.height": SIDE, "pipeline.width": SIDE, "pipeline.num_frames": 10_000, "pipeline.fps": 1_000,
@@ -33,7 +34,7 @@ MOST: dict[str, float] = {
     "sampler.sde_window_range": STEPS, "sampler.sde_window_interval": _EVER, "sampler.sde_window_stride": STEPS,
     "sampler.flash_tail": 1, "sampler.trained_fraction": 1, "sampler.calibration.iterations": _EVER,
     "sampler.calibration.tolerance": 1e9, "sampler.calibration.step": 100,
-    "optim.lr": 1e3, "optim.betas": 1, "optim.eps": 1e3, "optim.weight_decay": 1e3, "optim.max_grad_norm": 1e30,
+    "optim.lr": 1e6, "optim.betas": 1, "optim.eps": 1e3, "optim.weight_decay": 1e3, "optim.max_grad_norm": 1e30,
     "credit.completion": STEPS, "credit.branches": IMAGES, "credit.strides": STEPS, "credit.splits": STEPS,
     "credit.children": 1_000, "credit.split_noise": 1e3,
     "curriculum.max_rounds": 1_000, "times.count": STEPS, "times.fraction": 1, "times.shift": 1_000,

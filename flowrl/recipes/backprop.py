@@ -27,7 +27,6 @@ from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig
 from flowrl.objectives.gradient_paths import PATHS, Path, RewardLoss, backprop_sample
-from flowrl.placement import taken
 from flowrl.rewards import RewardOutput, can_be_differentiable
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
@@ -62,16 +61,15 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                     images, own = loop.pipeline.decode(latents, gradient=True), slice(index.start, index.stop)
                     output = loop.scorer.with_gradient(batch, images, batch.group[own], batch.own[own])
                 with loop.clock("update"):
-                    loss_b, valid = loss_of(output.values), torch.nonzero(output.valid.cpu()).flatten()
+                    loss_b = loss_of(output.values)
                     stats.mean(output.valid, loss=loss_b)
-                    live += len(valid)
-                    if len(valid):
-                        gradient.add(taken(loss_b, valid).sum() / (share * run.world))
+                    gradient.add(torch.where(output.valid, loss_b, 0).sum() / (share * run.world))
+                    live = live + output.valid.sum()  # where it is: reading it would wait for the device
                 outputs.append(detached(output))
 
             # 2. Update: the mean over the images that have a reward, on all processes.
             with loop.clock("update"):
-                count = total_of(run, live)
+                count = total_of(run, int(live))
                 if count == 0:
                     continue
                 for total in gradient.total:

@@ -114,11 +114,12 @@ def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
         if hashlib.sha256(data).hexdigest() != seal["sha256"]:
             raise CheckpointError(f"the checkpoint {folder} is damaged (its checksum does not fit): {advice}")
         state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        _refuse_foreign(run_folder, folder, seal, state.get("run"), advice)
+        run = state.get("run")
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError, RuntimeError, UnpicklingError) as error:
         raise CheckpointError(f"the checkpoint {folder} cannot be read ({_first_line(error)}): {advice}") from error
+    _refuse_foreign(run_folder, folder, seal, run, advice)
     metrics = run_folder / "metrics.jsonl"
     length = metrics.stat().st_size if metrics.exists() else 0
     if length < size:

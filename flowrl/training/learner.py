@@ -190,9 +190,9 @@ class Statistics:
                 self._largest[name] = max(self._largest.get(name, 0.0), float(value.max()))
 
     def largest_of_all(self, name: str, run: Run) -> float:
-        """The largest value over all processes."""
+        """The largest value over all processes; once asked for, every process knows the name."""
         self._read()
-        mine = torch.tensor([self._largest.get(name, 0.0)], dtype=torch.float32, device=run.device)
+        mine = torch.tensor([self._largest.setdefault(name, 0.0)], dtype=torch.float32, device=run.device)
         return float(run.gather(mine).max())
 
     def rows(self, run: Run) -> int:
@@ -225,6 +225,8 @@ def _on_host(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 def total_of(run: Run, count: int) -> int:
     """The sum of a count over all processes."""
+    if run.world == 1:
+        return count
     return int(run.accelerator.reduce(torch.tensor(count, device=run.device)).item())
 
 

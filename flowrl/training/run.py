@@ -222,6 +222,7 @@ class Run:
 
     def note(self, **facts: Any) -> None:
         """Adds facts to the manifest."""
+        self._manifest |= facts
         if self.main:
             note_in_manifest(self.folder, facts)
 

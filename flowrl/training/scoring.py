@@ -99,7 +99,7 @@ class Scorer:
 
     def image_row(self) -> dict[str, float]:
         """How much the iteration's images of one prompt differ, and how many have one colour, for the log."""
-        mine = [(group, look.constant.cpu(), look.small.cpu()) for group, look in self.looks]
+        mine = [(group, look.constant, look.small) for group, look in self.looks]
         seen = joined_lists(self.run, mine)
         if not seen:
             return {}
@@ -129,11 +129,12 @@ class Scorer:
         values, valid = run.gather(mine), run.gather(output.valid.cpu())
         known = values[valid].double()
         row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
-        if len(values) % self.group_size == 0:  # else paths were cut short
-            group_G = torch.where(valid, values.double(), torch.nan).view(-1, self.group_size).nanmean(1)
-            group_G = group_G[~group_G.isnan()]
-            if len(group_G) > 1:
-                row["reward_error"] = float(group_G.std() / len(group_G) ** 0.5)
+        group = run.gather(torch.cat([group for group, _ in self.looks])) if self.looks else valid.new_empty(0)
+        if len(group) == len(values):  # else paths were cut short
+            _, place, count_G = group[valid].unique(return_inverse=True, return_counts=True)
+            mean_G = torch.zeros(len(count_G), dtype=torch.float64).index_add(0, place, known) / count_G
+            if len(mean_G) > 1:
+                row["reward_error"] = float(mean_G.std() / len(mean_G) ** 0.5)
         # Where a server could not be reached, a process lacks some names.
         for name in dict.fromkeys(joined_lists(run, list(output.parts))):
             found = output.parts[name].cpu() if name in output.parts else torch.full_like(mine, torch.nan)

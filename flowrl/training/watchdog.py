@@ -52,7 +52,8 @@ def new_history() -> dict[str, Any]:
 
 
 class Look(NamedTuple):
-    """What is seen of b decoded images: bool [b] not finite, bool [b] of one colour, int32 [b, 3 * SMALL^2] small."""
+    """What is seen of b decoded images, on the host: bool [b] not finite, bool [b] of one colour, and int32
+    [b, 3 * SMALL^2], the images made small."""
 
     broken: Tensor
     constant: Tensor
@@ -66,11 +67,10 @@ def look_at(images: Tensor) -> Look:
     frame = (images[:, -1] if images.ndim == 5 else images).float().nan_to_num().clamp(0, 1)
     channels = frame.flatten(2)
     small = torch.nn.functional.adaptive_avg_pool2d(frame, SMALL)
-    return Look(
-        broken=~torch.isfinite(images).flatten(1).all(1),
-        constant=(channels.amax(2) - channels.amin(2) < 1 / 255).all(1),
-        small=(LEVELS * small).round().to(torch.int32).flatten(1),
-    )
+    flags = [~torch.isfinite(images).flatten(1).all(1), (channels.amax(2) - channels.amin(2) < 1 / 255).all(1)]
+    columns = [*(flag[:, None].to(torch.int32) for flag in flags), (LEVELS * small).round().to(torch.int32).flatten(1)]
+    seen = torch.cat(columns, 1).cpu()  # together, because a device is waited for at every copy
+    return Look(broken=seen[:, 0] > 0, constant=seen[:, 1] > 0, small=seen[:, 2:])
 
 
 def diversity_of(small: Tensor, group: Tensor) -> float | None:
@@ -84,7 +84,7 @@ def diversity_of(small: Tensor, group: Tensor) -> float | None:
         group: int64 [n].
     """
     _, place, count = group.unique(return_inverse=True, return_counts=True)
-    pixels = small.cpu().long()
+    pixels = small.long()
     total = torch.zeros(len(count), pixels.shape[1], dtype=torch.int64).index_add_(0, place, pixels)
     squares = torch.zeros(len(count), dtype=torch.int64).index_add_(0, place, pixels.square().sum(1))
     several = count > 1

@@ -144,9 +144,9 @@ def test_evaluations_on_the_way_and_the_end_of_a_budget(
         rows[0] += len(x)
         return network(self, x, timestep, cond)
 
-    def noted(self: Loop, iteration: int) -> None:
+    def noted(self: Loop, iteration: int) -> bool:
         before = rows[0]
-        evaluated(self, iteration)
+        return evaluated(self, iteration)
         evaluations.append(rows[0] - before)
 
     monkeypatch.setattr(toy_pipeline.Toy, "network", counting)

@@ -385,7 +385,7 @@ def options(source: Path, out: Path, **given: Any) -> argparse.Namespace:
         "model": str(source), "prompt": ["a red circle"], "prompts": None, "source": [], "seeds": "0", "lora": [],
         "before_training": False, "steps": 3, "guidance": 2.0, "max_sequence_length": CONTEXT, "dtype": None,
         "device": "cpu", "batch_size": None, "out": out, "rlg": None, "rlg_from": None, "rlg_interval": None,
-        "base_guidance": None,
+        "base_guidance": None, "height": None, "width": None,
     }  # fmt: skip
     return argparse.Namespace(**plain | given)
 

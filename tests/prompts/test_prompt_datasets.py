@@ -160,5 +160,5 @@ def test_bytes_that_are_no_image_are_refused_with_their_row(tmp_path: Path) -> N
 
 def test_without_the_library_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install flowrl-toolkit\[data\]"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[data\]'"):
         read_prompts(f"dataset:{tmp_path}")

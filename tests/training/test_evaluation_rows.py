@@ -41,7 +41,7 @@ def test_rows_are_paired_by_prompt_and_seed_whatever_their_places(
     assert [row.value for row in mine] == pytest.approx([row.value for row in theirs])  # the same images
     assert len(mine) == 4
     reseeded = _evaluated(tmp_path / "reseeded", ["a cat", "a dog", "a fox"], "eval.seed=1")
-    assert partners(score_rows(one, METRIC), score_rows(reseeded, METRIC)) == ([], [])
+    assert partners(score_rows(one, METRIC), score_rows(reseeded, METRIC)) == [[], []]
 
 
 def test_edits_of_different_images_are_different_prompts() -> None:

@@ -1,7 +1,7 @@
 """Every tiny configuration on a pretend GPU: nothing mixes devices, a micro-batch waits for its device twice at most.
 
 On the toy pipeline where it is of the toy's family, on the embedded model where it has a family or rewards of its own.
-`python -m tests.trials.pretend_gpu_runs` takes all of them through the embedded models.
+`python tests/trials/pretend_gpu_runs.py` takes all of them through the embedded models.
 """
 
 from __future__ import annotations

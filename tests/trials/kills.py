@@ -1,6 +1,6 @@
 """Kills training runs at random moments and compares what a resume makes of them with a run that was left alone.
 
-    python -m tests.trials.kills [--trials 30] [--seed 0] [--out docs/trials/kills.json]
+    python tests/trials/kills.py [--trials 30] [--seed 0] [--out docs/trials/kills.json]
 
 Runs are tiny (a random Stable Diffusion 3 pipeline, six iterations, three evaluations) and are killed by kill -9: a
 third of them at any moment, the others while they evaluate, write the LoRA, a checkpoint or the report; every second
@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import random
-import shlex
 import signal
 import sys
 import tempfile
@@ -31,6 +30,7 @@ sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT / "tests" / "helpers" 
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 import torch  # noqa: E402
+from origin import origin  # noqa: E402
 from tiny_models import save_tiny_sd3  # noqa: E402
 from tiny_runs import TinyRuns, differences, lasting, lora, metrics, tiny_runs  # noqa: E402
 from warm_forks import Started, start_forks  # noqa: E402
@@ -42,7 +42,6 @@ from flowrl.files import LOCK, write_atomically  # noqa: E402
 from flowrl.progress import progress  # noqa: E402
 from flowrl.training import loop as loop_module  # noqa: E402
 from flowrl.training import run as run_module  # noqa: E402
-from flowrl.training.manifest import session_facts  # noqa: E402
 
 STAGES: dict[str, tuple[Any, str]] = {
     "evaluation": (loop_module, "evaluate"),
@@ -271,7 +270,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "trials" / "kills.json", help="JSON file")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    about = session_facts(torch.device("cpu"), 1)
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         print("two runs that are left alone ...", file=sys.stderr, flush=True)
         trials = Trials(Path(folder))
@@ -281,10 +279,8 @@ def main() -> int:
                 killed.append(kill(trials, number, asked.seed))
                 advance(killed[-1]["aim"])
             ordered = orders(trials, advance)
-    facts = {key: about[key] for key in ("started", "git_commit", "versions", "python", "platform", "cpu_count")}
-    command = shlex.join(["python", "-m", "tests.trials.kills", *sys.argv[1:]])
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {"command": command, **facts, "seed": asked.seed, "kills": killed, "orders": ordered}
+    result = origin() | {"seed": asked.seed, "kills": killed, "orders": ordered}
     write_atomically(asked.out, json.dumps(result, indent=1) + "\n")
     print(tables(killed, ordered))
     return 0 if all(not row["unequal"] and row.get("refused", True) for row in (*killed, *ordered)) else 1

@@ -1,6 +1,6 @@
 """All tiny configurations, with the models they name, on a pretend GPU.
 
-    python -m tests.trials.pretend_gpu_runs [cuda | mps] [NAME ...]
+    python tests/trials/pretend_gpu_runs.py [cuda | mps] [NAME ...]
 
 Ten seconds or so each; ends with 1 where a device would have refused something.
 """

@@ -87,7 +87,7 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
     `num_eval_items` are the images of an evaluation; None where that is not known.
     """
     geometry, total, done = config.resolve_batch(processes), Counts(), 0
-    counters: dict[str, Any] = {"images": 0, "seconds": 0.0, "evals": 0}
+    counters: dict[str, Any] = {"images": 0, "seconds": 0.0, "evals": 0, "evaluated": -1}
     budget = Budget(config.budget, counters, num_iterations=config.num_iterations, eval_every=config.eval_every)
     evaluations = int(budget.evaluates and config.eval.initial)
     for iteration in range(config.num_iterations):

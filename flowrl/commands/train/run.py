@@ -75,7 +75,7 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
     if run.main:
         print(f"{'Continuing' if resumed else 'Starting'} {run.folder}: {describe(config)}", flush=True)
         if not resumed:
-            _note_overlap(run.folder, prompts)
+            _note_overlap(run, prompts)
     try:
         with run.watching_interrupts():
             finished = recipe_of(config).main(config, run, prompts)
@@ -93,13 +93,12 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
     return 0 if finished else 130
 
 
-def _note_overlap(folder: Path, prompts: RunPrompts) -> None:
+def _note_overlap(run: Run, prompts: RunPrompts) -> None:
     """Says, here and in the manifest, how many prompts of the evaluations are trained on too."""
     from flowrl.prompts.overlap import overlap, shared_words
-    from flowrl.training.manifest import note_in_manifest
 
     found = overlap((row.text for row in prompts.train), (row.text for row in prompts.held_out))
-    note_in_manifest(folder, {"eval_prompts": {"number": found.total, "trained_on": len(found.exact)}})
+    run.note(eval_prompts={"number": found.total, "trained_on": len(found.exact)})
     if found.exact:
         print(f"Note: {shared_words(len(found.exact), found.total)}.", flush=True)
 

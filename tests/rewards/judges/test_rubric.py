@@ -171,7 +171,7 @@ def test_fits_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"scikit-learn 1\.8 or newer, got 1\.7\.2"):
         fit_weights(DELTA, 0.1)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install flowrl-toolkit\[rubrics\]"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[rubrics\]'"):
         fit_weights(DELTA, 0.1)
 
 

@@ -437,7 +437,7 @@ def test_what_cannot_be_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(ValueError, match=message):
             Limits(**limits)
     monkeypatch.setitem(sys.modules, "python_multipart", None)
-    with pytest.raises(ValueError, match=r"needs python_multipart .* pip install 'flowrl-toolkit\[serve\]'"):
+    with pytest.raises(ValueError, match=r"needs python_multipart .* pip install -e '\.\[serve\]'"):
         make_app({"a": reward_of()})
 
 
