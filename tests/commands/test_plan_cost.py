@@ -146,8 +146,9 @@ def test_evaluations_on_the_way_and_the_end_of_a_budget(
 
     def noted(self: Loop, iteration: int) -> bool:
         before = rows[0]
-        return evaluated(self, iteration)
+        made = evaluated(self, iteration)
         evaluations.append(rows[0] - before)
+        return made
 
     monkeypatch.setattr(toy_pipeline.Toy, "network", counting)
     monkeypatch.setattr(Loop, "evaluate", noted)
