@@ -59,7 +59,7 @@ class UserFile:
             score=partial(_score, user=self, scorer=partial(self.scorer, **options)),
             needs=frozenset({"images", "prompts", "metadata", "group_ids", "sample_ids"}),
             version=f"user_file:{Path(self.file).name}:{self.function}:sha256-{content}:"
-            f"{dict(sorted(options.items()))!r}",
+            f"{dict(sorted(self.options.items()))!r}",
         )
 
 

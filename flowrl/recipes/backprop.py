@@ -63,7 +63,8 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 with loop.clock("update"):
                     loss_b = loss_of(output.values)
                     stats.mean(output.valid, loss=loss_b)
-                    gradient.add(torch.where(output.valid, loss_b, 0).sum() / (share * run.world))
+                    if loss_b.requires_grad:  # a reward that fails may have no graph
+                        gradient.add(torch.where(output.valid, loss_b, 0).sum() / (share * run.world))
                     live = live + output.valid.sum()  # where it is: reading it would wait for the device
                 outputs.append(detached(output))
 
@@ -79,7 +80,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
         # 3. Log.
         output = joined(outputs)
         loop.rewards_of_all(output)
-        row = loop.scorer.row(output) | stats.row(run)
+        row = loop.scorer.row(output, batch.group) | stats.row(run)
         loop.log(iteration, row | {"trained_calls": len(path.train_steps), "last_step": path.last_step})
     return loop.finished
 

@@ -156,7 +156,7 @@ def judged(
     dead_P = zero_variance_groups(
         reward_B, config.group_size, valid_B=valid_B, correction=config.adv_correction, min_std=config.adv_min_std
     )
-    row = loop.scorer.row(output)
+    row = loop.scorer.row(output, batch.group)
     row |= {"advantage_abs": float(advantage_B[valid_B].abs().mean()), "zero_std_ratio": float(dead_P.double().mean())}
     return images, row
 

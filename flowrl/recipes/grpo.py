@@ -306,7 +306,8 @@ def reward_metrics(
     """Means over the images at the ends of paths, of all processes."""
     run, ends = loop.run, sampled.ends.to(output.values.device)
     at_ends = {name: part[ends] for name, part in output.parts.items()}
-    row = loop.scorer.row(RewardOutput(values=output.values[ends], valid=output.valid[ends], parts=at_ends))
+    reached = RewardOutput(values=output.values[ends], valid=output.valid[ends], parts=at_ends)
+    row = loop.scorer.row(reached, sampled.finished_group[sampled.ends])
     advantage_M = torch.zeros(len(sampled)) if advantage_M is None else advantage_M
     row["advantage_abs"] = float(run.gather(advantage_M.abs()).mean())
     return row | {"num_scored": len(output.values) * run.world}

@@ -95,7 +95,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 output = scoring.result()
             loop.rewards_of_all(output)
             pairs = pairs_of_rollout(batch, trajectory, output)
-            row = pair_row(loop, pairs, output)
+            row = pair_row(loop, batch, pairs, output)
             if not loop.trains_policy(iteration):  # only a jointly trained reward learns
                 loop.log(iteration, row)
                 continue
@@ -166,10 +166,11 @@ def prompt_of(pair: Pair, negative: str) -> Prompt:
     return Prompt(text=pair.prompt, metadata={}, negative=negative)
 
 
-def pair_row(loop: Loop, pairs: Pairs, output: RewardOutput) -> dict[str, Any]:
+def pair_row(loop: Loop, batch: Batch, pairs: Pairs, output: RewardOutput) -> dict[str, Any]:
     """The log's means over the images of all processes, and the number of their pairs."""
     count = total_of(loop.run, len(pairs.winner))
-    return loop.scorer.row(output) | {"pairs": count, "zero_std_ratio": 1 - count / loop.config.prompts_per_step}
+    row = loop.scorer.row(output, batch.group)
+    return row | {"pairs": count, "zero_std_ratio": 1 - count / loop.config.prompts_per_step}
 
 
 # ---- update ----------------------------------------------------------------------------------------------------------

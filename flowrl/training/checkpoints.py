@@ -61,17 +61,19 @@ def write_checkpoint(
         OSError: it could not be written (a full disk, say); what was there before stays, half a file does not.
     """
     folder = run_folder / "checkpoints"
-    final, temporary = folder / f"{iteration:06d}", folder / f".{iteration:06d}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    final, temporary, aside = (folder / name.format(iteration) for name in ("{:06d}", ".{:06d}", ".{:06d}.old"))
+    for half in (temporary, aside):
+        shutil.rmtree(half, ignore_errors=True)
     temporary.mkdir(parents=True)
     about = {"iteration": iteration, "metrics_bytes": metrics_size, "run": run, "inputs": inputs}
     try:
         _write_state(temporary, {**state, "run": run}, about)
         if final.exists():
-            shutil.rmtree(final)
+            os.replace(final, aside)
         os.replace(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
     prune(run_folder, keep)
 
 
@@ -165,7 +167,12 @@ def save_lora(folder: Path, pipeline: Pipeline, policy: Policy) -> None:
 
 def remove_halves(run_folder: Path) -> None:
     """Removes what a process that was killed had begun to write; nobody may be at work in the folder."""
-    for path in [run_folder / _STAGED, *(run_folder / "checkpoints").glob(".[0-9]*")]:
+    for old in (run_folder / "checkpoints").glob(".[0-9]*.old"):  # killed between two renames
+        number = old.name.removeprefix(".").removesuffix(".old")
+        if not (old.parent / number).exists():
+            old.replace(old.parent / number)
+    staged = [run_folder / name for name in (_STAGED, ".lora.keeping", ".lora.restoring")]
+    for path in [*staged, *(run_folder / "checkpoints").glob(".[0-9]*")]:
         shutil.rmtree(path, ignore_errors=True)
     for path in run_folder.rglob(".*.tmp"):
         path.unlink(missing_ok=True)

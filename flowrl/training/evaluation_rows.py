@@ -12,6 +12,7 @@ A value is null where the reward failed, and `correct` and `graded` where no Gen
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,16 @@ def summary(rows: Sequence[Row]) -> Row:
 def evaluations(folder: Path) -> list[int]:
     """Iterations of a run that were evaluated, in order."""
     return sorted(int(path.stem.removeprefix("iteration_")) for path in (folder / "eval").glob("iteration_*.jsonl"))
+
+
+def remove_evaluations(folder: Path, *, after: int) -> None:
+    """Removes what evaluations after an iteration wrote into a run folder: rows and samples."""
+    for number in [number for number in evaluations(folder) if number > after]:
+        name = f"iteration_{number:06d}"
+        shutil.rmtree(folder / "samples" / name, ignore_errors=True)
+        for path in (folder / "samples").glob(f"{name}.*"):
+            path.unlink()
+        (folder / "eval" / f"{name}.jsonl").unlink()
 
 
 def read_rows(folder: Path, iteration: int) -> list[Row]:

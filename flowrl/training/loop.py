@@ -62,6 +62,7 @@ from flowrl.training.watchdog import (
     iteration_warnings,
     keep_good_lora,
     largest_weight,
+    put_back_good_lora,
     say,
     stop_on_absurd_weights,
 )
@@ -115,11 +116,14 @@ class Loop:
         )
         if state is not None:
             for key, trained in self.scorer.trained.items():
-                trained.restore(state["rewards"][key])
+                if key in state["rewards"]:  # else it was added when the run went on
+                    trained.restore(state["rewards"][key])
         self.iteration = self.first
         self.finished = False
-        self._saved = -1  # finished iterations when this process last saved
+        self._saved = -1  # finished iterations of the weights that `lora/` holds, where this process wrote it
         run.begin(self.first)
+        if state is not None:  # what lies there may be of a later iteration, or of none
+            self._save_lora(self.first)
 
     def __iter__(self) -> Iterator[int]:
         config, run, budget = self.config, self.run, self.budget
@@ -128,8 +132,11 @@ class Loop:
                 return
         total = config.num_iterations
         # What was left out for a quick stop.
+        evaluated = self.counters["evaluated"]
         if self.first > 0 and not self._evaluate_if_due(self.first, last=self.first >= total or budget.spent() >= 1):
             return
+        if self.first > 0 and self.counters["evaluated"] != evaluated:
+            self.save(self.first)
         self._advance_note = ""
         with progress("training", total, self.first, enabled=run.main and config.progress) as advance:
             for iteration in range(self.first, total if budget.spent() < 1 else self.first):
@@ -229,7 +236,10 @@ class Loop:
         # A recipe that updates while it samples has moved the policy: what is left of before is the last checkpoint.
         if self.iteration > self.first and self.counters["updates"] == before["updates"]:
             self.counters, self.memory = before, memory
-            self.save(self.iteration)
+            if self._saved != self.iteration:
+                self.save(self.iteration)
+        if constant > MOSTLY and self.run.main:
+            put_back_good_lora(self.run.folder)
         raise ValueError(reason)
 
     def gradient(self) -> GradientSum:
@@ -281,7 +291,8 @@ class Loop:
         )  # fmt: skip
         say(self.run, self.counters["watch"], found, iteration, moment=iteration)
         self.run.log({"iteration": iteration} | row | ({"warnings": found} if found else {}))
-        if self._saved == iteration and self.scorer.looks:  # the weights that were saved have drawn finite images
+        # The weights that were saved have drawn images, finite ones and not of one colour.
+        if self._saved == iteration and self.scorer.looks and "constant_images" not in found:
             self._keep_as_good()
         stop_on_absurd_weights(self.run, iteration, largest)
         spent = f"  {self.budget.spent():.0%} of the budget" if self.config.budget.limits else ""
@@ -350,14 +361,17 @@ class Loop:
             "memory": self.memory,
             "rewards": {key: reward.state() for key, reward in self.scorer.trained.items()},
         }
-        if self.run.main:  # before the checkpoint: a run that is killed between the two writes both again
-            with self.policy.under(self.eval_slot):
-                save_lora(self.run.folder / "lora", self.pipeline, self.policy)
+        self._save_lora(done)  # before the checkpoint: a run that is killed between the two writes both again
         # The newest one has drawn nothing yet: the one before stays until it has.
         self.run.save_checkpoint(done, state, max(2, self.config.keep_checkpoints))
-        self._saved = done
         if self.counters["evaluated"] == done:
             self._keep_as_good()
+
+    def _save_lora(self, done: int) -> None:
+        if self.run.main:
+            with self.policy.under(self.eval_slot):
+                save_lora(self.run.folder / "lora", self.pipeline, self.policy)
+        self._saved = done
 
     def _keep_as_good(self) -> None:
         """Notes that the newest checkpoint, and the LoRA beside it, have drawn finite images."""

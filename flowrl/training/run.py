@@ -27,6 +27,7 @@ from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.files import locked, read_json_lines, replacing, write_atomically
 from flowrl.training.checkpoints import checkpoints, read_checkpoint, remove_halves, write_checkpoint
 from flowrl.training.devices import accelerator_of, on_main
+from flowrl.training.evaluation_rows import remove_evaluations
 from flowrl.training.manifest import note_in_manifest, read_manifest, session_facts, write_manifest
 from flowrl.training.run_folder import make_free_folder, refuse_full, refuse_taken
 from flowrl.training.seal import ALLOW, changes, digest_of
@@ -197,7 +198,8 @@ class Run:
     def begin(self, first: int) -> None:
         """Everything is restored and iteration `first` comes next: from here on the folder changes.
 
-        Rows of `metrics.jsonl` written after the checkpoint are dropped, and so is the mark of a finished run.
+        Rows of `metrics.jsonl` written after the checkpoint are dropped, and so are later evaluations and the mark of a
+        finished run.
         """
         self.accelerator.wait_for_everyone()
         self.begun = True
@@ -212,6 +214,7 @@ class Run:
                 kept = metrics.read_bytes()[: self._metrics_size]
                 with replacing(metrics) as stream:
                     stream.write(kept)
+            remove_evaluations(self.folder, after=first)
         self._write()
         if self._config.logging.tensorboard:
             from torch.utils.tensorboard import SummaryWriter

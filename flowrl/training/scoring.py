@@ -118,8 +118,8 @@ class Scorer:
         """Rewards of all processes' images, from this process's `[n]`, in rank order and on the CPU; NaN if invalid."""
         return self.run.gather(torch.where(valid, values, torch.nan).to(self.run.device)).cpu()
 
-    def row(self, output: RewardOutput) -> dict[str, Any]:
-        """Means for the log over the images of all processes, from this process's rewards.
+    def row(self, output: RewardOutput, group: Tensor) -> dict[str, Any]:
+        """Means for the log over the images of all processes, from this process's rewards; `group` `[n]` are theirs.
 
         Images that failed take no part; their share is `invalid_ratio`, and `reward/<key>/invalid_ratio` of each
         reward. `reward_error` is the standard error of the mean over prompts, from the spread of groups' means.
@@ -129,12 +129,10 @@ class Scorer:
         values, valid = run.gather(mine), run.gather(output.valid.cpu())
         known = values[valid].double()
         row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
-        group = run.gather(torch.cat([group for group, _ in self.looks])) if self.looks else valid.new_empty(0)
-        if len(group) == len(values):  # else paths were cut short
-            _, place, count_G = group[valid].unique(return_inverse=True, return_counts=True)
-            mean_G = torch.zeros(len(count_G), dtype=torch.float64).index_add(0, place, known) / count_G
-            if len(mean_G) > 1:
-                row["reward_error"] = float(mean_G.std() / len(mean_G) ** 0.5)
+        _, place, count_G = run.gather(group.cpu())[valid].unique(return_inverse=True, return_counts=True)
+        mean_G = torch.zeros(len(count_G), dtype=torch.float64).index_add(0, place, known) / count_G
+        if len(mean_G) > 1:
+            row["reward_error"] = float(mean_G.std() / len(mean_G) ** 0.5)
         # Where a server could not be reached, a process lacks some names.
         for name in dict.fromkeys(joined_lists(run, list(output.parts))):
             found = output.parts[name].cpu() if name in output.parts else torch.full_like(mine, torch.nan)

@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from torch.nn.utils import get_total_norm
 
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
-from flowrl.training.learner import total_of
+from flowrl.training.learner import from_main, total_of
 from flowrl.training.run import Run
 
 SMALL, LEVELS = 8, 4095  # images are compared at so many pixels a side, with so many levels, as whole numbers
@@ -298,21 +299,24 @@ def stop_on_absurd_weights(run: Run, iteration: int, largest: float) -> None:
         raise _diverged(run, iteration, f"weights of the LoRA reach {largest:.3g}, beyond {ABSURD_WEIGHT:g}")
 
 
-def _diverged(run: Run, iteration: int, what: str) -> ValueError:
+class Diverged(ValueError):
+    """A policy that has diverged; the message says how to go on, since a resume would repeat it."""
+
+
+def _diverged(run: Run, iteration: int, what: str) -> Diverged:
     """The error of a policy that has diverged; it is logged, and the last good LoRA put back."""
-    if run.main:
-        put_back_good_lora(run.folder)
-        run.log({"iteration": iteration, "warnings": {"diverged": what}})
     lora = run.folder / "lora"
+    if run.main:
+        with suppress(OSError):  # on a full disk, say: what counts is the divergence
+            put_back_good_lora(run.folder)
+            run.log({"iteration": iteration, "warnings": {"diverged": what}})
     advice = (
         f"{lora} holds the last weights whose images were finite. Go on from them with smaller steps: flowrl train "
         f"{run.folder / 'config.yaml'} out=NEW policy.init_lora={lora} optim.lr=SMALLER"
-        if lora.exists()
+        if from_main(run, lora.exists())
         else "no LoRA that was saved has drawn finite images: start again with a smaller optim.lr"
     )
-    return ValueError(
-        f"the policy has diverged since iteration {iteration}: {what}. Resuming would repeat it; {advice}"
-    )
+    return Diverged(f"the policy has diverged since iteration {iteration}: {what}. Resuming would repeat it; {advice}")
 
 
 def keep_good_lora(folder: Path) -> None:

@@ -24,6 +24,7 @@ from flowrl.config.train import load_config
 from flowrl.files import LOCK, is_taken, locked
 from flowrl.pipelines import PIPELINES
 from flowrl.training.checkpoints import checkpoints
+from flowrl.training.evaluation_rows import evaluations
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.seal import changes, inputs_of, model_of
 
@@ -396,3 +397,33 @@ def test_nodes_without_a_shared_disk_go_on_from_the_main_ones_checkpoint(toy: Pa
     refused = start_forks(["train", "resume=run", "num_iterations=5"], nodes, toy / "log")
     assert 0 not in refused.wait()
     assert refused.said().count("processes 1 were given other settings or prompts than process 0") == 2
+
+
+def test_evaluations_of_a_dropped_future_are_not_the_result(toy: Path) -> None:
+    run = train(*EVALUATED, "checkpoint_every=2")
+    shutil.rmtree(run / "checkpoints" / "000004")
+    assert evaluations(run) == [0, 2, 4]
+    assert resume(run, "resume_changed=true", "num_iterations=3", "optim.lr=0.5") == 0
+    assert evaluations(run) == [0, 2, 3]
+
+
+def test_an_evaluation_made_at_a_resume_is_saved(toy: Path) -> None:
+    """Of 4 images one by one: 4 before, 1 in each of two iterations, 4, 1, and then in the last evaluation."""
+    settings = (*EVALUATED, "num_iterations=3", "eval.batch_size=1", "checkpoint_every=2")
+    run = train(*settings, stopping(toy, 13), code=130)
+    assert resume(run) == 0
+    assert resume(run, "num_iterations=6") == 0
+    assert [row["iteration"] for row in metrics(run) if "reward" not in row] == [0, 2, 3, 4, 6]
+
+
+def test_a_lora_that_a_run_goes_on_with_is_good_once_it_has_drawn(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first rollout after the resume is finite; its update takes the weights beyond reason."""
+    run = train("checkpoint_every=100", "num_iterations=2")
+    saved = lora(run)
+    (run / "lora" / "pytorch_lora_weights.safetensors").write_bytes(b"of a later iteration")
+    assert resume(run, "resume_changed=true", "num_iterations=9", "optim.lr=1e6") == 1
+    assert "the policy has diverged since iteration 2" in (shown := capsys.readouterr().err)
+    assert "The last good checkpoint" not in shown
+    assert lora(run) == saved

@@ -109,6 +109,8 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
     A run that had begun gets `error.log`, the error in its manifest, and a report. Of a new one that had not, nothing
     stays but its folder where it was there before (`kept`); one to be continued that had not is left as it was.
     """
+    from flowrl.training.watchdog import Diverged
+
     begun = run.begun if resumed else _has_begun(run.folder)
     said = told(error, run.folder if begun else None)
     if not run.main or (resumed and not begun):
@@ -120,7 +122,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
             from flowrl.commands.report.run import write_report
 
             write_report(run.folder)
-        way_on = _way_on(run.folder)
+        way_on = "" if isinstance(error, Diverged) else _way_on(run.folder)
     else:
         with suppress(OSError):  # a folder that somebody else removed
             for path in run.folder.iterdir():
@@ -131,7 +133,7 @@ def _failed(error: BaseException, run: Run, *, resumed: bool, kept: bool) -> str
             if not kept:
                 run.folder.rmdir()
         way_on = "Nothing was trained yet, so start again"
-    return f"{said}. {way_on}"
+    return f"{said}. {way_on}".strip()
 
 
 def _has_begun(folder: Path) -> bool:
