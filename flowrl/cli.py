@@ -108,7 +108,9 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
     _module(name, "arguments").add_arguments(parser)
     known = parser._option_string_actions
     for word in words:
-        flag = word.partition("=")[0]
+        flag, _, value = word.partition("=")
+        if flag.startswith("--") and value == "--":  # which argparse would make a list
+            parser.error(f"{flag} has no value: write {flag}=VALUE")
         if flag.startswith("--") and flag not in (*known, "--"):
             near = [FORMER.get(flag, ""), *(f"--{name}" for name in difflib.get_close_matches(
                 flag[2:], [text.removeprefix("--") for text in known], n=1))]  # fmt: skip

@@ -29,7 +29,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A stream that becomes the file at its end; if anything is raised inside, what was there before stays.
 
     Each writer has a place of its own, so that two at once do not mix. The folder is made where it is missing.
+
+    Raises:
+        ValueError: something else than a file is there.
     """
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a pipe or a device"
+        raise ValueError(f"{path} is {what}, which is no place for a file: give another path")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

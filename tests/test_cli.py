@@ -130,3 +130,24 @@ def test_help_fits_eighty_columns(
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     assert all(action.help for action in flags_of(name).values())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sample", "run", "--steps=--"], "--steps has no value"),
+        (["train", "resume="], "resume= names no run"),
+        (["train", "tiny_g2rpo", "out="], "'out=' gives no value"),
+        (["serve", "jpeg_compressibility", "jpeg_compressibility"], "jpeg_compressibility is named twice"),
+    ],
+)
+def test_values_that_are_missing_or_given_twice(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = 0
+    try:
+        code = main(words)
+    except SystemExit as stop:  # of a wrong flag
+        code = int(str(stop.code))
+    assert code in (1, 2)
+    assert said in capsys.readouterr().err

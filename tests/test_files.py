@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.files import DEEPEST, parse_json, read_json, read_json_lines, read_text, replacing
+from flowrl.files import DEEPEST, parse_json, read_json, read_json_lines, read_text, replacing, write_atomically
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,11 @@ def test_files_have_the_mode_of_any_new_file(umask: int, tmp_path: Path) -> None
     finally:
         assert os.umask(before) == umask
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o666 & ~umask
+
+
+def test_a_pipe_or_a_device_is_no_place_for_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match="is a pipe or a device"):
+        write_atomically(pipe, "text")
+    assert pipe.is_fifo()

@@ -203,6 +203,8 @@ def apply_override(data: dict[str, Any], argument: str) -> str:
     dotted = dotted.strip()
     if not equals or not all(dotted.split(".")):
         raise ConfigError(f"override '{argument}': write KEY=VALUE, for instance optim.lr=1e-4 or rewards.0.weight=2")
+    if not text.strip():
+        raise ConfigError(f"override '{argument}' gives no value: write {dotted}=null for none, or leave it out")
     value = Override(text=text.strip(), value=parse_yaml(text, f"override '{argument}'"))
     parts = dotted.split(".")
     node: Any = data

@@ -16,8 +16,10 @@ def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
     """The rewards that a command line names, as specs; what a file says of weights is for training and left out.
 
     Raises:
-        ValueError: neither names of rewards nor a file with rewards.
+        ValueError: neither names of rewards nor a file with rewards, or a name twice.
     """
+    if twice := [name for name in given if given.count(name) > 1]:
+        raise ValueError(f"reward {twice[0]} is named twice: name it once, or give a YAML file with options and labels")
     if all(name in REWARDS for name in given):
         return [{"name": name} for name in given]
     if len(given) > 1:

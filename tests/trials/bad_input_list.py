@@ -372,7 +372,6 @@ def _folders() -> Iterator[Trial]:
         ["sample", "run", "--prompt=a", "--steps=1", "--out=images"],
         ["compare", "tiny.yaml", "--out=images", "--budget=images=8"],
         ["compare", "tiny.yaml", "--out=mine.txt", "--budget=images=8"],
-        ["eval", "run", "--out=images"],
         ["eval", "run", "--out=mine.txt"],
         ["sweep", "run", "--out=mine.txt"],
         ["sweep", "run", "--out=images"],
@@ -381,7 +380,8 @@ def _folders() -> Iterator[Trial]:
         ["reward", "rubric", "pairs.jsonl", "--judge={server: 'http://127.0.0.1:9', model: m}", "--out=mine.txt"],
     ):
         # New files may be put beside others.
-        either = words[-1] == "--out=absent/deep/x.html" or (words[:2] == ["reward", "card"] and "images" in words[-1])
+        beside = words[-1] == "--out=images" and (words[0] == "sample" or words[:2] == ["reward", "card"])
+        either = beside or words[-1] == "--out=absent/deep/x.html"
         yield Trial(name=" ".join(words), words=words, expect="either" if either else "refused", changes=("absent",))
 
 

@@ -197,8 +197,10 @@ def recipe_of(config: TrainConfig) -> Any:
 def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | None:
     """The folder of `resume=RUN`; None where it is not given."""
     given = [text.partition("=")[2] for text in overrides if text.startswith("resume=")]
-    if not given or given[-1] in ("", "null", "~"):
+    if not given or given[-1] in ("null", "~"):
         return None
+    if not given[-1]:
+        raise ValueError("resume= names no run: write resume=RUN, or leave it out to start a run")
     keys = {text.partition("=")[0] for text in overrides}
     other = [] if ALLOW in keys else [text for text in overrides if text.partition("=")[0] not in RESUME_KEYS]
     if config_name is not None or other:

@@ -102,8 +102,9 @@ def summary(items: Sequence[ImageFile], found: Mapping[str, Scores]) -> str:
     for key, scores in found.items():
         if scores.failed:
             words = Counter(word for word in scores.errors if word is not None)
-            told = ", ".join(f"{word} {count}" for word, count in words.most_common())
-            lines.append(cut(f"{key}, failed: {told}", COLUMNS))
+            lines.append(cut(f"{key}, failed: {', '.join(f'{word} {n}' for word, n in words.most_common())}", COLUMNS))
+            lost = [item.file for item, word in zip(items, scores.errors, strict=True) if word is not None]
+            lines += [f"  {cut(file, COLUMNS - 2, front=True)}" for file in lost[:EXTREMES]]
         order = [place for place in np.argsort(scores.values, kind="stable").tolist() if scores.errors[place] is None]
         for name, places in (("best", order[::-1][:EXTREMES]), ("worst", order[:EXTREMES])):
             if order:
