@@ -6,10 +6,10 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import shlex
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,21 +31,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Each writer has a place of its own, so that two at once do not mix. The folder is made where it is missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with temporary.open("xb") as stream:  # of the mode that the umask asks for, which no file of tempfile has
             yield stream
-        let_others_read(Path(temporary))
         os.replace(temporary, path)
     finally:  # an interrupt too leaves nothing behind
-        Path(temporary).unlink(missing_ok=True)
-
-
-def let_others_read(path: Path) -> None:
-    """Gives a file that was written for its owner alone, as temporary files are, the mode of any new file."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    path.chmod(0o666 & ~umask)
+        temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
