@@ -193,14 +193,19 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: as `read_json`; names the line.
     """
-    # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold.
-    lines = enumerate(read_text(path).split("\n"), start=1)
     rows = []
-    for where, line in [(f"{path}, line {number}", line) for number, line in lines if line.strip()]:
+    for number, line in numbered_lines(read_text(path)):
+        where = f"{path}, line {number}"
         rows.append(parse_json(line, where))
         if not isinstance(rows[-1], dict):
             raise ValueError(f"{where}: must hold an object {{...}}, it holds {_kind(rows[-1])}")
     return rows
+
+
+def numbered_lines(text: str) -> list[tuple[int, str]]:
+    """Lines that are not blank, with their numbers from 1."""
+    # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold.
+    return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 from accelerate.utils import gather_object
 
 from flowrl.config.train import TrainConfig, to_yaml
-from flowrl.files import locked, read_json_lines, replacing, write_atomically
+from flowrl.files import locked, replacing, write_atomically
 from flowrl.interrupts import on_interrupt
 from flowrl.training.checkpoints import checkpoints, read_checkpoint, remove_halves, write_checkpoint
 from flowrl.training.devices import accelerator_of, on_main
@@ -148,11 +148,6 @@ class Run:
                 if isinstance(value, int | float) and key != "iteration":
                     self._writer.add_scalar(key, value, int(row["iteration"]))
             self._writer.flush()
-
-    def rows(self) -> list[dict[str, Any]]:
-        """What `metrics.jsonl` holds."""
-        path = self.folder / "metrics.jsonl"
-        return read_json_lines(path) if path.exists() else []
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
