@@ -6,10 +6,10 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import shlex
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,21 +37,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         what = "a folder" if path.is_dir() else "a pipe or a device"
         raise ValueError(f"{path} is {what}, which is no place for a file: give another path")
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with temporary.open("xb") as stream:  # of the mode that the umask asks for, which no file of tempfile has
             yield stream
-        let_others_read(Path(temporary))
         os.replace(temporary, path)
     finally:  # an interrupt too leaves nothing behind
-        Path(temporary).unlink(missing_ok=True)
-
-
-def let_others_read(path: Path) -> None:
-    """Gives a file that was written for its owner alone, as temporary files are, the mode of any new file."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    path.chmod(0o666 & ~umask)
+        temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -207,14 +199,19 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: as `read_json`; names the line.
     """
-    # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold.
-    lines = enumerate(read_text(path).split("\n"), start=1)
     rows = []
-    for where, line in [(f"{path}, line {number}", line) for number, line in lines if line.strip()]:
+    for number, line in numbered_lines(read_text(path)):
+        where = f"{path}, line {number}"
         rows.append(parse_json(line, where))
         if not isinstance(rows[-1], dict):
             raise ValueError(f"{where}: must hold an object {{...}}, it holds {_kind(rows[-1])}")
     return rows
+
+
+def numbered_lines(text: str) -> list[tuple[int, str]]:
+    """Lines that are not blank, with their numbers from 1."""
+    # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold.
+    return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

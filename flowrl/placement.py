@@ -31,3 +31,8 @@ def widest(device: torch.device) -> torch.dtype:
 def widened(tensor: Tensor) -> Tensor:
     """A tensor in the widest dtype of its device."""
     return tensor.to(widest(tensor.device))
+
+
+def sent_wide(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, in the widest dtype there."""
+    return sent(tensor.to(widest(device)), device)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from flowrl.failures import out_of_memory
-from flowrl.files import let_others_read, read_json
+from flowrl.files import read_json
 from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.lora import LORA_FILE, lora_ready_for_diffusers
 from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
@@ -337,7 +337,6 @@ def write_lora(
     layers = {f"{part}_lora_layers": lora_ready_for_diffusers(tensors)}
     metadata = {f"{part}_lora_adapter_metadata": dict(config)}
     cls.save_lora_weights(folder, **layers, **metadata)
-    let_others_read(folder / LORA_FILE)
     return folder / LORA_FILE
 
 

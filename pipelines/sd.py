@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flowrl.pipelines.cards import Card, Grid, clip_context, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
+from flowrl.placement import widest
 from flowrl.samplers.flow_coordinates import (
     diffusion_schedule,
     flow_levels,
@@ -70,7 +71,7 @@ def flow_velocity(
 def levels_on(device: torch.device, config: Mapping[str, Any]) -> dict[str, Tensor]:
     """The table of levels where networks are called, so that no call waits; on the CPU where float64 is unknown."""
     levels = flow_levels(config)
-    return {"levels": levels if device.type == "mps" else levels.to(device)}
+    return {"levels": levels.to(device) if widest(device) == levels.dtype else levels}
 
 
 def own_levels(model: str, config: Mapping[str, Any], num_steps: int, grid: str, shift: float | None) -> Schedule:

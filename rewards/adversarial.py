@@ -383,7 +383,7 @@ class AdversarialReward:
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        reward = self._reward(logits).detach().double()
+        reward = self._reward(logits).detach().cpu().double()
         margin = float(reward[:count].mean() - reward[count:].mean())
         return _Step(loss=loss.item(), accuracy=accuracy, margin=margin, learned=learned)
 
@@ -395,7 +395,7 @@ class AdversarialReward:
             self._held_out = self.references.held_out(prompts, records)
         sets = {"reward_references": self._held_out, "reward_frozen": (prompts, list(images.numpy()))}
         return {
-            name: float(self._reward(self._judge(images, texts, 0)).double().mean())
+            name: float(self._reward(self._judge(images, texts, 0)).cpu().double().mean())
             for name, (texts, images) in sets.items()
             if images
         }
@@ -405,7 +405,7 @@ def _accuracy(whole: Tensor, loss: Loss) -> float:
     """Share of correct verdicts among logits of references, then of as many generated images; ties count half."""
     real, fake = whole.chunk(2)
     signs = torch.sign(real - fake) if loss == "pairwise" else torch.cat([torch.sign(real), -torch.sign(fake)])
-    return float((signs.double() + 1.0).mean() / 2.0)
+    return float((signs.cpu().double() + 1.0).mean() / 2.0)
 
 
 def _record(inputs: RewardInputs, item: int) -> dict[str, Any]:

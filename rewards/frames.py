@@ -15,10 +15,11 @@ from fractions import Fraction
 from functools import partial
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.config.rewards import FramePolicy, FrameReducer, Frames
+from flowrl.placement import widened
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.outputs import check_output, joined
 
@@ -75,17 +76,17 @@ def frame_places(frames: int, *, policy: FramePolicy, count: int | None = None) 
 
 def frame_weights(
     values: Float[Tensor, " b n"], *, reducer: FrameReducer, fraction: float | None = None
-) -> Float64[Tensor, " b n"]:
+) -> Float[Tensor, " b n"]:
     """What each frame's value counts in its video's: rows that sum to 1, or to 0 where `positive_mean` finds none.
 
     Among equal values the earlier frames count.
     """
-    values = values.detach().double()
+    values = widened(values.detach())
     number = values.shape[1]
     if reducer == "mean":
         return torch.full_like(values, 1 / number)
     if reducer == "positive_mean":
-        positive = (values > 0).double()
+        positive = (values > 0).to(values.dtype)
         return positive / positive.sum(1, keepdim=True).clamp(min=1)
     best = 1
     if reducer == "top_frac":
@@ -128,6 +129,6 @@ def _reduced(output: RewardOutput, videos: int, frames: Frames) -> RewardOutput:
     )
 
 
-def _weighted(values: Float[Tensor, " b n"], weights: Float64[Tensor, " b n"]) -> Float[Tensor, " b"]:
-    """`sum_j weight_j value_j` in float64; frames of weight 0 may hold NaN."""
-    return (torch.where(weights > 0, values.double(), 0.0) * weights).sum(1).float()
+def _weighted(values: Float[Tensor, " b n"], weights: Float[Tensor, " b n"]) -> Float[Tensor, " b"]:
+    """`sum_j weight_j value_j` in the dtype of the weights; frames of weight 0 may hold NaN."""
+    return (torch.where(weights > 0, values.to(weights.dtype), 0.0) * weights).sum(1).float()

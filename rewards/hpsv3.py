@@ -112,4 +112,4 @@ def preference_head(width: int) -> nn.Sequential:
 def _score(inputs: RewardInputs, *, options: Hpsv3, scorer: Scorer) -> RewardOutput:
     images = [qwen_vl.resized_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in to_uint8(inputs.images)]
     outputs = scorer.outputs(inputs.prompts, batch_size=options.batch_size, images=images.__getitem__)
-    return output_of((_FACTORS[options.scale] * outputs[:, 0, 0].double()).tolist(), inputs)
+    return output_of((_FACTORS[options.scale] * outputs[:, 0, 0].cpu().double()).tolist(), inputs)

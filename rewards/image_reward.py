@@ -214,4 +214,4 @@ def _score(inputs: RewardInputs, *, network: Blip, tokenizer: Any, device: torch
     ).to(device)
     with torch.autocast(device.type, enabled=False):
         output = network(pixels, tokens["input_ids"], tokens["attention_mask"])
-    return output_of(((output.double() - MEAN) / STD).tolist(), inputs)
+    return output_of(((output.cpu().double() - MEAN) / STD).tolist(), inputs)

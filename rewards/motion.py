@@ -10,11 +10,12 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from flowrl.config.sections import at_least
+from flowrl.placement import widened
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
 
 
@@ -59,7 +60,7 @@ def check_min_change(min_change: float) -> None:
         )
 
 
-def smoothness(video: Float[Tensor, " f 3 h w"], *, cell: int) -> Float64[Tensor, ""]:
+def smoothness(video: Float[Tensor, " f 3 h w"], *, cell: int) -> Float[Tensor, ""]:
     """How little the change itself changes: a scalar in [0, 1].
 
         1 - sum |d_t+1 - d_t| / sum (|d_t+1| + |d_t|)
@@ -69,7 +70,7 @@ def smoothness(video: Float[Tensor, " f 3 h w"], *, cell: int) -> Float64[Tensor
     a sharp edge that moves evenly as rough as flicker, since each pixel jumps once; the mean of a cell of k pixels
     changes evenly while the edge crosses it.
     """
-    pooled = avg_pool2d(video.double(), cell, ceil_mode=True, count_include_pad=False)
+    pooled = avg_pool2d(widened(video), cell, ceil_mode=True, count_include_pad=False)
     first = pooled.diff(dim=0)
     second = first.diff(dim=0)
     size = first.abs()
@@ -78,9 +79,9 @@ def smoothness(video: Float[Tensor, " f 3 h w"], *, cell: int) -> Float64[Tensor
     return 1 - torch.where(total == 0, 0.0, roughness)  # 0 / 0 of a frozen video; NaN pixels stay NaN
 
 
-def frame_change(video: Float[Tensor, " f 3 h w"]) -> Float64[Tensor, ""]:
+def frame_change(video: Float[Tensor, " f 3 h w"]) -> Float[Tensor, ""]:
     """Mean of |d_t| over all pixels, channels and t: a scalar in [0, 1], 0 for a frozen video."""
-    return video.diff(dim=0).abs().double().mean()
+    return widened(video.diff(dim=0).abs()).mean()
 
 
 def _score(inputs: RewardInputs, *, cell: int, min_change: float) -> RewardOutput:

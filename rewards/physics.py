@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from flowrl.config.sections import at_least, positive
+from flowrl.placement import widened
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.motion import check_min_change, frame_change, videos_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
@@ -101,7 +102,7 @@ class Physics:
         )
 
 
-def soft_min(similarities: Float64[Tensor, " n"], *, temperature: float) -> Float64[Tensor, ""]:
+def soft_min(similarities: Float[Tensor, " n"], *, temperature: float) -> Float[Tensor, ""]:
     """`sum_i softmax_i((1 - s_i) / temperature) s_i`: between the minimum and the mean; small temperatures go lower."""
     weights = ((1 - similarities) / temperature).softmax(0)
     return (weights * similarities).sum()
@@ -141,7 +142,7 @@ def _score(
     return output_of(values, inputs, parts)
 
 
-def _similarity(windows: Float[Tensor, " n f 3 h w"], options: Physics, network: Any) -> Float64[Tensor, " n"]:
+def _similarity(windows: Float[Tensor, " n f 3 h w"], options: Physics, network: Any) -> Float[Tensor, " n"]:
     """[N] similarity of what was foreseen and what came, for windows of processed frames."""
     seen: Tensor = network.get_vision_features(windows[:, : options.context])
     if options.target_features == "window":
@@ -157,4 +158,4 @@ def _similarity(windows: Float[Tensor, " n f 3 h w"], options: Physics, network:
     ).last_hidden_state
     if options.pooling == "mean":
         foreseen, came = foreseen.mean(1, keepdim=True), came.mean(1, keepdim=True)
-    return cosine_similarity(foreseen.double(), came.double(), dim=-1).mean(1)
+    return cosine_similarity(widened(foreseen), widened(came), dim=-1).mean(1)

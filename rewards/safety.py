@@ -67,4 +67,4 @@ def _score(inputs: RewardInputs, *, network: Any, processor: Any, place: int, de
     pixels = processed(processor, to_uint8(inputs.images)).to(device)
     with torch.autocast(device.type, enabled=False):
         logits = network(pixel_values=pixels).logits
-    return output_of((-logits.double().softmax(-1)[:, place]).tolist(), inputs)
+    return output_of((-logits.cpu().double().softmax(-1)[:, place]).tolist(), inputs)

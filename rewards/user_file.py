@@ -100,6 +100,7 @@ def copied(inputs: RewardInputs) -> RewardInputs:
     """The same inputs in memory of their own and without gradient: whoever writes into them spoils nothing."""
 
     def of(images: list[list[Tensor]] | None) -> list[list[Tensor]] | None:
+        """A copy of the images of each prompt."""
         return None if images is None else [[image.detach().clone() for image in few] for few in images]
 
     return replace(

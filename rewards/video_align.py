@@ -149,7 +149,7 @@ def _score(inputs: RewardInputs, *, options: VideoAlign, settings: Settings, sco
     outputs = scorer.outputs(inputs.prompts, batch_size=options.batch_size, videos=clips)
     # Three outputs per token: each dimension's own at its own token. One output: the token alone tells them apart.
     chosen = outputs.diagonal(dim1=1, dim2=2) if outputs.shape[-1] == len(DIMENSIONS) else outputs[..., 0]
-    rows = chosen.double().tolist()
+    rows = chosen.cpu().double().tolist()
     normal = [[(x - mean) / std for x, (mean, std) in zip(row, settings.constants, strict=True)] for row in rows]
     parts = {name: [row[k] for row in normal] for k, name in enumerate(DIMENSIONS)}
     values = [sum(parts[name][i] for name in options.dimensions) for i in range(len(inputs))]

@@ -197,7 +197,7 @@ def by_step(scale_of_step: Callable[[int], float], sigma_T: Float[Tensor, " T1"]
         scale_of_step: The scale at a step.
         sigma_T: The schedule's noise levels, decreasing to 0.
     """
-    sigmas = sigma_T[:-1].detach().double().cpu()
+    sigmas = sigma_T[:-1].detach().cpu().double()
     return lambda sigma: scale_of_step(int((sigmas - sigma).abs().argmin()))
 
 

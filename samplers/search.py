@@ -182,7 +182,7 @@ def search(
         given = score(clean, rows)
         if given.shape != rows.shape:
             raise ValueError(f"score must return one number per candidate [{len(rows)}], got {list(given.shape)}")
-        number = given.detach().double().cpu()
+        number = given.detach().cpu().double()
         scores[cut, rows] = torch.where(torch.isfinite(number), number, math.nan)
         return scores[cut, rows].reshape(rows_PA.shape)
 

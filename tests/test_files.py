@@ -79,7 +79,8 @@ def test_what_is_no_text_file_is_refused_and_a_link_is_followed(tmp_path: Path) 
 def test_files_have_the_mode_of_any_new_file(umask: int, tmp_path: Path) -> None:
     before = os.umask(umask)
     try:
-        with replacing(tmp_path / "a") as stream:
+        with pytest.MonkeyPatch.context() as patch, replacing(tmp_path / "a") as stream:
+            patch.setattr(os, "umask", lambda mask: pytest.fail("files of other threads are made with this umask"))
             stream.write(b"x")
     finally:
         assert os.umask(before) == umask

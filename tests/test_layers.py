@@ -43,6 +43,7 @@ LAYERS: dict[str, int] = {
     "placement": 0,
     "files": 0,
     "failures": 0,
+    "interrupts": 0,
     "versions": 0,
     "progress": 0,
     "capabilities": 0,
@@ -50,7 +51,7 @@ LAYERS: dict[str, int] = {
     "__main__": 7,
 }
 LOOSE = {"__init__", "__main__", "cli", "trajectory", "randomness", "placement", "files", "progress", "capabilities"}
-LOOSE |= {"failures", "versions"}
+LOOSE |= {"failures", "interrupts", "versions"}
 """What may lie in flowrl/ itself."""
 COMMAND_FILES = {"__init__", "arguments", "run", "result", "page"}
 """The names that may occur more than once: every command's folder has the same ones."""

@@ -52,7 +52,11 @@ def add_sampling_arguments(
 
 
 def count(text: str, most: int = 1_000_000) -> int:
-    """A whole number of at least 1, as a flag's value."""
+    """A whole number of at least 1, as a flag's value.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or more than `most`.
+    """
     if not text.isdecimal() or len(text) > 18 or not 1 <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most:,}, got {text!r}")
     return int(text)
@@ -63,7 +67,11 @@ steps, images, pixels, threads = (partial(count, most=most) for most in (STEPS, 
 
 
 def scale(text: str) -> float:
-    """A guidance scale, as a flag's value."""
+    """A guidance scale, as a flag's value.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no number from 0 to `GUIDANCE`.
+    """
     try:
         value = float(text)
     except ValueError:

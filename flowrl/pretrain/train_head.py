@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flowrl.config.strict_yaml import build_settings
+from flowrl.files import is_taken
 from flowrl.pretrain.head_data import Split, pair_features, split_pairs
 from flowrl.progress import progress
 from flowrl.prompts.pairs import read_pairs
@@ -124,7 +125,7 @@ def train_head(pairs: Path, config: HeadConfig) -> dict[str, Any]:
         ValueError: bad pairs, too few of them, no backbone, or `out` is taken; before anything is trained.
     """
     out, start = Path(config.out), time.monotonic()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if is_taken(out):
         raise ValueError(f"out={out} is there already and will not be overwritten: give another out=FOLDER.")
     check_backbone(config.backbone, config.model, config.image_size)
     rows = read_pairs(pairs)

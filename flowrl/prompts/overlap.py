@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _OPPOSITE = {"and": "and", "left of": "right of", "right of": "left of", "above": "below", "below": "above"}
@@ -43,6 +43,17 @@ def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
 def shared_words(trained_on: int, number: int) -> str:
     """How many prompts of an evaluation are no held-out ones, in words."""
     return f"{trained_on} of {number} evaluation prompts {'were' if trained_on > 1 else 'was'} also trained on"
+
+
+def held_out_or_shared(counted: Mapping[str, int] | None) -> tuple[str, str]:
+    """What a run's evaluation prompts are called, and how many are no held-out ones, in words; "" where all are.
+
+    Args:
+        counted: `eval_prompts` of the run's manifest; None where nothing was counted.
+    """
+    if not counted or not counted.get("trained_on"):
+        return "held-out", ""
+    return "evaluation", shared_words(int(counted["trained_on"]), int(counted["number"]))
 
 
 def swapped(text: str) -> str | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flowrl.config.sections import OptimConfig
 from flowrl.pipelines.lora import Policy
-from flowrl.placement import widest
+from flowrl.placement import sent_wide, widest
 from flowrl.samplers import Network
 from flowrl.training.devices import wait_for
 from flowrl.training.run import Run
@@ -205,7 +205,7 @@ class Statistics:
         self._read()
         names = list(self._sums)
         mine = torch.tensor([[self._sums[n], self._counts[n]] for n in names], dtype=torch.float64)
-        total = run.accelerator.reduce(mine.to(widest(run.device)).to(run.device), reduction="sum")
+        total = run.accelerator.reduce(sent_wide(mine, run.device), reduction="sum")
         result = {n: float(s / c) for n, (s, c) in zip(names, total.cpu(), strict=True) if c > 0}
         result |= {name: sum(values) / len(values) for name, values in self._shared.items()}
         return result | {name: self.largest_of_all(name, run) for name in sorted(self._largest)}

@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import resource
-import signal
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
 from flowrl.config.train import TrainConfig, to_yaml
-from flowrl.files import locked, read_json_lines, replacing, write_atomically
+from flowrl.files import locked, replacing, write_atomically
+from flowrl.interrupts import on_interrupt
 from flowrl.training.checkpoints import checkpoints, read_checkpoint, remove_halves, write_checkpoint
 from flowrl.training.devices import accelerator_of, on_main
 from flowrl.training.evaluation_rows import remove_evaluations
@@ -152,11 +150,6 @@ class Run:
                     self._writer.add_scalar(key, value, int(row["iteration"]))
             self._writer.flush()
 
-    def rows(self) -> list[dict[str, Any]]:
-        """What `metrics.jsonl` holds."""
-        path = self.folder / "metrics.jsonl"
-        return read_json_lines(path) if path.exists() else []
-
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, iteration: int, state: Mapping[str, Any], keep: int) -> None:
@@ -237,33 +230,20 @@ class Run:
         if self._writer is not None:
             self._writer.close()
 
-    @contextmanager
-    def watching_interrupts(self) -> Iterator[None]:
+    def watching_interrupts(self) -> AbstractContextManager[None]:
         """Inside, the first Ctrl-C asks for a stop after this iteration; a second one stops at once.
 
         SIGTERM and SIGHUP, a terminal that was closed, do the same; under nohup SIGHUP stays ignored.
         """
 
-        def handle(number: int, frame: FrameType | None) -> None:
+        def stop() -> None:
             if self.stop_requested:
                 raise KeyboardInterrupt
             self.stop_requested = True
-            if number == signal.SIGHUP:
-                _leave_terminal()
             if self.main:
                 print("\nStopping after this iteration, then saving. Press Ctrl-C again to stop at once.", flush=True)
 
-        watched = [
-            number
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-        ]
-        before = {number: signal.signal(number, handle) for number in watched}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return on_interrupt(stop)
 
     def should_stop(self) -> bool:
         """Whether any process was asked to stop; every process gets the same answer."""
@@ -276,16 +256,6 @@ class Run:
             return tensor
         gathered: torch.Tensor = self.accelerator.gather(tensor.contiguous().to(self.device))
         return gathered.to(tensor.device)
-
-
-def _leave_terminal() -> None:
-    """Sends nowhere what would go to a terminal that is gone: a write to it would end the run."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            print(file=stream, flush=True)
-        except OSError:
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _refuse_different(inputs: Mapping[str, Any], world: int) -> None:

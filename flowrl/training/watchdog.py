@@ -232,7 +232,7 @@ def evaluation_warnings(history: dict[str, Any], row: Mapping[str, Any], held_ou
             continue
         was, was_low, was_high = first[name]
         error = ((high - low) ** 2 + (was_high - was_low) ** 2) ** 0.5 / (2 * 1.96)
-        if was - mean <= 2 * error:
+        if not was - mean > 2 * error:  # nor where a bound is unknown, which is NaN
             return {}
         fallen.append(f"{name} {was:.3g} -> {mean:.3g}")
     if not fallen:

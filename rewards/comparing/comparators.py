@@ -144,7 +144,7 @@ def _by_score(
 ) -> Verdicts:
     places, where = np.unique(pairs, return_inverse=True)
     output = reward(inputs[torch.from_numpy(places)])
-    values = output.values.detach().double().cpu().numpy()
+    values = output.values.detach().cpu().double().numpy()
     values = np.where(output.valid.cpu().numpy(), values, np.nan)
     first, second = values[where.reshape(pairs.shape)].T
     difference = first - second

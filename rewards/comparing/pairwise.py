@@ -256,7 +256,7 @@ def _output(values: np.ndarray, inputs: RewardInputs, played: Bouts) -> RewardOu
 
 def _rank(inputs: RewardInputs, *, inner: Reward, options: Rank) -> RewardOutput:
     output = inner(inputs)
-    score = torch.where(output.valid, output.values.detach(), torch.nan).double().cpu().numpy()
+    score = torch.where(output.valid, output.values.detach(), torch.nan).cpu().double().numpy()
     values = np.full(len(inputs), np.nan)
     errors: list[str | None] = [None] * len(inputs)
     for places in group_places(inputs).values():

@@ -158,6 +158,6 @@ def _score(
             logits = network(**batch, use_cache=False).logits
         last = batch["attention_mask"].sum(-1) - 1
         rows = torch.arange(len(part), device=logits.device)
-        for row in logits[rows, last][:, list(levels)].double().tolist():
+        for row in logits[rows, last][:, list(levels)].cpu().double().tolist():
             values.append(expected_level(dict(zip(LEVELS, row, strict=True)), worth))
     return output_of(values, inputs)

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from flowrl.placement import sent_wide, widened
 from flowrl.randomness import counter_seed
 from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.chat import Answer, Chat, Question
@@ -205,7 +206,7 @@ class GumbelNoise:
             generator = torch.Generator().manual_seed(counter_seed("answer", seed, step))
             uniform = torch.rand(len(row), generator=generator, dtype=torch.float64).clamp(min=1e-300)
             noise = -torch.log(-torch.log(uniform))
-            rows.append(row.double() / temperature + noise.to(row.device))
+            rows.append(widened(row) / temperature + sent_wide(noise, row.device))
         return torch.stack(rows).to(scores.dtype)
 
 

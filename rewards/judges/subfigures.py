@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.placement import widened
 from flowrl.prompts.grids import MAX_CELLS, cell_pairs, cell_prompts, check_grid, grid_shape, split_grid
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, reward_options
@@ -138,7 +139,7 @@ def _mean(output: RewardOutput, images: int) -> RewardOutput:
 
 
 def _row_mean(values: Tensor) -> Tensor:
-    return values.double().mean(1).float()
+    return widened(values).mean(1).float()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -213,8 +213,8 @@ def scores_of(output: RewardOutput, items: Sequence[Item]) -> list[Score]:
     """
     words = sorted(output.errors) or ["not_finite"]
     word, detail = (words[0], None) if len(words) == 1 else ("mixed", ", ".join(words))
-    parts = {name: numbers.double().tolist() for name, numbers in output.parts.items()}
-    rows = zip(items, output.values.double().tolist(), output.valid.tolist(), strict=True)
+    parts = {name: numbers.cpu().double().tolist() for name, numbers in output.parts.items()}
+    rows = zip(items, output.values.cpu().double().tolist(), output.valid.tolist(), strict=True)
     return [
         Score(
             id=item.id, value=value if valid else None, parts={name: numbers[i] for name, numbers in parts.items()},

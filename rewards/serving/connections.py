@@ -26,16 +26,19 @@ def limited_protocol(header_seconds: float) -> type[H11Protocol]:
         deadline: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
+            """Begins to wait for headers; a connection too many is closed at once."""
             super().connection_made(transport)
             if len(self.connections) > MOST_CONNECTIONS:
                 transport.abort()
             self._watch()
 
         def data_received(self, data: bytes) -> None:
+            """Waits no longer once the headers are whole, and again for those of the next request."""
             super().data_received(data)
             self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            """Waits no longer."""
             self._unwatch()
             super().connection_lost(exc)
 

@@ -296,7 +296,7 @@ def test_run_that_has_just_started(tmp_path: Path) -> None:
 def test_broken_lines_are_left_out_and_said(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     with (folder / "metrics.jsonl").open("a") as stream:
-        stream.write('{"iteration": 40, "rewa')
+        stream.write('{"iteration": 39, "note": "a\u2028b"}\n{"iteration": 40, "rewa')  # the first is a whole line
     page = page_of(folder)
     parse(page)
     assert "1 line of metrics.jsonl could not be read" in page

@@ -9,20 +9,33 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate.state import AcceleratorState, GradientState
 
 from flowrl.cli import main
 
+RAISED = 70
+"""The exit code of a command that raised something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command did: exit code (negative: the signal that ended it; None: it did not end), output, seconds."""
+
+    code: int | None
+    said: str
+    seconds: float
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """The processes of one command, process 0 first, and the files that hold what they print."""
+    """The processes of one command, process 0 first, the files that hold what they print, and when they began."""
 
     pids: tuple[int, ...]
     logs: tuple[Path, ...]
+    begun: float = field(default_factory=time.monotonic)
 
     def signal(self, number: int) -> None:
         """Sends a signal to those that still live."""
@@ -49,6 +62,17 @@ class Started:
             time.sleep(0.005)
         return tuple(codes[pid] for pid in self.pids)
 
+    def answer(self, limit: float) -> Answer | None:
+        """What a command of one process did, or had done when it was killed after `limit` seconds; None meanwhile."""
+        (pid,), seconds = self.pids, time.monotonic() - self.begun
+        code = _poll(pid)
+        if code is None:
+            if seconds < limit:
+                return None
+            os.killpg(pid, signal.SIGKILL)  # and what it has started
+            os.waitpid(pid, 0)
+        return Answer(code, self.said(), seconds)
+
     def said(self) -> str:
         """All that was printed."""
         return "\n".join(log.read_text(errors="replace") for log in self.logs if log.exists())
@@ -69,7 +93,7 @@ def start_forks(
         arguments: of the command.
         folders: one for each process.
         log: what process 0 prints goes there, that of the others beside it.
-        prepare: is called in every process before the command.
+        prepare: is called in every process before the command; limits of memory go there.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -92,7 +116,7 @@ def start_forks(
 def _be_the_command(
     arguments: Sequence[str], folder: Path, log: Path, environment: dict[str, object], prepare: Callable[[], None]
 ) -> None:
-    code = 1
+    code = RAISED
     try:
         os.setsid()
         os.chdir(folder)
@@ -107,9 +131,13 @@ def _be_the_command(
         GradientState._reset_state()
         prepare()
         code = main(list(arguments))
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        finally:
+            os._exit(code)

@@ -11,11 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pretend_gpu import pretend_gpu
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
 from flowrl.config.rewards import Frames
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, reward_options
+from flowrl.rewards import (
+    FunctionReward,
+    Reward,
+    RewardInputs,
+    RewardOutput,
+    build_reward,
+    reward_options,
+    tensor_output,
+)
 from flowrl.rewards.frames import frame_places, framewise
 from flowrl.rewards.motion import frame_change, smoothness
 from flowrl.rewards.outputs import check_output
@@ -125,6 +134,24 @@ def test_a_failed_frame_fails_its_video_only_where_it_is_looked_at() -> None:
     assert output.errors == {"too_red": 1}
     assert output.values[1].item() == pytest.approx(0.6)
     assert framewise(RED, Frames(policy="first"))(inputs).values.tolist() == pytest.approx([0.2, 0.2])
+
+
+@pytest.mark.parametrize("reducer", [{}, {"reducer": "min"}, {"reducer": "positive_mean"}])
+def test_where_there_is_no_float64_none_is_used(reducer: dict[str, Any]) -> None:
+    """And the values are those of the host, but for the last digits."""
+    videos, ids = torch.rand(2, 5, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.arange(2)
+    brightness = FunctionReward(
+        name="bright", score=lambda inputs: tensor_output(inputs.images.mean((1, 2, 3))),
+        needs=frozenset({"images"}), version="1",
+    )  # fmt: skip
+    rewards = (framewise(brightness, Frames(**reducer)), build_reward("temporal_smoothness"))
+    on_host = [reward(inputs_of(videos)).values.tolist() for reward in rewards]
+    with pretend_gpu("mps") as findings:
+        there = videos.to("mps")
+        inputs = replace(inputs_of(videos), videos=there, images=there[:, 0], sample_ids=ids.to("mps"))
+        on_device = [reward(inputs).values.tolist() for reward in rewards]
+    assert not findings.faults
+    assert on_device == [pytest.approx(values, abs=1e-6) for values in on_host]
 
 
 def test_the_top_fraction_is_counted_exactly() -> None:

@@ -209,14 +209,14 @@ def test_where_a_moving_window_changes_the_diversity_it_is_not_judged(toy: Path)
 # ---- warnings of an evaluation ---------------------------------------------------------------------------------------
 
 
-def evaluated(reached: float, *values: tuple[float, float], sd: float = 0.1) -> dict[str, str]:
-    """Trained rewards from 0.5 to `reached`; held-out ones from the first to the second of each, both +- 0.02."""
+def evaluated(reached: float, *values: tuple[float, float], sd: float = 0.1, error: float = 0.02) -> dict[str, str]:
+    """Trained rewards from 0.5 to `reached`; held-out ones from the first to the second of each, both +- `error`."""
     history = new_history()
     history["first"], history["recent"] = [[0.5, sd]] * 3, [0.5]
     for place, now in ((0, 0.5), (1, reached)):
         history["recent"] = [now] * 3
         row = {f"eval/reward/r{n}{end}": pair[place] + by for n, pair in enumerate(values)
-               for end, by in (("", 0.0), ("_low", -0.02), ("_high", 0.02))}  # fmt: skip
+               for end, by in (("", 0.0), ("_low", -error), ("_high", error))}  # fmt: skip
         found = evaluation_warnings(history, row | {"eval/reward/trained": now}, [f"r{n}" for n in range(len(values))])
         assert place or not found
     return found
@@ -234,6 +234,7 @@ def test_what_is_not_hacking_is_not_called_so() -> None:
     assert evaluated(0.3, (0.9, 0.8)) == {}
     assert evaluated(0.7, (0.9, 0.875)) == {}  # within two standard errors
     assert evaluated(0.7) == {}  # nothing is held out
+    assert evaluated(0.7, (0.4, 0.9), error=math.nan) == {}  # how exact the means are is not known
 
 
 # ---- when they are said ----------------------------------------------------------------------------------------------

@@ -8,26 +8,35 @@ not name what was wrong, or where a file that was there is lost or changed.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import random
 import re
+import resource
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from bad_input_draws import Trial, file_trials, flag_trials, slip_trials, value_trials
 from bad_input_folder import TRAIN, digests, write_inputs
 from bad_input_list import listed_trials
-from forks import Answer, start, wait, warm_up
 from origin import origin
 
 from flowrl.progress import progress
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "helpers"))
+
+from warm_forks import RAISED, Answer, Started, start_forks
+
 LIMIT = 60.0
 """Seconds that a command may take."""
+MEMORY = 8 * 2**30
+"""Bytes that a command may ask for beyond what this process has: less than the machine, so that nothing else dies."""
 _OWN = re.compile(r"(^|/)(\.lock|error\.log)$")  # what any command may write into a run folder
 
 
@@ -38,13 +47,36 @@ def all_trials(seed: int) -> list[Trial]:
     return [*listed_trials(), *drawn]
 
 
+def warm_up() -> None:
+    """Imports what commands need, on one thread, so that forks start with it."""
+    import torch
+
+    torch.set_num_threads(1)
+    for name in (
+        "diffusers", "peft", "transformers", "tensorboard", "flowrl.training.loop", "flowrl.recipes.backprop",
+        "flowrl.recipes.forward", "flowrl.recipes.grpo", "flowrl.recipes.preference", "flowrl.commands.report.run",
+        "flowrl.commands.train.run", "flowrl.pipelines.sd3",
+    ):  # fmt: skip
+        importlib.import_module(name)
+
+
+def start(words: Sequence[str], folder: Path, log: Path) -> Started:
+    """Starts `flowrl WORDS` in a folder, with bounded memory."""
+    return start_forks(words, [folder], log, _bound_memory)
+
+
+def _bound_memory() -> None:
+    most = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
 def verdict(trial: Trial, answer: Answer, before: dict[str, str], after: dict[str, str]) -> str:
     """What is wrong with an answer; empty where nothing is."""
     if answer.code is None:
         return f"hang: no end after {LIMIT:.0f} s"
     if answer.code < 0:
         return f"signal {-answer.code}"
-    if "Traceback (most recent call last)" in answer.said or answer.code in (70, 71):
+    if "Traceback (most recent call last)" in answer.said or answer.code == RAISED:
         return "traceback"
     lost = [
         name
@@ -73,7 +105,7 @@ def run_trials(trials: list[Trial], template: Path, *, jobs: int) -> list[dict[s
     """Runs trials, some side by side, and returns a row for each."""
     rows: list[dict[str, object]] = []
     waiting = list(enumerate(trials))
-    running: list[tuple[Trial, Path, dict[str, str], Path, float, int]] = []
+    running: list[tuple[Trial, Path, dict[str, str], Started]] = []
     with progress("trials", len(trials), 0, enabled=sys.stderr.isatty()) as advance:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -83,10 +115,10 @@ def run_trials(trials: list[Trial], template: Path, *, jobs: int) -> list[dict[s
                 if trial.prepare is not None:
                     trial.prepare(place)
                 log = template.parent / f"trial-{number}.txt"
-                running.append((trial, place, digests(place), log, time.monotonic(), start(trial.words, place, log)))
+                running.append((trial, place, digests(place), start(trial.words, place, log)))
             for entry in list(running):
-                trial, place, before, log, begun, child = entry
-                if (answer := wait(child, log, limit=LIMIT, begun=begun)) is None:
+                trial, place, before, started = entry
+                if (answer := started.answer(LIMIT)) is None:
                     continue
                 wrong = verdict(trial, answer, before, digests(place))
                 rows.append(
@@ -121,12 +153,9 @@ def main() -> int:
         template.mkdir()
         write_inputs(template)
         for words in ([*TRAIN, "out=run"], [*TRAIN, "out=other", "num_iterations=1", "seed=3"]):
-            log = Path(folder) / "template.txt"
-            begun, child = time.monotonic(), start(words, template, log)
-            while (answer := wait(child, log, limit=300, begun=begun)) is None:
-                time.sleep(0.1)
-            if answer.code != 0:
-                raise SystemExit(f"the runs that trials begin with failed:\n{answer.said}")
+            started = start(words, template, Path(folder) / "template.txt")
+            if started.wait(300) != (0,):
+                raise SystemExit(f"the runs that trials begin with failed:\n{started.said()}")
         trials = [trial for trial in all_trials(parsed.seed) if re.search(parsed.only or "", trial.name)]
         rows = run_trials(trials, template, jobs=parsed.jobs)
     counts = Counter(str(row["wrong"]).split(":")[0] or "right" for row in rows)

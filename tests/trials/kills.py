@@ -103,7 +103,7 @@ class Trials:
     def unequal(self, name: str, processes: int) -> list[str]:
         """What of a run differs from the one that was left alone."""
         run, whole = self.run(name), self.run(f"whole-{processes}")
-        left = [path for path in run.rglob(".*") if path.name != LOCK]
+        left = hidden(run) - hidden(whole)  # the lock and the last good LoRA stay
         checks = {
             "LoRA": lora(run) == lora(whole),
             "state": differences(lasting(run), lasting(whole)) == 0,
@@ -112,6 +112,11 @@ class Trials:
             "nothing left over": not left,
         }
         return [what for what, equal in checks.items() if not equal]
+
+
+def hidden(run: Path) -> set[Path]:
+    """Files of a run folder that are not shown."""
+    return {path.relative_to(run) for path in run.rglob(".*")}
 
 
 def _time_stages(place: Path) -> None:

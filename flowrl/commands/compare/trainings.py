@@ -12,11 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 import torch
@@ -33,6 +31,7 @@ from flowrl.commands.compare.question import (
 from flowrl.commands.compare.standing import Display, spent_share
 from flowrl.config.train import find_config
 from flowrl.files import locked, write_atomically
+from flowrl.interrupts import on_interrupt
 
 _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 
@@ -74,7 +73,7 @@ class Comparison:
         busy = "another comparison, or a training that it started,"
         with (
             locked(self.folder, busy) as lock,
-            self._watching_interrupts(),
+            on_interrupt(self._interrupt),
             Display(self.folder, self.question) as display,
         ):
             self._write()
@@ -164,25 +163,14 @@ class Comparison:
     def _write(self) -> None:
         write_atomically(self.folder / JOURNAL, json.dumps(self.journal, indent=1) + "\n")
 
-    @contextmanager
-    def _watching_interrupts(self) -> Iterator[None]:
-        """Inside, Ctrl-C (or SIGTERM, SIGHUP) is passed to the trainings: once ends them after their iteration."""
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            self.interrupts += 1
-            if self.interrupts == 1:
-                text = "\nStopping: trainings end after this iteration and save. Press Ctrl-C again to stop at once."
-                print(text, file=sys.stderr, flush=True)
-            for training in self.working:
-                training.process.send_signal(signal.SIGINT if self.interrupts < 3 else signal.SIGKILL)
-
-        watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.signal(number, handle) for number in watched}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _interrupt(self) -> None:
+        """Passes Ctrl-C (or SIGTERM, SIGHUP) to the trainings: once ends them after their iteration."""
+        self.interrupts += 1
+        if self.interrupts == 1:
+            text = "\nStopping: trainings end after this iteration and save. Press Ctrl-C again to stop at once."
+            print(text, file=sys.stderr, flush=True)
+        for training in self.working:
+            training.process.send_signal(signal.SIGINT if self.interrupts < 3 else signal.SIGKILL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

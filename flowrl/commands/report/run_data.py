@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ import numpy as np
 import yaml
 from jaxtyping import Float
 
-from flowrl.files import parse_json, read_json
-from flowrl.prompts.overlap import shared_words
+from flowrl.files import numbered_lines, parse_json, read_json
+from flowrl.prompts.overlap import held_out_or_shared
 
 Row = Mapping[str, Any]
 
@@ -56,8 +55,8 @@ class RunData:
 
     @property
     def held_word(self) -> str:
-        """What prompts of evaluations are called: "held-out" unless some of them were trained on."""
-        return "evaluation" if (self.manifest.get("eval_prompts") or {}).get("trained_on") else "held-out"
+        """What prompts of evaluations are called."""
+        return held_out_or_shared(self.manifest.get("eval_prompts"))[0]
 
     @property
     def sample_word(self) -> str:
@@ -85,7 +84,8 @@ def read_run(folder: Path) -> RunData:
         notes.append(f"An error stopped this run ({manifest.get('failed')}): {error}")
     rows = _json_lines(folder / "metrics.jsonl", notes)
     notes += _not_finite(rows)
-    notes += _trained_on(manifest.get("eval_prompts") or {})
+    if shared := held_out_or_shared(manifest.get("eval_prompts"))[1]:
+        notes.append(f"{shared}: on those the scores say nothing about new prompts.")
     pairs, pair_iterations = _pairs(folder / "samples", notes)
     return RunData(
         folder=folder,
@@ -154,12 +154,10 @@ def _json_lines(path: Path, notes: list[str]) -> list[Row]:
     """Every whole line. A run killed while writing leaves a broken one, and a resumed run appends to it."""
     rows: list[Row] = []
     broken = 0
-    for line in _text(path).splitlines():
-        if not line.strip():
-            continue
+    for _, line in numbered_lines(_text(path)):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line, path.name, finite=False)
+        except ValueError:
             row = None
         if isinstance(row, dict):
             rows.append(row)
@@ -185,14 +183,6 @@ def _not_finite(rows: Sequence[Row]) -> list[str]:
         return []
     count = "1 logged number is" if len(broken) == 1 else f"{len(broken)} logged numbers are"
     return [f"{count} NaN or infinite and left out of the charts; first: {broken[0]}."]
-
-
-def _trained_on(counted: Row) -> list[str]:
-    """A note on evaluation prompts that are no new ones."""
-    if not counted.get("trained_on"):
-        return []
-    shared = shared_words(int(counted["trained_on"]), int(counted["number"]))
-    return [f"{shared}: on those the scores say nothing about new prompts."]
 
 
 def _last_attempt(rows: Sequence[Row]) -> tuple[Row, ...]:

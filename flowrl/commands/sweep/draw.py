@@ -144,8 +144,8 @@ def judged(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images
         own = slice(place * samples, (place + 1) * samples)
         diversity = {"pixels": image_spread(images[own])}
         if features is not None:
-            unit = torch.nn.functional.normalize(features[own].double(), dim=1)
-            diversity["features"] = mean_distance(unit.cpu().numpy(), "cosine")
+            unit = torch.nn.functional.normalize(features[own].cpu().double(), dim=1)
+            diversity["features"] = mean_distance(unit.numpy(), "cosine")
         values = {name: plain(column[own].tolist()) for name, column in columns.items()}
         rows.append({"prompt": prompt.text, "values": values, "diversity": diversity})
     return rows

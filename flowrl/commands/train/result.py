@@ -14,7 +14,7 @@ from flowrl.commands.report.result import conclusion
 from flowrl.commands.report.run_data import shown_prompts
 from flowrl.config.train import TrainConfig
 from flowrl.files import read_json_lines, write_atomically
-from flowrl.prompts.overlap import shared_words
+from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
 from flowrl.statistics.means import ScoreRow, claim, partners, stratified_score, task_scores, unknown_because
 from flowrl.training.evaluation_rows import SCORE, Row, evaluations, read_rows, score_interval, score_rows
@@ -75,14 +75,12 @@ def _warnings(rows: list[dict[str, Any]]) -> list[str]:
 
 def _shared(folder: Path) -> list[str]:
     """A line on evaluation prompts that were trained on; nothing where all are new."""
-    counted = read_manifest(folder).get("eval_prompts")
-    if not counted or not counted["trained_on"]:
-        return []
-    return [f"{shared_words(counted['trained_on'], counted['number'])}.", ""]
+    shared = held_out_or_shared(read_manifest(folder).get("eval_prompts"))[1]
+    return [f"{shared}.", ""] if shared else []
 
 
 def _word(folder: Path) -> str:
-    return "Evaluation" if _shared(folder) else "Held-out"
+    return held_out_or_shared(read_manifest(folder).get("eval_prompts"))[0].capitalize()
 
 
 def _held_out_rewards(

@@ -1,0 +1,42 @@
+"""Signals that ask a command to stop: Ctrl-C, SIGTERM, and SIGHUP, a terminal that was closed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
+    """Inside, each of these signals calls `stop` and does nothing else; under nohup SIGHUP stays ignored."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        stop()
+
+    watched = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, handle) for number in watched}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """Sends nowhere what would go to a terminal that is gone: a write to it would end the process."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            print(file=stream, flush=True)
+        except OSError:
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
