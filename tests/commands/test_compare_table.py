@@ -147,6 +147,17 @@ def test_what_both_sides_share_cancels_in_a_difference() -> None:
     assert found.detectable == pytest.approx(0, abs=1e-9)
 
 
+def test_two_seeds_that_agree_to_the_image_have_a_spread() -> None:
+    # Both seeds find 2 more of 10 right: the spread is that of rounding to a tenth, with one degree of freedom.
+    before = [rows(np.repeat([0.0, 1.0], 5))] * 2
+    after = [rows(np.repeat([0.0, 1.0], [3, 7]))] * 2
+    found = crossed_difference(before, after)
+    error = 0.1 / math.sqrt(12) / math.sqrt(2)
+    assert found.p == pytest.approx(2 * stats.t.sf(0.2 / error, 1), rel=1e-9)
+    assert found.p > 0.05
+    assert found.seeds.high == pytest.approx(0.2 + stats.t.ppf(0.975, 1) * error, rel=1e-9)
+
+
 def test_no_difference_has_p_one() -> None:
     same = [rows(np.arange(30.0))] * 2
     assert crossed_difference(same, same).p == 1.0

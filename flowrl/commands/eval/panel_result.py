@@ -91,7 +91,7 @@ def _change(settings: Settings, scored: Sequence[Scored], spread: Sequence[Diver
     change = panel_differences(base.values, subject.values, subject.prompts)
     if spread:
         pairs = [value - spread[1].by_prompt[prompt] for prompt, value in spread[0].by_prompt.items()]
-        change[DIVERSITY] = mean_interval(pairs, verdicts=False)
+        change[DIVERSITY] = mean_interval(pairs, ends=None)
     return change
 
 
