@@ -20,6 +20,7 @@ from flowrl.commands.eval import dpg_bench_runner as dpg_bench
 from flowrl.commands.eval import panel_runner as panel
 from flowrl.commands.eval import t2i_compbench_runner as t2i_compbench
 from flowrl.commands.eval.benchmark import Result
+from flowrl.commands.eval.page import render
 from flowrl.commands.eval.result import as_text
 from flowrl.generation import features, scorers
 from flowrl.generation.features import check_features, features_of
@@ -89,6 +90,18 @@ def test_means_of_a_panel_and_the_change_to_a_base(
     assert counting.asked == 12
     assert run(panel, given).metrics == result.metrics
     assert counting.asked == 12  # from the journal
+
+
+def test_a_single_prompt_has_an_interval_that_speaks_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored_by(monkeypatch)
+    (tmp_path / "one.txt").write_text("a green cup\n")
+    given = settings_for(tmp_path / "out", "drawbench", prompts=str(tmp_path / "one.txt"), samples=2)
+    result = run(panel, given)
+    assert result.intervals["level"].known
+    assert "intervals speak of these prompts." in as_text(result)
+    page = render(result, title="a page", names=["model"], command="flowrl eval")
+    assert "Intervals speak of these prompts, not of another training of the same model." in page
+    assert "of this kind" not in page
 
 
 def test_failed_images_are_in_no_mean_and_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
