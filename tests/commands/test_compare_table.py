@@ -158,6 +158,11 @@ def test_two_seeds_that_agree_to_the_image_have_a_spread() -> None:
     assert found.seeds.high == pytest.approx(0.2 + stats.t.ppf(0.975, 1) * error, rel=1e-9)
 
 
+def test_tasks_of_single_images_add_images_together_over_seeds_too() -> None:
+    right = [row for k in range(50) for row in rows(np.ones(1), task=f"t{k}")]
+    assert 0.9 < crossed_estimate([right, right]).interval.low < 0.97
+
+
 def test_no_difference_has_p_one() -> None:
     same = [rows(np.arange(30.0))] * 2
     assert crossed_difference(same, same).p == 1.0

@@ -260,6 +260,21 @@ def test_the_overall_needs_all_eight_categories(tmp_path: Path, dataset: Path, m
     assert result.differences["non_spatial"].mean == -100.0
 
 
+def test_verdicts_of_one_prompt_that_agree_leave_room(tmp_path: Path, dataset: Path) -> None:
+    (dataset / "non_spatial_val.txt").unlink()
+    (dataset / "color_val.txt").write_text("a green cup\n")
+    given = settings_for(tmp_path / "out", "t2i_compbench", prompts=str(dataset), samples=4, base=True)
+    for subject in ("model", "base"):
+        place = tmp_path / "out" / subject / "t2i_compbench" / "color" / t2i_compbench.RESULTS["color"]
+        place.mkdir(parents=True)
+        scores = [{"question_id": number, "answer": 1.0} for number in range(4)]
+        (place / "vqa_result.json").write_text(json.dumps(scores))
+    result = run(t2i_compbench, given)
+    assert result.differences["color"].low < 0 < result.differences["color"].high
+    assert result.intervals["color"].low < 100
+    assert "Intervals speak of these prompts." in " ".join(as_text(result).split())
+
+
 def test_bad_input_of_t2i_compbench_is_refused(tmp_path: Path, dataset: Path, prompts: Path) -> None:
     for more, message in (
         ({}, "Karine-Huang"),

@@ -132,8 +132,8 @@ def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, fl
     if not start:
         return UNKNOWN.mean, UNKNOWN.mean, UNKNOWN, untold(start)
     change = score_interval(end, metric, base=start)
-    means = (fmean(row.value for row in side) for side in (start, end))
-    return *means, change, "" if change.known else untold(start)
+    first, last = (fmean(row.value for row in side) for side in (start, end))
+    return first, last, change, "" if change.known else untold(start)
 
 
 def _try(folder: Path) -> str:
