@@ -67,7 +67,7 @@ def diversity(
     found = {prompt: mean_distance(vectors[rows], distance) for prompt, rows in members.items() if len(rows) > 1}
     if not found:
         raise ValueError("no prompt has two images, so there is no distance to measure: draw two or more of each.")
-    interval = mean_interval(list(found.values()), verdicts=False)
+    interval = mean_interval(list(found.values()), ends=None)
     return Diversity(interval=interval, by_prompt=found, alone=len(members) - len(found))
 
 

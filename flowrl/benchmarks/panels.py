@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
-from flowrl.statistics.means import mean_interval
+from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,30 +88,29 @@ class ScorerMean:
     failed: int
 
 
-def panel_means(
-    values: Mapping[str, ArrayLike], prompts: Sequence[Hashable], *, verdicts: bool = True
-) -> dict[str, ScorerMean]:
-    """The mean of each scorer over all images, with its interval over prompts.
+def panel_means(values: Mapping[str, ArrayLike], prompts: Sequence[Hashable]) -> dict[str, ScorerMean]:
+    """The mean of each scorer over all images, with its interval over prompts, of a single prompt over its images.
 
     Args:
         values: [N] by scorer, NaN where it failed: such an image is in no mean, and is counted.
         prompts: [N] what tells the prompts apart.
-        verdicts: as `mean_interval` takes it.
 
     Raises:
         ValueError: another number of values than of prompts.
     """
-    found = {}
-    for name, given in values.items():
-        value_N = np.asarray(given, dtype=np.float64)
-        if value_N.shape != (len(prompts),):
-            raise ValueError(f"{name}: {list(value_N.shape)} values for {len(prompts)} images: give one for each.")
-        known = np.flatnonzero(np.isfinite(value_N)).tolist()
-        interval = UNKNOWN
-        if known:
-            interval = mean_interval(value_N[known], [prompts[i] for i in known], verdicts=verdicts)
-        found[name] = ScorerMean(interval=interval, scored=len(known), failed=len(prompts) - len(known))
-    return found
+    return {name: _mean(name, given, prompts, VERDICTS) for name, given in values.items()}
+
+
+def _mean(name: str, given: ArrayLike, prompts: Sequence[Hashable], ends: Ends | None) -> ScorerMean:
+    value_N = np.asarray(given, dtype=np.float64)
+    if value_N.shape != (len(prompts),):
+        raise ValueError(f"{name}: {list(value_N.shape)} values for {len(prompts)} images: give one for each.")
+    known = np.flatnonzero(np.isfinite(value_N)).tolist()
+    interval = UNKNOWN
+    if known:
+        units = [prompts[i] for i in known] if len(set(prompts)) > 1 else None
+        interval = mean_interval(value_N[known], units, ends=ends)
+    return ScorerMean(interval=interval, scored=len(known), failed=len(prompts) - len(known))
 
 
 def panel_differences(
@@ -126,11 +125,11 @@ def panel_differences(
         after: the same of the other model.
         prompts: [N], of both.
     """
-    shared = [name for name in after if name in before]
-    change = {
-        name: np.asarray(after[name], dtype=np.float64) - np.asarray(before[name], dtype=np.float64) for name in shared
-    }
-    return {name: mean.interval for name, mean in panel_means(change, prompts, verdicts=False).items()}
+    found = {}
+    for name in (name for name in after if name in before):
+        first, last = (np.asarray(side[name], dtype=np.float64) for side in (before, after))
+        found[name] = _mean(name, last - first, prompts, ends_of(first, last, changes=True)).interval
+    return found
 
 
 def distinct(prompts: Sequence[str]) -> list[str]:

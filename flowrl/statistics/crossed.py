@@ -8,7 +8,9 @@ Every seed of a method answers the same prompts, so seeds and prompts cross. Wit
 
 the variance of the mean over seeds and prompts is A + max(B - C, 0), and its interval Student's with Satterthwaite's
 degrees of freedom. The p of a difference is that of Student's t over the seeds' differences: it asks whether training
-again would find a difference on these prompts, and needs no assumption about how much seeds spread.
+again would find a difference on these prompts, and needs no assumption about how much seeds spread. Shares of verdicts
+move in steps of one image, so that few seeds can agree by chance: their standard deviation counts for no less than that
+of rounding to such steps, step / sqrt(12) (Sheppard 1898).
 
 Letters: S seeds, N images, T tasks.
 """
@@ -24,7 +26,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 from scipy.special import nctdtrinc, stdtr
 
-from flowrl.statistics.bootstrap import LEVEL, POWER, Interval
+from flowrl.statistics.bootstrap import LEVEL, POWER, Interval, point
 from flowrl.statistics.means import (
     VERDICTS,
     Ends,
@@ -33,7 +35,6 @@ from flowrl.statistics.means import (
     Stratum,
     added_images,
     combined,
-    over_seeds,
     part_of,
     score_of,
     strata,
@@ -41,6 +42,8 @@ from flowrl.statistics.means import (
     student_quantile,
     weights_of,
 )
+
+ROUNDING = 12**-0.5  # standard deviation of what rounding to whole steps leaves, in steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,30 +133,35 @@ def cost_to_reach(cost: ArrayLike, score: ArrayLike, target: float) -> float:
 
 def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Estimate:
     """The estimate of scores, or of differences, from what `strata` gives of S runs."""
-    weights, num_tasks = weights_of(parts, by_task=by_task)
+    weights, held = weights_of(parts, by_task=by_task)
     score_S = sum(weight * value_SN.mean(axis=1) for weight, (value_SN, _) in zip(weights, parts.values(), strict=True))
-    seeds, count = over_seeds(score_S), len(np.asarray(score_S))
+    mean, count = float(np.mean(score_S)), len(np.asarray(score_S))
     if count == 1:
-        return Estimate(interval=score_of(parts, ends, by_task=by_task), seeds=seeds, p=math.nan, detectable=math.nan)
-    error = float(np.std(score_S, ddof=1)) / math.sqrt(count)
-    total = _crossed(list(parts.values()), weights, num_tasks, ends, error)
+        return Estimate(interval=score_of(parts, ends, by_task=by_task), seeds=point(mean), p=math.nan,
+                        detectable=math.nan)  # fmt: skip
+    spread = float(np.std(score_S, ddof=1))
+    if ends is not None:
+        spread = max(spread, ROUNDING / sum(len(unit_N) for _, unit_N in parts.values()))
+    error = spread / math.sqrt(count)
+    total = _crossed(list(parts.values()), weights, held, ends, error)
     return Estimate(
-        interval=student(total, ends), seeds=seeds, p=_student_p(seeds.mean, error, count - 1),
+        interval=student(total, ends),
+        seeds=student(Part(mean=mean, centre=mean, variance=error**2, degrees=count - 1)),
+        p=_student_p(mean, error, count - 1),
         detectable=error * _least_noncentrality(count - 1),
     )  # fmt: skip
 
 
 def _crossed(
-    tasks: Sequence[Stratum], weights: Sequence[float], num_tasks: int, ends: Ends | None, error: float
+    tasks: Sequence[Stratum], weights: Sequence[float], held: Sequence[int], ends: Ends | None, error: float
 ) -> Part:
     """The mean over seeds and prompts, from the standard error over seeds and the spread of prompts."""
     seeds = len(tasks[0][0])
     # The images that verdicts add are spread over the seeds; of differences the seeds themselves show the spread.
-    held = ends if ends == VERDICTS else None
-    extra = added_images(held, num_tasks) / seeds
+    verdicts = ends if ends == VERDICTS else None
     mean_N = [value_SN.mean(axis=0) for value_SN, _ in tasks]
-    prompts = combined([part_of(mean, unit_N, held, extra) for mean, (_, unit_N) in zip(mean_N, tasks, strict=True)],
-                       weights)  # fmt: skip
+    prompts = combined([part_of(mean, unit_N, verdicts, extra / seeds) for mean, (_, unit_N), extra
+                        in zip(mean_N, tasks, added_images(verdicts, held), strict=True)], weights)  # fmt: skip
     deviations = [
         combined([part_of(value_SN[seed] - mean, unit_N, None, 0.0)
                   for mean, (value_SN, unit_N) in zip(mean_N, tasks, strict=True)], weights)

@@ -16,7 +16,8 @@ and the interval is Student's: mean ± t(degrees) sqrt(V) (Bell and McCaffrey 20
 Verdicts (values that are all 0 or 1) have a spread even where all of them agree. A single task then has Wilson's
 interval (1927), its number of images divided by the design effect of its prompts. Means over several tasks add 2/T
 right and 2/T wrong images to each of T tasks before they take centre and variance (Price and Bonett 2004), differences
-of verdicts 1/(2T) at +1 and at -1; the number printed stays that of the images themselves.
+of verdicts 1/(2T) at +1 and at -1; the number printed stays that of the images themselves. Tasks of one image each are
+one stratum with the images that are added to all of them.
 
 Letters: N values, U units (prompts, or the images of a task's only one), T tasks.
 """
@@ -38,7 +39,8 @@ Ends = tuple[float, float]
 """The least and the largest value that there can be."""
 VERDICTS, CHANGES = (0.0, 1.0), (-1.0, 1.0)
 PRIOR = 0.5  # degrees of freedom that speak for a design effect of 1
-_SINGLE = "single images"  # the stratum of all tasks that have one image each
+SINGLE = "\0single images"
+"""Name of the stratum of all tasks that have one image each; no task can have it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,15 +70,17 @@ class Part:
 
 
 def mean_interval(
-    values: ArrayLike, clusters: Sequence[Hashable] | np.ndarray | None = None, *, verdicts: bool = True,
+    values: ArrayLike, clusters: Sequence[Hashable] | np.ndarray | None = None, *, ends: Ends | None = VERDICTS,
     level: float = LEVEL,
 ) -> Interval:  # fmt: skip
     """Mean of `values` [N] (booleans count as 0 and 1) with its interval of coverage `level`.
 
     Args:
         values: a single task's.
-        clusters: [N] labels; values that share one are one unit. None: each is its own. NaN bounds for a single unit.
-        verdicts: values that are all 0 or 1 are verdicts; False for differences and other numbers that may agree.
+        clusters: [N] labels; values that share one are one unit. None: each is its own. NaN bounds for a single unit:
+            to speak of one prompt's images, give none.
+        ends: what values are at the ends and 0 alone are taken for: VERDICTS where they are all 0 or 1, CHANGES where
+            all -1, 0 or 1 (`ends_of` says whether differences are those of verdicts); None for numbers that may agree.
         level: in (0, 1).
 
     Raises:
@@ -88,8 +92,18 @@ def mean_interval(
     unit_N = np.arange(len(value_N)) if clusters is None else codes(clusters)
     if len(unit_N) != len(value_N):
         raise ValueError(f"clusters has {len(unit_N)} labels for {len(value_N)} values: give one for each")
-    ends = VERDICTS if verdicts and _are_verdicts(value_N) else None
-    return _interval([(value_N, unit_N)], [1.0], 1, ends, level)
+    if clusters is not None and unit_N.max() == 0:
+        return point(float(value_N.mean()))
+    seen = ends if ends is not None and np.isin(value_N, (*ends, 0.0)).all() else None
+    return _interval([(value_N, unit_N)], [1.0], [1], seen, level)
+
+
+def ends_of(*sides: ArrayLike, changes: bool) -> Ends | None:
+    """The ends of values of which all that are known are verdicts, or of their changes; None of other numbers."""
+    listed = [np.asarray(side, dtype=np.float64) for side in sides]
+    if not all(np.isin(values[~np.isnan(values)], VERDICTS).all() for values in listed):
+        return None
+    return CHANGES if changes else VERDICTS
 
 
 def stratified_score(rows: Rows, *, base: Rows | None = None) -> Interval:
@@ -115,7 +129,7 @@ def task_scores(rows: Rows, *, base: Rows | None = None) -> dict[str, Interval]:
     """The mean of every task with its interval, tasks in alphabetical order; otherwise as `stratified_score`."""
     parts, ends = strata([rows], None if base is None else [base], join=False)
     return {
-        name: _interval([(value_SN[0], unit_N)], [1.0], 1, ends, LEVEL) for name, (value_SN, unit_N) in parts.items()
+        name: _interval([(value_SN[0], unit_N)], [1.0], [1], ends, LEVEL) for name, (value_SN, unit_N) in parts.items()
     }
 
 
@@ -131,7 +145,8 @@ def claim(rows: Rows) -> str:
         return "prompts of this kind"
     if len(alone) == len(prompts):
         return "these prompts"
-    return f"prompts of this kind, but of {', '.join(sorted(alone))} of the one prompt there"
+    its = "its only prompt" if len(alone) == 1 else "their only prompts"
+    return f"prompts of this kind; for {', '.join(sorted(alone))}, of {its}"
 
 
 def unknown_because(rows: Rows) -> str:
@@ -228,8 +243,7 @@ def strata(
     """
     listed = [list(run) for run in runs]
     before = [list(run) for run in base or ()]
-    verdicts = all(_are_verdicts([row.value for row in run]) for run in (*listed, *before))
-    ends = None if not verdicts else VERDICTS if base is None else CHANGES
+    ends = ends_of(*([row.value for row in run] for run in (*listed, *before)), changes=base is not None)
     if base is not None:
         listed = [paired_rows(one, other) for one, other in zip(before, listed, strict=True)]
     tables = [by_key(run) for run in listed]
@@ -242,7 +256,7 @@ def strata(
         members.setdefault(key[0], []).append(key)
     single = [task for task, keys in members.items() if len(keys) == 1]
     if join and len(single) > 1:
-        members[_SINGLE] = [members.pop(task)[0] for task in single]
+        members[SINGLE] = [members.pop(task)[0] for task in single]
     return {
         task: (np.stack([_checked([float(table[key].value) for key in keys]) for table in tables]),
                codes(key[:2] for key in keys))
@@ -252,21 +266,22 @@ def strata(
 
 def score_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Interval:
     """The interval of the first run's mean over tasks, else over images, from what `strata` gives."""
-    weights, tasks = weights_of(parts, by_task=by_task)
-    return _interval([(value_SN[0], unit_N) for value_SN, unit_N in parts.values()], weights, tasks, ends, LEVEL)
+    weights, held = weights_of(parts, by_task=by_task)
+    return _interval([(value_SN[0], unit_N) for value_SN, unit_N in parts.values()], weights, held, ends, LEVEL)
 
 
-def weights_of(parts: Mapping[str, Stratum], *, by_task: bool) -> tuple[list[float], int]:
-    """What each stratum weighs in the mean over tasks, else in the mean over images; and the number of tasks."""
+def weights_of(parts: Mapping[str, Stratum], *, by_task: bool) -> tuple[list[float], list[int]]:
+    """What each stratum weighs in the mean over tasks, else in the mean over images; and how many tasks it holds."""
     images = [len(unit_N) for _, unit_N in parts.values()]
-    tasks = [count if name == _SINGLE else 1 for name, count in zip(parts, images, strict=True)]
+    tasks = [count if name == SINGLE else 1 for name, count in zip(parts, images, strict=True)]
     counts = tasks if by_task else images
-    return [count / sum(counts) for count in counts], sum(tasks)
+    return [count / sum(counts) for count in counts], tasks
 
 
-def added_images(ends: Ends | None, num_tasks: int) -> float:
-    """Images that are added at each end to each of several tasks."""
-    return {VERDICTS: 2.0, CHANGES: 0.5}[ends] / num_tasks if ends else 0.0
+def added_images(ends: Ends | None, held: Sequence[int]) -> list[float]:
+    """Images that are added at each end to strata that hold so many tasks each."""
+    whole = {VERDICTS: 2.0, CHANGES: 0.5}[ends] if ends else 0.0
+    return [whole * count / sum(held) for count in held]
 
 
 def part_of(value_N: Values, unit_N: Units, ends: Ends | None, extra: float) -> Part:
@@ -337,17 +352,14 @@ def by_key(rows: Rows) -> dict[Key, ScoreRow]:
     return keyed
 
 
-def _are_verdicts(values: ArrayLike) -> bool:
-    return bool(np.isin(np.asarray(values, dtype=np.float64), VERDICTS).all())
-
-
 def _interval(
-    tasks: Sequence[tuple[Values, Units]], weights: Sequence[float], num_tasks: int, ends: Ends | None, level: float
-) -> Interval:
-    if num_tasks == 1 and ends == VERDICTS:
+    tasks: Sequence[tuple[Values, Units]], weights: Sequence[float], held: Sequence[int], ends: Ends | None,
+    level: float,
+) -> Interval:  # fmt: skip
+    if sum(held) == 1 and ends == VERDICTS:
         return _share(*tasks[0], level)
-    extra = added_images(ends, num_tasks)
-    return student(combined([part_of(*task, ends, extra) for task in tasks], weights), ends, level)
+    parts = [part_of(*task, ends, extra) for task, extra in zip(tasks, added_images(ends, held), strict=True)]
+    return student(combined(parts, weights), ends, level)
 
 
 def _share(value_N: Values, unit_N: Units, level: float) -> Interval:

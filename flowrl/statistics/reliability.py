@@ -164,7 +164,7 @@ def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Retest:
     return Retest(
         count=len(x),
         largest=float(np.abs(difference).max()),
-        mean=mean_interval(np.abs(difference), group, verdicts=False),
+        mean=mean_interval(np.abs(difference), group, ends=None),
         correlation=_pearson(x, y, group),
         noise_std=over_groups(moments, lambda s: np.sqrt(s[1] / s[0]), bounds=(0, math.inf)),
     )
@@ -173,7 +173,7 @@ def retest(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Retest:
 def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Agreement:
     """Advantages of the measurement `second` `[N]` against those of `first` `[N]`; `groups` `[N]` are labels."""
     x, y, group = _paired(first, second, groups)
-    shift = mean_interval(y - x, group, verdicts=False) if len(x) else UNKNOWN
+    shift = mean_interval(y - x, group, ends=None) if len(x) else UNKNOWN
     kept = np.bincount(group)[group] >= 2
     x, y, group = x[kept], y[kept], codes(group[kept])
     if len(x) == 0:
@@ -198,7 +198,7 @@ def agreement(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> Agreeme
         reliability=over_groups(moments, reliability, bounds=(-1, 1)),
         noise_share=over_groups(moments, lambda s: np.sqrt(1 - np.clip(reliability(s), 0, 1)), bounds=(0, 1)),
         within_std=over_groups(moments, lambda s: np.sqrt(s[0] / 2 / s[2]), bounds=(0, math.inf)),
-        rank=mean_interval(ranks, verdicts=False) if ranks else UNKNOWN,
+        rank=mean_interval(ranks, ends=None) if ranks else UNKNOWN,
     )
 
 
@@ -249,7 +249,7 @@ def order_bias(first_shown: ArrayLike, other_order: ArrayLike, groups: ArrayLike
         return OrderBias(count=0, failed=failed, first_wins=UNKNOWN, agreement=UNKNOWN)
     a, b = (0.5 + 0.5 * np.sign(part - 0.5) for part in (a, b))
     return OrderBias(
-        count=len(a), failed=failed, first_wins=mean_interval((a + b - 1) / 2, group, verdicts=False),
+        count=len(a), failed=failed, first_wins=mean_interval((a + b - 1) / 2, group, ends=None),
         agreement=mean_interval(1 - np.abs(a + b - 1), group),
     )  # fmt: skip
 

@@ -20,10 +20,10 @@ from flowrl.trajectory import Schedule, start_state
 KL_PROMPTS, KL_SIGMAS = 24, 4
 
 KL_TEXT = (
-    f"mean square difference of the guided velocities of the trained and the base network, over {KL_PROMPTS} held-out "
-    f"prompts, {KL_SIGMAS} noise levels (the first of each quarter of the evaluation's steps) and all latent elements, "
-    "at the states of the base's own deterministic evaluation trajectories; the KL of two diffusions is an integral of "
-    "this quantity, so it orders methods without depending on their samplers, but is not in nats"
+    f"mean square difference of the guided velocities of the trained and the base network, over {KL_PROMPTS} "
+    f"evaluation prompts, {KL_SIGMAS} noise levels (the first of each quarter of the evaluation's steps) and all "
+    "latent elements, at the states of the base's own deterministic evaluation trajectories; the KL of two diffusions "
+    "is an integral of this quantity, so it orders methods without depending on their samplers, but is not in nats"
 )
 
 

@@ -148,6 +148,13 @@ def test_panel_means_leave_failures_out_and_count_them() -> None:
         panel_means({"one": [1.0]}, prompts)
 
 
+def test_changes_of_verdicts_and_single_prompts_in_a_panel() -> None:
+    prompts = ["a", "b", "c", "d"]
+    still = panel_differences({"right": [1, 0, 1, 1]}, {"right": [1, 0, 1, 1]}, prompts)["right"]
+    assert still.low < 0 < still.high
+    assert panel_means({"level": [0.1, 0.2, 0.4]}, ["a"] * 3)["level"].interval.known  # of this prompt
+
+
 def test_panels_name_rewards_that_exist() -> None:
     assert {name for panel in PANELS.values() for name in panel.rewards} <= REWARDS.keys()
     assert distinct(["a", "b", "a"]) == ["a", "b"]

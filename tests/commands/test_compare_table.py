@@ -147,6 +147,22 @@ def test_what_both_sides_share_cancels_in_a_difference() -> None:
     assert found.detectable == pytest.approx(0, abs=1e-9)
 
 
+def test_two_seeds_that_agree_to_the_image_have_a_spread() -> None:
+    # Both seeds find 2 more of 10 right: the spread is that of rounding to a tenth, with one degree of freedom.
+    before = [rows(np.repeat([0.0, 1.0], 5))] * 2
+    after = [rows(np.repeat([0.0, 1.0], [3, 7]))] * 2
+    found = crossed_difference(before, after)
+    error = 0.1 / math.sqrt(12) / math.sqrt(2)
+    assert found.p == pytest.approx(2 * stats.t.sf(0.2 / error, 1), rel=1e-9)
+    assert found.p > 0.05
+    assert found.seeds.high == pytest.approx(0.2 + stats.t.ppf(0.975, 1) * error, rel=1e-9)
+
+
+def test_tasks_of_single_images_add_images_together_over_seeds_too() -> None:
+    right = [row for k in range(50) for row in rows(np.ones(1), task=f"t{k}")]
+    assert 0.9 < crossed_estimate([right, right]).interval.low < 0.97
+
+
 def test_no_difference_has_p_one() -> None:
     same = [rows(np.arange(30.0))] * 2
     assert crossed_difference(same, same).p == 1.0
@@ -256,12 +272,35 @@ def test_unfinished_runs_are_listed_and_seeds_without_a_partner_left_out(tmp_pat
     assert "a-s1" in text(found)
 
 
+def test_holm_counts_the_comparisons_that_have_a_p(tmp_path: Path) -> None:
+    asked = write_comparison(tmp_path, {"a": 0.6, "b": 0.8, "c": 0.7})
+    (tmp_path / "c-s1" / "summary.json").unlink()
+    shown = markdown(read_results(tmp_path, asked), command="", provenance=())
+    assert "allows for the number of comparisons, 1: below 0.05" in shown
+
+
+def test_prompts_that_were_trained_on_are_not_called_held_out(tmp_path: Path) -> None:
+    asked = write_comparison(tmp_path, {"a": 0.6, "b": 0.8}, seeds=1)
+    assert "Held-out GenEval score at the end" in text(read_results(tmp_path, asked))
+    manifest = tmp_path / "b-s0" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"eval_prompts": {"number": 9, "trained_on": 3}}))
+    found = read_results(tmp_path, asked)
+    for said in (
+        text(found),
+        markdown(found, command="", provenance=()),
+        render(found, command="", provenance=(), title="x"),
+    ):
+        assert "valuation GenEval score" in said
+        assert "eld-out" not in said
+
+
 @pytest.mark.parametrize("metric", [None, "eval/reward/geneval"])
 def test_one_seed_is_said_and_other_metrics_are_read(tmp_path: Path, metric: str | None) -> None:
     found = read_results(tmp_path, write_comparison(tmp_path, {"a": 0.6, "b": 0.8}, seeds=1), metric=metric)
     shown = " ".join(text(found).split())
-    assert "one training seed: 95 % intervals speak of prompts of this kind, and of this pair of runs only" in shown
+    assert "one training seed: 95 % intervals speak of prompts of this kind, and of these runs only" in shown
     assert "One training seed says which of a pair of runs scored higher, not which method is better." in shown
+    assert "Holm p allows" not in markdown(found, command="", provenance=())
     assert "Holm p below" not in shown.partition("Difference to")[0]
     difference = found.methods[0].difference
     assert difference is not None

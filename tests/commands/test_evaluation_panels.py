@@ -20,6 +20,7 @@ from flowrl.commands.eval import dpg_bench_runner as dpg_bench
 from flowrl.commands.eval import panel_runner as panel
 from flowrl.commands.eval import t2i_compbench_runner as t2i_compbench
 from flowrl.commands.eval.benchmark import Result
+from flowrl.commands.eval.page import render
 from flowrl.commands.eval.result import as_text
 from flowrl.generation import features, scorers
 from flowrl.generation.features import check_features, features_of
@@ -89,6 +90,18 @@ def test_means_of_a_panel_and_the_change_to_a_base(
     assert counting.asked == 12
     assert run(panel, given).metrics == result.metrics
     assert counting.asked == 12  # from the journal
+
+
+def test_a_single_prompt_has_an_interval_that_speaks_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored_by(monkeypatch)
+    (tmp_path / "one.txt").write_text("a green cup\n")
+    given = settings_for(tmp_path / "out", "drawbench", prompts=str(tmp_path / "one.txt"), samples=2)
+    result = run(panel, given)
+    assert result.intervals["level"].known
+    assert "intervals speak of these prompts." in as_text(result)
+    page = render(result, title="a page", names=["model"], command="flowrl eval")
+    assert "Intervals speak of these prompts, not of another training of the same model." in page
+    assert "of this kind" not in page
 
 
 def test_failed_images_are_in_no_mean_and_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +258,21 @@ def test_the_overall_needs_all_eight_categories(tmp_path: Path, dataset: Path, m
     result = run(t2i_compbench, given)
     assert result.metrics["eval/t2i_compbench/overall"] == pytest.approx(100 * 7 * 0.25 / 8)  # the cup's level is 0
     assert result.differences["non_spatial"].mean == -100.0
+
+
+def test_verdicts_of_one_prompt_that_agree_leave_room(tmp_path: Path, dataset: Path) -> None:
+    (dataset / "non_spatial_val.txt").unlink()
+    (dataset / "color_val.txt").write_text("a green cup\n")
+    given = settings_for(tmp_path / "out", "t2i_compbench", prompts=str(dataset), samples=4, base=True)
+    for subject in ("model", "base"):
+        place = tmp_path / "out" / subject / "t2i_compbench" / "color" / t2i_compbench.RESULTS["color"]
+        place.mkdir(parents=True)
+        scores = [{"question_id": number, "answer": 1.0} for number in range(4)]
+        (place / "vqa_result.json").write_text(json.dumps(scores))
+    result = run(t2i_compbench, given)
+    assert result.differences["color"].low < 0 < result.differences["color"].high
+    assert result.intervals["color"].low < 100
+    assert "Intervals speak of these prompts." in " ".join(as_text(result).split())
 
 
 def test_bad_input_of_t2i_compbench_is_refused(tmp_path: Path, dataset: Path, prompts: Path) -> None:

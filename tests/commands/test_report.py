@@ -390,7 +390,9 @@ def test_the_page_says_of_which_prompts_the_interval_speaks(tmp_path: Path) -> N
     for path in folder.glob("eval/*.jsonl"):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         write_lines(path, [row for row in rows if row["prompt_id"] % 12 == 0])  # a prompt of each task, two images
-    assert "The interval speaks of these prompts and of other start noise" in page_of(folder)
+    page = page_of(folder)
+    assert "The interval speaks of these prompts and of other start noise" in page
+    assert "Intervals of before and after are Wilson's, over prompts where a task has several" in page
 
 
 def test_the_band_of_training_is_over_prompts(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from flowrl.commands.train.result import print_summary
 from flowrl.config.train import load_config
+from flowrl.files import read_json
 
 
 def evaluation(folder: Path, iteration: int, values: list[float | None]) -> None:
@@ -85,7 +86,26 @@ def test_the_command_to_try_takes_an_evaluated_prompt_and_its_images(
 def test_a_reward_without_any_score_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluation(folder, 4, [None] * 6)
     print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=False)
-    assert "nan" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if "brightness" in line)
+    assert row.split() == ["brightness", "-", "-", "-", "(-)"]
+    assert "No interval for brightness: there are no image rows of both evaluations to pair" in shown
+    assert "nan" not in shown
+
+
+def test_evaluations_of_one_image_have_dashes_and_a_readable_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation(folder, 0, [0.25])
+    evaluation(folder, 4, [0.75])
+    print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=True)
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if "brightness" in line)
+    assert row.split() == ["brightness", "0.25", "0.75", "+0.5", "(-)"]
+    assert "No interval for brightness: there is a single image" in shown
+    assert "nan" not in shown
+    found = read_json(folder / "summary.json")["rewards"]["brightness"]
+    assert found == {"before": 0.25, "after": 0.75, "change": {"mean": 0.5, "low": None, "high": None}}
 
 
 @pytest.mark.parametrize(("prompts", "told"), [

@@ -23,7 +23,7 @@ from flowrl import cli
 from flowrl.cli import main
 from flowrl.commands.sweep.draw import Judges, Model, draw_prompts, drift, judged, load_features
 from flowrl.commands.sweep.prepare import prepare
-from flowrl.commands.sweep.result import columns_of, mean_of, results_of, sentence
+from flowrl.commands.sweep.result import columns_of, difference_of, mean_of, results_of, sentence
 from flowrl.commands.sweep.run import run as sweep
 from flowrl.commands.sweep.settings import Measure, Setting, trained_on
 from flowrl.generation.rlg import add_experts, numbers
@@ -357,6 +357,19 @@ def test_means_count_prompts_and_leave_failures_out() -> None:
     # Prompts of two, one and two images: Student's t with 1.9 degrees of freedom (Bell and McCaffrey).
     assert found.high - found.mean == found.mean - found.low == pytest.approx(9.2328, abs=1e-3)
     assert not mean_of(np.full((3, 2), math.nan)).known
+
+
+def test_differences_of_verdicts_leave_room_for_what_they_did_not_show() -> None:
+    same = difference_of(np.ones((8, 1)), np.ones((8, 1)))
+    assert same.low < 0 < same.high
+    columns = {
+        Setting(kind="rlg", scale=s): {"geneval:official": np.full((2, 1), s), "diversity": np.ones((2, 1))}
+        for s in (0.0, 1.0)
+    }
+    found = results_of(columns, [TARGET], evaluations=dict.fromkeys(columns, 20), drifts={})
+    assert found.peak.to_base[TARGET.name].low < 0, "two prompts are no proof"
+    assert [one.setting.scale for one in found.level] == [0.0]
+    assert difference_of(np.full((4, 1), 0.5), np.full((4, 1), 0.25)).low == 0.25  # no verdicts
 
 
 def test_an_unknown_sub_score_is_refused() -> None:

@@ -77,7 +77,7 @@ def test_defaults_and_derived_quantities(path: Path) -> None:
         ("same_latent=true", "same_latent", True),
         ("out=2024", "out", "2024"),
         ("out=1e-4", "out", "1e-4"),
-        ("out=", "out", None),
+        ("out=null", "out", None),
         ("out=a=b", "out", "a=b"),
         ("logging.tensorboard=false", "logging.tensorboard", False),
         ("micro_batch_size=8", "micro_batch_size", 8),

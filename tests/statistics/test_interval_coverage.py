@@ -14,6 +14,7 @@ from interval_coverage import (
     reward_coverage,
     score_coverage,
     score_over_seeds_coverage,
+    single_images,
 )
 
 LOW, HIGH = 0.93, 0.97
@@ -47,6 +48,14 @@ def test_the_images_of_single_prompts_cover_these_prompts() -> None:
     assert_covers(score_coverage(design(1, 40, 0.0), 200, np.random.default_rng(2))["score"], 200)
 
 
+@pytest.mark.parametrize("tasks", [10, 20])
+@pytest.mark.parametrize("mean", [0.5, 0.8])
+def test_tasks_of_one_image_each_cover_together(tasks: int, mean: float) -> None:
+    rates = score_coverage(single_images(tasks, mean), 300, np.random.default_rng(6))
+    assert_covers(rates["score"], 300, high=0.99)
+    assert_covers(rates["change"], 300, high=1.0)
+
+
 def test_a_reward_covers_where_tasks_differ_and_prompts_are_of_unequal_size() -> None:
     assert_covers(reward_coverage(((5, 16), (40, 2)), 200, np.random.default_rng(3)), 200)
 
@@ -58,6 +67,13 @@ def test_methods_that_are_one_are_told_apart_in_5_of_100(seeds: int, run_sd: flo
     assert_covers(1 - rates["false positives"], 150)
     assert_covers(rates["over seeds"], 150)
     assert_covers(rates["over seeds and prompts"], 150, high=0.985)
+
+
+@pytest.mark.parametrize("run_sd", [0.0, 0.1])
+def test_two_seeds_that_agree_on_few_verdicts_are_no_proof(run_sd: float) -> None:
+    rates = comparison_rates(((5, 1),) * 6, 2, run_sd, 400, np.random.default_rng(7))
+    assert rates["false positives"] < 0.05
+    assert_covers(rates["over seeds"], 400, high=1.0)
 
 
 def test_scores_cover_other_seeds_and_prompts() -> None:

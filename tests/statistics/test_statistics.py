@@ -10,8 +10,11 @@ from scipy import stats
 
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import (
+    CHANGES,
+    VERDICTS,
     ScoreRow,
     claim,
+    ends_of,
     mean_interval,
     over_seeds,
     paired_rows,
@@ -23,6 +26,7 @@ from flowrl.statistics.means import (
     unknown_because,
     wilson,
 )
+from flowrl.statistics.reliability import retest
 
 
 def width(interval: Interval) -> float:
@@ -191,7 +195,7 @@ def test_one_prompt_has_its_images_as_units_and_says_so() -> None:
     many = rows_of("colors", np.random.default_rng(0).random((4, 2)))
     assert claim(many) == "prompts of this kind"
     assert claim(one) == "these prompts"
-    assert claim(one + many) == "prompts of this kind, but of counting of the one prompt there"
+    assert claim(one + many) == "prompts of this kind; for counting, of its only prompt"
 
 
 def test_a_single_image_leaves_its_spread_unknown_and_the_reason_is_told() -> None:
@@ -216,6 +220,46 @@ def test_tasks_of_single_images_are_taken_together() -> None:
         assert (found.low, found.high) == pytest.approx((low, high), abs=1e-12)
     assert unknown_because(rows) == ""
     assert not task_scores(rows)["t0"].known
+
+
+def test_tasks_of_single_verdicts_add_two_images_at_each_end_together() -> None:
+    # 50 tasks of one image each, all right: 52 of 54, in all four images more as one task of 50 images would have.
+    rows = [row for k in range(50) for row in rows_of(f"t{k}", np.array([[1.0]]))]
+    share = 52 / 54
+    half = stats.t.ppf(0.975, 53) * math.sqrt(share * (1 - share) / 54)
+    found = stratified_score(rows)
+    assert (found.mean, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(share - half, rel=1e-9)
+    change = stratified_score(rows, base=rows)  # half an image more at either end of the 50 that stay
+    assert width(change) / 2 == pytest.approx(stats.t.ppf(0.975, 50) / 51, rel=1e-9)
+
+
+def test_a_task_may_have_any_name() -> None:
+    rows = rows_of("single images", np.eye(2)) + rows_of("a", np.ones((1, 1))) + rows_of("b", np.zeros((1, 1)))
+    assert stratified_score(rows).mean == pytest.approx(0.5)
+    assert pooled(rows).mean == pytest.approx(3 / 6)
+
+
+def test_labels_that_are_all_one_have_no_spread_and_images_without_labels_have() -> None:
+    found = mean_interval([0.1, 0.2, 0.3], ["g"] * 3)
+    assert found.mean == pytest.approx(0.2)
+    assert not found.known
+    assert mean_interval([0.1, 0.2, 0.3]).known
+    assert not retest([0.1, 0.2, 0.3], [0.2, 0.2, 0.1], [0, 0, 0]).mean.known
+
+
+def test_changes_of_verdicts_have_one_rule_whatever_their_shape() -> None:
+    before, after = np.zeros(8), np.array([0.0] * 6 + [1.0] * 2)
+    rows = [rows_of("t", values[:, None]) for values in (before, after)]
+    for level in (0.0, 1.0):
+        found = mean_interval(level * (after - before), range(8), ends=ends_of(before, after, changes=True))
+        wanted = stratified_score(rows[int(level)], base=rows[0])
+        assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+        assert width(found) > 0.1
+    assert ends_of([0.0, math.nan], [1.0, 1.0], changes=True) == CHANGES
+    assert ends_of([True, False], changes=False) == VERDICTS
+    assert ends_of([0.0, 0.5], [0.0, 0.5], changes=True) is None
+    assert width(mean_interval([0.5] * 4, ends=CHANGES)) == 0  # no changes of verdicts
 
 
 @pytest.mark.parametrize(

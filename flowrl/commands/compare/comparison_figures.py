@@ -55,7 +55,7 @@ def score_chart(results: Results, cost: str) -> str:
                markers=True)
         for row, color in _painted(results)
     ]  # fmt: skip
-    return _chart(series, unit, metric_name(results.metric))
+    return _chart(series, unit, metric_name(results))
 
 
 def reward_chart(results: Results) -> str:
@@ -81,7 +81,7 @@ def forest(results: Results) -> str:
         for row, interval, color in sorted(found, key=lambda each: -each[1].mean)
     ]
     label = f"difference to {results.label(results.baseline)} with 95 % interval"
-    said = f"Final {metric_name(results.metric)}: {label}"
+    said = f"Final {metric_name(results)}: {label}"
     return bars.forest(rows, x_label=label, description=said, sign=True, words=True, wide=WIDER)
 
 
@@ -101,7 +101,7 @@ def scatter(results: Results) -> str:
     ]  # fmt: skip
     if not points:
         return ""
-    name = metric_name(results.metric)
+    name = metric_name(results)
     label = "distance from base (log)"
     return dots.scatter(points, x_label=label, y_label=name, description=f"{name} against {label}", log=True)
 

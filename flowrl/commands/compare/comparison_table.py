@@ -23,18 +23,17 @@ def tables(results: Results) -> list[Table]:
                                 _models(results)) if table is not None]  # fmt: skip
 
 
-def metric_name(metric: str) -> str:
-    """A metric in words."""
-    if metric == SCORE:
-        return "held-out GenEval score"
-    return "held-out " + metric.removeprefix("eval/").replace("geneval/", "GenEval ").replace("reward/", "")
+def metric_name(results: Results) -> str:
+    """The metric in words, with what its prompts are called."""
+    name = results.metric.removeprefix("eval/").replace("geneval/", "GenEval ").replace("reward/", "")
+    return f"{results.held_word} {'GenEval score' if results.metric == SCORE else name}"
 
 
 def seeds_in_words(results: Results) -> str:
     """What the intervals cover."""
     counts = {len(row.runs) for row in results.methods}
     if counts == {1}:
-        return f"one training seed: 95 % intervals speak of {results.claim}, and of this pair of runs only"
+        return f"one training seed: 95 % intervals speak of {results.claim}, and of these runs only"
     low, high = min(counts), max(counts)
     seeds = f"{low}" if low == high else f"{low} to {high}"
     only = "" if low > 1 else " (of these runs only where a method has one seed)"
@@ -52,7 +51,8 @@ def text(results: Results) -> str:
 
 def markdown(results: Results, *, command: str, provenance: Sequence[str]) -> str:
     """All tables with their notes, and how they were made."""
-    parts = [f"# {metric_name(results.metric)[0].upper()}{metric_name(results.metric)[1:]} by method", heading(results)]
+    name = metric_name(results)
+    parts = [f"# {name[0].upper()}{name[1:]} by method", heading(results)]
     parts += [conclusion(results), *results.notes]
     for table in tables(results):
         head = "| " + " | ".join(table.head) + " |"
@@ -146,7 +146,7 @@ def _scores(results: Results) -> Table:
         gain = (_NO, _NO) if row.gain is None else (signed(row.gain.mean), _bounds(row.gain, signed))
         rows.append((_name(results, row), plain(row.score.mean), _bounds(row.score, plain), *gain,
                      " ".join(plain(score) for score in row.seed_scores)))  # fmt: skip
-    name = metric_name(results.metric)
+    name = metric_name(results)
     return Table(
         title=f"{name[0].upper()}{name[1:]} at the end",
         head=("method", "score", "95 %", "gain", "95 % of gain", "each seed"), rows=tuple(rows),
@@ -163,13 +163,18 @@ def _differences(results: Results) -> Table | None:
     ]  # fmt: skip
     if not rows:
         return None
+    tested = sum(math.isfinite(row.difference.p) for row in results.methods if row.difference is not None)
+    allowed = (
+        f" Holm p allows for the number of comparisons, {tested}: below 0.05 the difference stands. Detectable is the "
+        "smallest true difference that this test would find with 80 % power at 5 %, two-sided."
+        if tested
+        else ""
+    )
     return Table(
         title=f"Difference to {results.label(results.baseline)}",
         head=("method", "diff.", "95 %", "p", "Holm p", "95 % of seeds", "detectable"), rows=tuple(rows),
         note="Same seeds, prompts and start noise on both sides. 95 %: over seeds and prompts. p and 95 % of seeds: "
-        "Student's t over the seeds' differences, on these prompts; one seed has neither. Holm p allows for the number "
-        f"of comparisons, {len(rows)}: below 0.05 the difference stands. Detectable is the smallest true difference "
-        "that this test would find with 80 % power at 5 %, two-sided.",
+        f"Student's t over the seeds' differences, on these prompts; one seed has neither.{allowed}",
     )  # fmt: skip
 
 
@@ -185,7 +190,7 @@ def _spent(results: Results) -> Table:
         title="Spent on training", head=("method", "network evaluations", "images", "time", "iterations"),
         rows=tuple(rows),
         note="Means over seeds. A network evaluation is one image through the network once, forward or backward; "
-        f"evaluation on held-out prompts is not counted.{together}",
+        f"evaluation is not counted.{together}",
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ DIVERSITY_PROMPTS, DIVERSITY_SEEDS, PIXELS = 8, 8, 16
 
 DIVERSITY_TEXT = (
     f"mean distance of two images of one prompt from different start noises: root mean square difference of the pixels "
-    f"after averaging to {PIXELS} x {PIXELS}, over up to {DIVERSITY_PROMPTS} held-out prompts and all pairs of "
+    f"after averaging to {PIXELS} x {PIXELS}, over up to {DIVERSITY_PROMPTS} evaluation prompts and all pairs of "
     f"{DIVERSITY_SEEDS} noises; colour and layout count, fine detail does not"
 )
 

@@ -22,7 +22,7 @@ REWARD_CAPTION = (
 
 def render(results: Results, *, command: str, provenance: Sequence[str], title: str) -> str:
     """The whole page as HTML."""
-    metric = metric_name(results.metric)
+    metric = metric_name(results)
     curves = "".join(card(score_chart(results, cost)) for cost in ("nfe", "seconds"))
     notes = [*results.notes, *(f"{name} is not in the tables: {state}" for name, state in results.missing)]
     listed = "".join(titled_table(part.title, part.head, part.rows, part.note) for part in tables(results))

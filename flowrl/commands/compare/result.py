@@ -110,6 +110,7 @@ class Results:
     missing: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     claim: str  # the prompts that intervals speak of
+    held_word: str  # what its prompts are called, as `RunData.held_word` says of each run
 
     def label(self, name: str) -> str:
         """A method's name without what all names begin with."""
@@ -158,6 +159,7 @@ def read_results(
         base_diversity=diversities[0] if diversities else math.nan, targets=wanted,
         methods=tuple(replace(row, holm=adjusted.get(row.name, math.nan)) for row in order),
         missing=tuple(missing), notes=(*alone, *left_out), claim=claim(runs[0].after),
+        held_word=next((run.data.held_word for run in runs if run.data.held_word != "held-out"), "held-out"),
     )  # fmt: skip
 
 

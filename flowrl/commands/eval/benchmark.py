@@ -40,6 +40,9 @@ BENCHMARKS: dict[str, str] = {
 """Name -> module with `check` and `run`; a module may serve several names, `settings.benchmark` says which is meant."""
 
 
+NO_TRAINING = ", not of another training of the same model"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
     """What a benchmark found; the command prints it, writes result.json and the page."""
@@ -57,6 +60,8 @@ class Result:
     base_intervals: Mapping[str, Interval] = field(default_factory=dict)
     differences: Mapping[str, Interval] = field(default_factory=dict)
     """Paired differences, subject minus base, likewise."""
+    claim: str = f"prompts of this kind{NO_TRAINING}"
+    """What the intervals speak of."""
     tables: tuple[Table, ...]
     notes: tuple[str, ...] = ()
     """Warnings and facts without which the numbers mislead; printed, and on top of the page."""

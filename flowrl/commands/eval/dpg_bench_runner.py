@@ -179,11 +179,11 @@ def _result(
         {item.id: 100 * item_score(crops, item.questions) for item in plan.items if (crops := part[item.id])}
         for part in answers
     ]
-    intervals = [mean_interval(list(part.values()), verdicts=False) for part in by_item]
+    intervals = [mean_interval(list(part.values()), ends=None) for part in by_item]
     change: Interval | None = None
     if len(subjects) > 1:
         shared = [name for name in by_item[0] if name in by_item[1]]
-        change = mean_interval([by_item[0][name] - by_item[1][name] for name in shared], verdicts=False)
+        change = mean_interval([by_item[0][name] - by_item[1][name] for name in shared], ends=None)
     notes = ["The judge is not mPLUG-large, the published one: compare numbers of this judge with each other only."]
     for subject, found in zip(subjects, scores, strict=True):
         if found.skipped:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
-from flowrl.commands.eval.benchmark import Result
+from flowrl.commands.eval.benchmark import NO_TRAINING, Result
 from flowrl.commands.eval.runner_parts import Line, compared, metrics_of, score_table, trained_on
 from flowrl.commands.terminal_text import Table
 from flowrl.generation.folders import ImageFile, read_drawn
@@ -58,7 +58,8 @@ def result_of(
     samples = len(rows[0]) / len({row["index"] for row in rows[0]})
     shared = trained_on(settings, (row["prompt"] for row in rows[0]))
     notes = _notes(settings, judge, is_published=is_published and samples == 4, shared=shared)
-    if (spoken := claim(score_rows(rows[0]))) != "prompts of this kind":
+    spoken = claim(score_rows(rows[0]))
+    if spoken != "prompts of this kind":
         notes.append(f"Intervals speak of {spoken}.")
     return Result(
         headline=_headline(names, rows[0], summaries[0], change),
@@ -69,6 +70,7 @@ def result_of(
         intervals=_intervals(summaries[0]),
         base_intervals=_intervals(summaries[1]) if len(rows) > 1 else {},
         differences={} if change is None else _intervals(change),
+        claim=spoken + NO_TRAINING,
         tables=(_scores(rows, names, summaries, change, samples), _failures(rows, names)),
         notes=tuple(notes),
         facts={

@@ -27,7 +27,7 @@ def render(result: Result, *, title: str, names: Sequence[str], command: str) ->
         f'<p class="summary">{esc(result.headline)}</p>',
         notes_box(result.notes),
         section("scores", "Scores with 95 % intervals", _chart(result, names),
-                "Intervals speak of other prompts of this kind; they do not cover another training of the same model."),
+                f"Intervals speak of {esc(result.claim)}."),
         section("differences", f"Change from {names[-1]} to {names[0]}", _forest(result.differences),
                 "Pairs of the same prompt and sample. Right of the line is better; an interval that crosses the line "
                 "leaves the sign open."),

@@ -11,8 +11,8 @@ from jaxtyping import Float64
 
 from flowrl.benchmarks.diversity import Diversity
 from flowrl.benchmarks.panels import PANELS, Panel, ScorerMean, panel_differences, panel_means
-from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.runner_parts import metrics_of, score_table
+from flowrl.commands.eval.benchmark import NO_TRAINING, Result
+from flowrl.commands.eval.runner_parts import claim_of, metrics_of, score_table
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, plural, signed
@@ -61,6 +61,7 @@ def result_of(
     change = _change(settings, scored, spread) if len(scored) > 1 else {}
     failed = {name: mean.failed for name, mean in means[0].items()}
     labels = [part.label for part in scored]
+    spoken = claim_of({"": subject.images})
     return Result(
         headline=_headline(settings, panel, labels, found, change, subject.images),
         rows=tuple(subject.rows), base_rows=tuple(scored[1].rows) if change else (),
@@ -69,10 +70,10 @@ def result_of(
         # Scorers have scales of their own, which one axis cannot show.
         intervals=found[0] if len(found[0]) == 1 else {},
         base_intervals=found[1] if change and len(found[1]) == 1 else {},
-        differences=change if len(change) == 1 else {},
+        differences=change if len(change) == 1 else {}, claim=spoken + NO_TRAINING,
         tables=(score_table(
             labels, [(name, [part[name] for part in found], change.get(name)) for name in found[0]],
-            note=f"Means over images, intervals over prompts. {panel.scale}".strip(),
+            note=f"Means over images; intervals speak of {spoken}. {panel.scale}".strip(),
             extra=("failed", {name: str(failed.get(name, 0)) for name in found[0]}),
         ),),
         notes=tuple(_notes(settings, panel, means, labels, subject, own_scorers=own_scorers)),
@@ -91,7 +92,7 @@ def _change(settings: Settings, scored: Sequence[Scored], spread: Sequence[Diver
     change = panel_differences(base.values, subject.values, subject.prompts)
     if spread:
         pairs = [value - spread[1].by_prompt[prompt] for prompt, value in spread[0].by_prompt.items()]
-        change[DIVERSITY] = mean_interval(pairs, verdicts=False)
+        change[DIVERSITY] = mean_interval(pairs, ends=None)
     return change
 
 

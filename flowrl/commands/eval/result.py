@@ -103,7 +103,7 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
     first = kept[0]
     return Result(
         headline=f"{short[first]} {estimate(means[first])}, mean of {len(results)} models.",
-        rows=(),
+        rows=(), claim="other trainings of the same kind, on these prompts",
         metrics={name: interval.mean for name, interval in means.items()},
         intervals={short[name]: means[name] for name in kept},
         differences={short[name]: changes[name] for name in kept if name in changes},

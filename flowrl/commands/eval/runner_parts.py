@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 from flowrl.commands.terminal_text import Table
 from flowrl.config.options import build_options
 from flowrl.config.strict_yaml import apply_override
+from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, number, signed
 from flowrl.prompts.loading import read_prompts
 from flowrl.prompts.overlap import Overlap, overlap
 from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.means import ScoreRow, claim
 
 Options = TypeVar("Options")
 Line = tuple[str, Sequence[Interval], Interval | None]
@@ -80,3 +82,11 @@ def score_table(
     ]  # fmt: skip
     title = f"{labels[0]} against {labels[1]}, same {paired_by}"
     return Table(title=title, head=("", "base", "model", "change", "95 %"), rows=tuple(rows), note=note)
+
+
+def claim_of(images: Mapping[str, Sequence[ImageFile]]) -> str:
+    """What the intervals of images, by the task that they answer, speak of (`flowrl.statistics.means.claim`)."""
+    return claim(
+        ScoreRow(task=task, prompt=image.prompt, sample=image.sample, value=0.0)
+        for task, listed in images.items() for image in listed
+    )  # fmt: skip

@@ -26,8 +26,8 @@ from flowrl.benchmarks.t2i_compbench import (
     read_results,
     results_text,
 )
-from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.runner_parts import Line, metrics_of, options_of, score_table
+from flowrl.commands.eval.benchmark import NO_TRAINING, Result
+from flowrl.commands.eval.runner_parts import Line, claim_of, metrics_of, options_of, score_table
 from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
 from flowrl.generation.folders import ImageFile
@@ -39,10 +39,10 @@ from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import number, plural
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.statistics.bootstrap import Interval
-from flowrl.statistics.means import mean_interval
+from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
 
 FOLDER = "t2i_compbench"
-NOTE = "Means over images, intervals over prompts; the overall is the mean of all eight."
+NOTE = "Means over images; the overall is the mean of all eight. Intervals speak of"
 FILES = {
     "color": "color_val.txt", "shape": "shape_val.txt", "texture": "texture_val.txt", "2d_spatial": "spatial_val.txt",
     "3d_spatial": "3d_spatial_val.txt", "numeracy": "numeracy_val.txt", "non_spatial": "non_spatial_val.txt",
@@ -175,7 +175,8 @@ def _result(
         for name in (name for name in found[0] if name in found[1]):
             both = [place for place in scores[0][name] if place in scores[1][name]]
             pairs = {place: scores[0][name][place] - scores[1][name][place] for place in both}
-            change[name] = _interval(pairs, placed[0][name])
+            sides = ([of[name][place] for place in both] for of in scores)
+            change[name] = _interval(pairs, placed[0][name], ends_of(*sides, changes=True))
     waiting = [name for name in placed[0] if name not in found[0]]
     total = metrics[0].get("eval/t2i_compbench/overall")
     count = len({image.file for images in placed[0].values() for image in images})
@@ -183,20 +184,24 @@ def _result(
     notes = [f"Waiting for the benchmark's own scripts: {', '.join(waiting)}."] if waiting else []
     if settings.samples != IMAGES_PER_PROMPT:
         notes.append(f"{settings.samples} images of each prompt, the published number is {IMAGES_PER_PROMPT}.")
+    spoken = claim_of(placed[0])
     return Result(
         headline=f"T2I-CompBench: {told} for {subjects[0].label}, {plural(count, 'image')}.",
         rows=tuple(_rows(placed[0], scores[0])), base_rows=tuple(_rows(placed[1], scores[1])) if change else (),
         metrics=metrics[0], base_metrics=metrics[1] if change else {}, intervals=found[0],
-        base_intervals=found[1] if change else {}, differences=change,
-        tables=(score_table([subject.label for subject in subjects], _lines(found, change), note=NOTE),),
+        base_intervals=found[1] if change else {}, differences=change, claim=spoken + NO_TRAINING,
+        tables=(score_table([subject.label for subject in subjects], _lines(found, change), note=f"{NOTE} {spoken}."),),
         notes=tuple(notes),
         facts={"folder": str(subjects[0].folder / FOLDER),
                "clip_model": options_of(settings, Options).clip_model},
     )  # fmt: skip
 
 
-def _interval(scores: Mapping[int, float], images: Sequence[ImageFile]) -> Interval:
-    return mean_interval(list(scores.values()), [images[place].prompt for place in scores], verdicts=False)
+def _interval(scores: Mapping[int, float], images: Sequence[ImageFile], ends: Ends | None = VERDICTS) -> Interval:
+    """Over prompts; of a category of a single prompt over its images."""
+    prompts = [image.prompt for image in images]
+    units = [prompts[place] for place in scores] if len(set(prompts)) > 1 else None
+    return mean_interval(list(scores.values()), units, ends=ends)
 
 
 def _metrics(found: Mapping[str, Interval]) -> dict[str, float]:

@@ -107,8 +107,8 @@ def tasks(held: HeldOut | None) -> str:
     head = ["Task", "Before", *(["After", "Difference"] if after else [])]
     numbers = table("Score by task with 95 % intervals; the difference is paired", head, rows)
     lead = (
-        "The score is the mean over tasks. Intervals of a task are Wilson's, its prompts being what is drawn: images "
-        "that are all right or all wrong leave room for what they did not show."
+        "The score is the mean over tasks. Intervals of before and after are Wilson's, over prompts where a task has "
+        "several: images that are all right or all wrong leave room for what they did not show."
     )
     return section("tasks", "Score by task", f'<div class="two">{card(chart)}{numbers}</div>', lead)
 

@@ -68,8 +68,13 @@ def held_out(run: RunData) -> HeldOut | None:
         num_pairs=len(pair[0]),
         num_unpaired=max(map(len, images)) - len(pair[0]),
         claim=claim(pair[0] or before),
-        untold=unknown_because(pair[0]) if pair[0] else "there are no image rows of both evaluations to pair",
+        untold=untold(pair[0]),
     )
+
+
+def untold(pairs: Sequence[ScoreRow]) -> str:
+    """Why the paired difference of these rows has no interval; "" where it has."""
+    return unknown_because(pairs) if pairs else "there are no image rows of both evaluations to pair"
 
 
 def conclusion(difference: Interval | None) -> str:

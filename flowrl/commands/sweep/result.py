@@ -18,7 +18,7 @@ from flowrl.files import plain
 from flowrl.html.markup import number
 from flowrl.samplers.search import best_of_n_kl
 from flowrl.statistics.bootstrap import LEVEL, UNKNOWN, Interval
-from flowrl.statistics.means import mean_interval
+from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
 
 Column = Float[np.ndarray, " p k"]
 FEATURES, PIXELS = "diversity", "pixel diversity"
@@ -121,16 +121,24 @@ def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -
     return found
 
 
-def mean_of(values: Column, *, verdicts: bool = True, level: float = LEVEL) -> Interval:
-    """Mean of what did not fail, with its interval over prompts; unknown where everything failed."""
+def mean_of(values: Column, *, ends: Ends | None = VERDICTS, level: float = LEVEL) -> Interval:
+    """Mean of what did not fail, with its interval over prompts; unknown where everything failed.
+
+    `ends` are as `mean_interval` takes them.
+    """
     known = np.isfinite(values)
     prompt = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
-    return mean_interval(values[known], prompt[known], verdicts=verdicts, level=level) if known.any() else UNKNOWN
+    return mean_interval(values[known], prompt[known], ends=ends, level=level) if known.any() else UNKNOWN
+
+
+def difference_of(column: Column, reference: Column, *, level: float = LEVEL) -> Interval:
+    """`mean_of` of the paired differences of two columns, same prompt and sample on both sides."""
+    return mean_of(column - reference, ends=ends_of(column, reference, changes=True), level=level)
 
 
 def differences(one: SettingResult, reference: SettingResult) -> dict[str, Interval]:
-    """Paired differences of all columns, same prompt and sample on both sides."""
-    return {name: mean_of(values - reference.columns[name], verdicts=False) for name, values in one.columns.items()}
+    """Paired differences of all columns."""
+    return {name: difference_of(values, reference.columns[name]) for name, values in one.columns.items()}
 
 
 def may_be_best(scales: Sequence[SettingResult], peak: SettingResult, name: str) -> tuple[SettingResult, ...]:
@@ -142,7 +150,7 @@ def may_be_best(scales: Sequence[SettingResult], peak: SettingResult, name: str)
     """
     others = [one for one in scales if one is not peak]
     level = 1 - 2 * (1 - LEVEL) / max(1, len(others))
-    found = [mean_of(peak.columns[name] - one.columns[name], verdicts=False, level=level) for one in others]
+    found = [difference_of(peak.columns[name], one.columns[name], level=level) for one in others]
     return tuple(one for one, change in zip(others, found, strict=True) if not (change.known and change.low > 0))
 
 

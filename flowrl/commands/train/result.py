@@ -10,13 +10,13 @@ from statistics import fmean
 from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
-from flowrl.commands.report.result import conclusion
+from flowrl.commands.report.result import conclusion, untold
 from flowrl.commands.report.run_data import shown_prompts
 from flowrl.config.train import TrainConfig
-from flowrl.files import read_json_lines, write_atomically
+from flowrl.files import plain, read_json_lines, write_atomically
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
-from flowrl.statistics.means import ScoreRow, claim, partners, stratified_score, task_scores, unknown_because
+from flowrl.statistics.means import ScoreRow, claim, partners, stratified_score, task_scores
 from flowrl.training.evaluation_rows import SCORE, Row, evaluations, read_rows, score_interval, score_rows
 from flowrl.training.manifest import read_manifest
 
@@ -40,7 +40,7 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
     if finished:
         ends = {"reward": {"first": rewards[0], "last": rewards[-1]}} if rewards else {}
         summary: dict[str, Any] = {"iterations": config.num_iterations, **ends, **scores}
-        write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+        write_atomically(folder / "summary.json", json.dumps(plain(summary), indent=1) + "\n")
     else:
         print(f"\nStopped before the end. Continue with:\n  flowrl train resume={folder}")
     print(f"\nReport    {report}")
@@ -99,27 +99,39 @@ def _held_out_rewards(
     before, after = read_rows(folder, numbers[0]), read_rows(folder, numbers[-1])
     lines = [f"{_word(folder)} rewards, {len(after)} samples, same prompts and seeds", ""]
     lines.append(f"  {'reward':<24}{'before':>9}{'after':>9}    change, 95 % interval")
-    found = {}
+    found: dict[str, Any] = {}
+    reasons: dict[str, list[str]] = {}
     for name in names:
-        start, end, change = _change(before, after, f"eval/reward/{name}")
+        start, end, change, reason = _change(before, after, f"eval/reward/{name}")
+        bounds = f"{change.low:+.3g} to {change.high:+.3g}" if change.known else "-"
+        if reason:
+            reasons.setdefault(reason, []).append(name)
         lines.append(
-            f"  {name:<24}{start:>9.4g}{end:>9.4g}  {change.mean:>+8.3g} ({change.low:+.3g} to {change.high:+.3g})"
+            f"  {name:<24}{_cell(start, '9.4g')}{_cell(end, '9.4g')}  {_cell(change.mean, '+8.3g')} ({bounds})"
         )
-        found[name] = {"before": start, "after": end, "change": _plain(change)}
+        found[name] = {"before": start, "after": end, "change": change}
+    lines += [f"  No interval for {', '.join(those)}: {reason}" for reason, those in reasons.items()]
     return [*lines, ""], {"rewards": found}
+
+
+def _cell(value: float, form: str) -> str:
+    """A number in a column; a dash where it is unknown."""
+    return f"{value:>{form}}" if math.isfinite(value) else f"{'-':>{form.strip('+').partition('.')[0]}}"
 
 
 def _of_geneval(rows: list[dict[str, Any]], key: str) -> bool:
     return any(f"{key}/official" in row for row in rows)
 
 
-def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, float, Interval]:
-    """Means of a reward and its mean difference over the samples with a score both times."""
+def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, float, Interval, str]:
+    """Means of a reward and its mean difference over the samples with a score both times, and why it has no interval
+    ("" where it has)."""
     start, end = partners(score_rows(before, metric), score_rows(after, metric))
     if not start:
-        return UNKNOWN.mean, UNKNOWN.mean, UNKNOWN
+        return UNKNOWN.mean, UNKNOWN.mean, UNKNOWN, untold(start)
     change = score_interval(end, metric, base=start)
-    return fmean(row.value for row in start), fmean(row.value for row in end), change
+    first, last = (fmean(row.value for row in side) for side in (start, end))
+    return first, last, change, "" if change.known else untold(start)
 
 
 def _try(folder: Path) -> str:
@@ -152,7 +164,7 @@ def _scores(folder: Path) -> tuple[list[str], dict[str, Any]]:
         lines.append(_line(task, tasks[task].mean, later[task].mean))
     lines += [_line("score", start.mean, end.mean), "", *(f"  {line}" for line in _verdict(change, pair[0])), ""]
     return lines, {
-        "before": _plain(start), "after": _plain(end), "change": _plain(change),
+        "before": start, "after": end, "change": change,
         "tasks": {task: {"before": tasks[task].mean, "after": later[task].mean} for task in tasks if task in later},
     }  # fmt: skip
 
@@ -165,14 +177,10 @@ def _verdict(change: Interval, rows: list[ScoreRow]) -> list[str]:
     """What the interval of a change says, and of what it speaks."""
     word = conclusion(change)
     if not change.known:
-        return [f"{_WORDS[word]}: {change.mean:+.3f}, {unknown_because(rows)}"]
+        return [f"{_WORDS[word]}: {change.mean:+.3f}, {untold(rows)}"]
     said = f"{_WORDS[word]}: {change.mean:+.3f}, 95 % interval {change.low:+.3f} to {change.high:+.3f}"
     said += " includes 0" if word == "not established" else ""
     return [said, f"The interval speaks of {claim(rows)}, not of another training."]
-
-
-def _plain(interval: Interval) -> dict[str, float]:
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:

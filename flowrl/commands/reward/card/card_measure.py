@@ -130,7 +130,7 @@ def _cost(first: Scores, second: Scores) -> Cost:
     seconds = np.concatenate([first.seconds, second.seconds])
     batch = np.concatenate([first.batches, np.where(second.batches < 0, -1, second.batches + first.batches.max() + 1)])
     kept = (batch >= 0) & ((batch != 0) | (batch.max() == 0))
-    taken = mean_interval(seconds[kept], batch[kept], verdicts=False) if kept.any() else UNKNOWN
+    taken = mean_interval(seconds[kept], batch[kept], ends=None) if kept.any() else UNKNOWN
     count = max(1, int((first.batches >= 0).sum()))
     calls = 1.0
     if "comparisons" in first.parts:  # of pairs, each counted at both its members
