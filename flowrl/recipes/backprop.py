@@ -52,7 +52,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
         for part in range(config.updates_per_rollout):
             # 1. Sample, decode, score and back-propagate, one micro-batch after another.
             gradient = loop.gradient()
-            live = 0
+            live: Tensor | int = 0
             for start in range(part * share, (part + 1) * share, loop.geometry.micro_batch_size):
                 index = range(start, start + loop.geometry.micro_batch_size)
                 with loop.clock("rollout"):
