@@ -309,7 +309,8 @@ def test_failures_are_counted_and_null(tmp_path: Path, capsys: pytest.CaptureFix
     assert printed[1].split() == ["red", "0.5", "0.4243", "0.2", "0.8", "3", "1"]
     assert printed[2] == "red, failed: not_finite 1"
     assert [line.split() for line in printed[3:-1]] == [
-        ["1.png"], ["red,", "best"], ["0.8", "2.png"], ["0.2", "0.png"], ["red,", "worst"], ["0.2", "0.png"], ["0.8", "2.png"],
+        ["1.png"],
+        ["red,", "best"], ["0.8", "2.png"], ["0.2", "0.png"], ["red,", "worst"], ["0.2", "0.png"], ["0.8", "2.png"],
     ]  # fmt: skip
 
 

@@ -7,6 +7,8 @@ pipeline and its rewards in the place of the embedded models, which is ten times
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -74,13 +76,23 @@ class Watched:
     total: float
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small tensors are slower on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def watched_run(name: str, folder: Path, kind: Kind, *overrides: str) -> Watched:
     """Trains a configuration of ours for two iterations; `overrides` come after those that make it short."""
     config = load_config(find_config(name), (*SHORT, *overrides))
     prompts, marks, begun = check_before_loading(config), list[tuple[GradientSum, int]](), list[int]()
     add = GradientSum.add
-    torch.set_num_threads(1)
-    with pretend_gpu(kind) as findings:
+    with one_thread(), pretend_gpu(kind) as findings:
 
         def watched_add(self: GradientSum, loss: torch.Tensor) -> None:
             add(self, loss)

@@ -229,9 +229,7 @@ def test_an_evaluation_that_a_stop_left_out_is_made_up_for(
     prompts = f"prompts.eval={toy.parent / 'prompts.txt'}"
     overrides = (prompts, "budget.nfe=400", "budget.evals=2", "num_iterations=9", f"out={tmp_path / 'run'}")
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "flowrl.training.run.Run.should_stop", lambda self: len(self.rows()) == 4
-        )  # after the third iteration
+        patch.setattr("flowrl.training.run.Run.should_stop", lambda self: len(metrics(self.folder)) == 4)
         assert main(["train", str(toy), *overrides]) == 130
     assert main(["train", f"resume={tmp_path / 'run'}"]) == 0
     assert [row["iteration"] for row in metrics(tmp_path / "run") if "reward" not in row] == [0, 3, 5]

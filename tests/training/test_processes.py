@@ -65,7 +65,8 @@ def _close(a: Path, b: Path) -> None:
     for mine, theirs in zip(metrics(a), metrics(b), strict=True):
         assert mine.keys() == theirs.keys()
         for key in mine:
-            scale = max(1.0, abs(mine[key]))  # rewards are hundreds
+            of_reward = abs(mine.get("reward", 0.0)) if key.startswith("reward") else 0.0
+            scale = max(1.0, abs(mine[key]), of_reward)  # rewards are hundreds
             assert abs(mine[key] - theirs[key]) <= TOLERANCE * scale, key
     assert differences(lora_tensors(a), lora_tensors(b)) <= TOLERANCE
     assert differences(state(a)["optimizer"]["state"], state(b)["optimizer"]["state"]) <= TOLERANCE
