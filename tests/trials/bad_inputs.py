@@ -121,15 +121,13 @@ def run_trials(trials: list[Trial], template: Path, *, jobs: int) -> list[dict[s
                 if (answer := started.answer(LIMIT)) is None:
                     continue
                 wrong = verdict(trial, answer, before, digests(place))
-                rows.append(
-                    {
-                        "name": trial.name,
-                        "code": answer.code,
-                        "seconds": round(answer.seconds, 1),
-                        "wrong": wrong,
-                        "said": answer.said[-1500:] if wrong else answer.said[-300:],
-                    }
-                )
+                row: dict[str, object] = {
+                    "name": trial.name,
+                    "code": answer.code,
+                    "seconds": round(answer.seconds, 1),
+                    "wrong": wrong,
+                }
+                rows.append(row | ({"said": answer.said[-1500:].replace(str(place), ".")} if wrong else {}))
                 if wrong:
                     print(f"FAIL {trial.name}: {wrong}\n     {answer.said.strip()[-400:]}", flush=True)
                 shutil.rmtree(place)
