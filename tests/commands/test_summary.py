@@ -61,13 +61,13 @@ def test_a_reward_of_ones_own_is_told_beside_the_geneval_score(
             row["rewards"] |= {"geneval": 1.0, "geneval/official": 1.0}
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     names = ("brightness", "brightness_low", "geneval", "geneval_low", "geneval/official")
-    row = {"iteration": 0} | {f"eval/reward/{name}": 0.5 for name in names}
+    row = {"iteration": 0, "eval/geneval/score_low": 0.4} | {f"eval/reward/{name}": 0.5 for name in names}
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     print_summary(folder, load_config(Path("configs/tiny_grpo_geneval.yaml")), folder / "report.html", finished=True)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["brightness", "0.4375", "0.9375", "+0.5", "(+0.5", "to", "+0.5)"] in lines
     assert any(line[:1] == ["score"] for line in lines)
-    assert not any(line[:1] == ["geneval"] for line in lines), "the table of tasks says it"
+    assert not any("geneval" in word for line in lines for word in line[:1]), "the table of tasks says it"
     assert {"before", "after", "change", "rewards"} <= summary(folder).keys()
 
 

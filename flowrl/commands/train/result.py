@@ -92,7 +92,9 @@ def _held_out_rewards(
     names = [
         key.removeprefix("eval/reward/").removesuffix("_low")
         for key in next((row for row in rows if any(key.startswith("eval/reward/") for key in row)), {})
-        if key.endswith("_low") and not (besides_geneval and _of_geneval(rows, key.removesuffix("_low")))
+        if key.startswith("eval/reward/")
+        and key.endswith("_low")
+        and not (besides_geneval and _of_geneval(rows, key.removesuffix("_low")))
     ]
     if len(numbers) < 2 or not names:
         return [], {}
