@@ -239,17 +239,6 @@ def joined_lists(run: Run, mine: list[Any]) -> list[Any]:
     return list(gather_object(mine))
 
 
-def from_main(run: Run, value: Any) -> Any:
-    """The main process's value, on every process."""
-    if run.world == 1:
-        return value
-    from accelerate.utils import broadcast_object_list
-
-    values = [value]
-    broadcast_object_list(values)
-    return values[0]
-
-
 @contextmanager
 def clock(seconds: dict[str, float], stage: str, device: torch.device) -> Iterator[None]:
     """Adds the time spent inside to a stage, without what stages inside it count themselves.

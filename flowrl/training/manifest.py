@@ -59,8 +59,3 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Writes the manifest of a run folder."""
     write_atomically(folder / _FILE, json.dumps(manifest, indent=2) + "\n")
-
-
-def note_in_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Adds facts to the manifest."""
-    write_manifest(folder, read_manifest(folder) | dict(facts))

@@ -26,7 +26,7 @@ from flowrl.interrupts import on_interrupt
 from flowrl.training.checkpoints import checkpoints, read_checkpoint, remove_halves, write_checkpoint
 from flowrl.training.devices import accelerator_of, on_main
 from flowrl.training.evaluation_rows import remove_evaluations
-from flowrl.training.manifest import note_in_manifest, read_manifest, session_facts, write_manifest
+from flowrl.training.manifest import read_manifest, session_facts, write_manifest
 from flowrl.training.run_folder import make_free_folder, refuse_full, refuse_taken
 from flowrl.training.seal import ALLOW, changes, digest_of
 
@@ -220,7 +220,7 @@ class Run:
         """Adds facts to the manifest."""
         self._manifest |= facts
         if self.main:
-            note_in_manifest(self.folder, facts)
+            write_manifest(self.folder, self._manifest)
 
     def finish(self, *, finished: bool) -> None:
         """Notes in the manifest when the run finished, or was stopped, and its peak memory; closes TensorBoard."""

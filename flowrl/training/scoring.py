@@ -26,7 +26,8 @@ from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
 from flowrl.training.batch import Batch
-from flowrl.training.learner import clock, from_main, joined_lists
+from flowrl.training.devices import on_main
+from flowrl.training.learner import clock, joined_lists
 from flowrl.training.prompting import reward_inputs
 from flowrl.training.run import Run
 from flowrl.training.watchdog import Look, diversity_of, look_at, new_history, stop_on_broken
@@ -169,7 +170,7 @@ class Scorer:
         for key, reward in self.trained.items():
             metrics |= {f"reward/{key}/{name}": value for name, value in reward.learn(inputs).items()}
             if self.run.world > 1:  # devices do not add up alike, and copies would drift apart
-                reward.follow(from_main(self.run, reward.learned()))
+                reward.follow(on_main(reward.learned))
         return metrics
 
 

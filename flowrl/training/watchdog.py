@@ -27,7 +27,8 @@ from torch.nn.utils import get_total_norm
 
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
-from flowrl.training.learner import from_main, total_of
+from flowrl.training.devices import on_main
+from flowrl.training.learner import total_of
 from flowrl.training.run import Run
 
 SMALL, LEVELS = 8, 4095  # images are compared at so many pixels a side, with so many levels, as whole numbers
@@ -313,7 +314,7 @@ def _diverged(run: Run, iteration: int, what: str) -> Diverged:
     advice = (
         f"{lora} holds the last weights whose images were finite. Go on from them with smaller steps: flowrl train "
         f"{run.folder / 'config.yaml'} out=NEW policy.init_lora={lora} optim.lr=SMALLER"
-        if from_main(run, lora.exists())
+        if on_main(lora.exists)
         else "no LoRA that was saved has drawn finite images: start again with a smaller optim.lr"
     )
     return Diverged(f"the policy has diverged since iteration {iteration}: {what}. Resuming would repeat it; {advice}")

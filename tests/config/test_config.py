@@ -6,14 +6,13 @@ import copy
 import dataclasses
 import itertools
 import time
-import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from config_files import MINIMAL, minimal_file, refusal
 
-from flowrl.config.bounds import MOST
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PolicyConfig
 from flowrl.config.spelling import closest, edit_distance
@@ -21,32 +20,10 @@ from flowrl.config.strict_yaml import MAX_CHARACTERS, MAX_TOLD, dotted_keys, dum
 from flowrl.config.train import ConfigError, TrainConfig, load_config, resolve_path, to_yaml
 from flowrl.config.vocabulary import ABSENT_KEYS, FOREIGN_KEYS, FOREIGN_VALUES
 
-MINIMAL = """\
-num_iterations: 3
-prompts_per_step: 4
-group_size: 6
-pipeline: {model: "asset:tiny-sd3"}
-sampler: {kernel: flow_sde}
-prompts: {train: "asset:prompts.txt", eval: held_out.jsonl}
-rewards:
-  - name: scene
-  - {file: my.py, function: sharp, weight: 0.5, options: {radius: 1e-1}}
-"""
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    file = tmp_path / "run.yaml"
-    file.write_text(MINIMAL)
-    return file
-
-
-def refusal(path: Path, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config(path, overrides)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    return minimal_file(tmp_path)
 
 
 def write(path: Path, text: str) -> Path:
@@ -385,42 +362,6 @@ def test_files_that_would_never_end_are_refused(path: Path, text: str, said: str
     assert str(path) in message
     assert len(message) < 1000
     assert time.process_time() - began < 5
-
-
-def numbers_of(cls: type[Any], prefix: str = "") -> dict[str, str]:
-    """Every key below a dataclass that takes numbers -> how many of them it takes: "one", "two" or "list"."""
-    found: dict[str, str] = {}
-    for name, hint in typing.get_type_hints(cls).items():
-        kinds = [hint, *(part for part in typing.get_args(hint) if hint is not part)]
-        if dataclasses.is_dataclass(hint):
-            found |= numbers_of(typing.cast(type[Any], hint), f"{prefix}{name}.")
-        elif any(kind in (int, float) for kind in kinds) and typing.get_origin(hint) is not tuple:
-            found[f"{prefix}{name}"] = "one"
-        for kind in kinds:
-            if typing.get_origin(kind) is tuple and typing.get_args(kind)[0] in (int, float):
-                found.setdefault(f"{prefix}{name}", "list" if typing.get_args(kind)[1] is Ellipsis else "two")
-    return found
-
-
-def test_every_number_has_an_upper_bound() -> None:
-    assert numbers_of(TrainConfig).keys() == MOST.keys()
-
-
-@pytest.mark.parametrize(("key", "shape"), sorted(numbers_of(TrainConfig).items()))
-def test_a_number_beyond_its_bound_is_refused_in_words(path: Path, key: str, shape: str) -> None:
-    whole = "." not in str(MOST[key]) and "e" not in str(MOST[key])
-    beyond = 2 * int(MOST[key]) if whole else 1e308
-    value = {"one": f"{beyond}", "two": f"[0, {beyond}]", "list": f"[{beyond}]"}[shape]
-    message = refusal(path, "sampler.noise_level=0.5" if "calibration" in key else "seed=0", f"{key}={value}")
-    assert key in message
-    refusals = ("at most", "below 2^63", "must lie in", "is 0 (population)", "one of", "noise_levels holds")
-    assert any(word in message for word in refusals)
-
-
-def test_an_iteration_has_an_end_too(path: Path) -> None:
-    message = refusal(path, "prompts_per_step=10000", "group_size=1000")
-    assert "10,000,000 images of one iteration are more than 100,000" in message
-    assert "weight of scene" in refusal(path, "rewards.0.weight=1e300")
 
 
 def test_files_that_cannot_be_read(path: Path, tmp_path: Path) -> None:

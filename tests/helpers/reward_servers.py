@@ -17,9 +17,12 @@ import torch
 
 from flowrl.randomness import counter_seed
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
+from flowrl.rewards.remote import items_of
 from flowrl.rewards.serving.server import make_app, make_server, open_socket
 from flowrl.rewards.serving.server_requests import Service
-from flowrl.rewards.serving.wire import Limits
+from flowrl.rewards.serving.wire import Limits, encode_request
+
+NEEDS = frozenset({"images", "prompts", "metadata"})
 
 
 def samples(batch: int, *, size: tuple[int, int] = (6, 8), first: int = 0) -> RewardInputs:
@@ -77,6 +80,17 @@ class Running:
 
     def post(self, body: Any, **headers: str) -> requests.Response:
         return requests.post(f"{self.url}/v1/score", json=body, headers=headers, timeout=10)
+
+
+def body_of(batch: int = 1, *, first: int = 0, reward: str | None = "level", **size: Any) -> dict[str, Any]:
+    """A request for the scores of some samples."""
+    return encode_request(items_of(samples(batch, first=first, **size), NEEDS), reward=reward)
+
+
+def values(reply: requests.Response) -> list[float | None]:
+    """The scores in an answer."""
+    assert reply.status_code == 200, reply.text
+    return [item["value"] for item in reply.json()["items"]]
 
 
 @contextmanager

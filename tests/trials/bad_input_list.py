@@ -175,6 +175,18 @@ def _prompts() -> Iterator[Trial]:
     )
 
 
+def _user_reward(name: str, source: str | bytes, *more: str, says: str = "") -> Trial:
+    """A run with the function `bad` of a file, `more` on its command line; with `says` it is refused."""
+    return Trial(
+        name=name,
+        words=[*TRAIN, "rewards=[{file: bad.py, function: bad}]", "out=new", *more],
+        expect="refused" if says else "works",
+        says=(says,) if says else (),
+        prepare=written("bad.py", source),
+        changes=("new",),
+    )
+
+
 def _rewards() -> Iterator[Trial]:
     head = "def bad(images, prompts, metadata):\n    "
     bodies = {
@@ -201,13 +213,7 @@ def _rewards() -> Iterator[Trial]:
         "dictionary": "return dict(enumerate(prompts))",
     }
     for name, body in bodies.items():
-        yield Trial(
-            name=f"reward that is {name}",
-            prepare=written("bad.py", head + body + "\n"),
-            changes=("new",),
-            says=("bad|reward",),
-            words=[*TRAIN, "rewards=[{file: bad.py, function: bad}]", "out=new", "num_iterations=4"],
-        )
+        yield _user_reward(f"reward that is {name}", head + body + "\n", "num_iterations=4", says="bad|reward")
     harmless = {
         "writes into images": "value = 100 * images.mean((1, 2, 3)); images.zero_(); return value",
         "changes metadata": "[m.update(x=1) for m in metadata]; prompts.clear(); return 100 * images.mean((1, 2, 3))",
@@ -218,13 +224,7 @@ def _rewards() -> Iterator[Trial]:
         "prints": "print('x' * 1000); return 100 * images.mean((1, 2, 3))",
     }
     for name, body in harmless.items():
-        yield Trial(
-            name=f"reward that {name}",
-            prepare=written("bad.py", head + body + "\n"),
-            changes=("new",),
-            expect="works",
-            words=[*TRAIN, "rewards=[{file: bad.py, function: bad}]", "out=new"],
-        )
+        yield _user_reward(f"reward that {name}", head + body + "\n")
     files: dict[str, str | bytes] = {
         "exits": "import sys; sys.exit(0)\n",
         "syntax": "def bad(:\n",
@@ -239,13 +239,7 @@ def _rewards() -> Iterator[Trial]:
         "keyboard": "raise BaseException('odd')\n",
     }
     for name, text in files.items():
-        yield Trial(
-            name=f"reward file: {name}",
-            prepare=written("bad.py", text),
-            changes=("new",),
-            says=("bad",),
-            words=[*TRAIN, "rewards=[{file: bad.py, function: bad}]", "out=new", "num_iterations=4"],
-        )
+        yield _user_reward(f"reward file: {name}", text, "num_iterations=4", says="bad")
     for entry, said in (
         ("{name: genval}", "genval"),
         ("{name: geneval}", "geneval"),

@@ -30,9 +30,13 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
     """Prints what came out, at most 80 columns but for long paths; writes `summary.json` of a finished run."""
     rows = _rows(folder)
     rewards = [row["reward"] for row in rows if "reward" in row]
-    lines, scores = _scores(folder)
-    more, rewards_found = _held_out_rewards(folder, rows, besides_geneval=bool(lines))
-    lines, scores = [*_shared(folder), *lines, *more], scores | rewards_found
+    word, shared = held_out_or_shared(read_manifest(folder).get("eval_prompts"))
+    numbers, lines, scores = evaluations(folder), [f"{shared}.", ""] if shared else [], dict[str, Any]()
+    if len(numbers) > 1:
+        sides = read_rows(folder, numbers[0]), read_rows(folder, numbers[-1])
+        table, scores = _scores(*sides, word.capitalize())
+        more, found = _held_out_rewards(*sides, rows, word.capitalize(), besides_geneval=bool(table))
+        lines, scores = [*lines, *table, *more], scores | found
     if rewards:  # training on pairs of files has none
         lines = [*lines, f"Mean training reward {_number(rewards[0])} -> {_number(rewards[-1])}"]
     lines += _warnings(rows)
@@ -73,22 +77,11 @@ def _warnings(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _shared(folder: Path) -> list[str]:
-    """A line on evaluation prompts that were trained on; nothing where all are new."""
-    shared = held_out_or_shared(read_manifest(folder).get("eval_prompts"))[1]
-    return [f"{shared}.", ""] if shared else []
-
-
-def _word(folder: Path) -> str:
-    return held_out_or_shared(read_manifest(folder).get("eval_prompts"))[0].capitalize()
-
-
 def _held_out_rewards(
-    folder: Path, rows: list[dict[str, Any]], *, besides_geneval: bool = False
+    before: list[Row], after: list[Row], rows: list[dict[str, Any]], word: str, *, besides_geneval: bool
 ) -> tuple[list[str], dict[str, Any]]:
-    """First and last evaluation of every reward and their difference by prompts; perhaps without GenEval's, whose
-    verdicts have a table of their own."""
-    numbers = evaluations(folder)
+    """First and last evaluation of every reward and their difference by prompts, which are called `word`; perhaps
+    without GenEval's, whose verdicts have a table of their own."""
     names = [
         key.removeprefix("eval/reward/").removesuffix("_low")
         for key in next((row for row in rows if any(key.startswith("eval/reward/") for key in row)), {})
@@ -96,10 +89,9 @@ def _held_out_rewards(
         and key.endswith("_low")
         and not (besides_geneval and _of_geneval(rows, key.removesuffix("_low")))
     ]
-    if len(numbers) < 2 or not names:
+    if not names:
         return [], {}
-    before, after = read_rows(folder, numbers[0]), read_rows(folder, numbers[-1])
-    lines = [f"{_word(folder)} rewards, {len(after)} samples, same prompts and seeds", ""]
+    lines = [f"{word} rewards, {len(after)} samples, same prompts and seeds", ""]
     lines.append(f"  {'reward':<24}{'before':>9}{'after':>9}    change, 95 % interval")
     found: dict[str, Any] = {}
     reasons: dict[str, list[str]] = {}
@@ -149,18 +141,15 @@ def _try(folder: Path) -> str:
     return " \\\n            ".join(words)
 
 
-def _scores(folder: Path) -> tuple[list[str], dict[str, Any]]:
-    """The table of GenEval scores before and after, and its numbers; nothing where there are not two evaluations."""
-    numbers = evaluations(folder)
-    if len(numbers) < 2:
-        return [], {}
-    before, after = (score_rows(read_rows(folder, number), SCORE) for number in (numbers[0], numbers[-1]))
+def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], dict[str, Any]]:
+    """The table of GenEval scores before and after, and its numbers; nothing where there are no verdicts."""
+    before, after = score_rows(first, SCORE), score_rows(last, SCORE)
     pair = partners(before, after)
     if not pair[0]:
         return [], {}
     change, tasks, later = stratified_score(pair[1], base=pair[0]), task_scores(before), task_scores(after)
     start, end = stratified_score(before), stratified_score(after)
-    lines = [f"{_word(folder)} GenEval score, {len(after)} images, same prompts and seeds", ""]
+    lines = [f"{word} GenEval score, {len(after)} images, same prompts and seeds", ""]
     lines.append(f"  {'task':<15}{'before':>8}{'after':>8}{'change':>9}")
     for task in (task for task in TASKS if task in tasks and task in later):
         lines.append(_line(task, tasks[task].mean, later[task].mean))

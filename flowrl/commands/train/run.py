@@ -81,7 +81,7 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
             finished = recipe_of(config).main(config, run, prompts)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"Stopped at once. {_way_on(run.folder)}" if run.main else "") from stop
-    except BaseException as error:  # whatever it is, sys.exit in a user's file too: the run stays in order
+    except (Exception, SystemExit) as error:  # whatever it is, a library's sys.exit too: the run stays in order
         raise ValueError(_failed(error, run, resumed=resumed, kept=kept)) from error
     run.finish(finished=finished)
     if run.main:

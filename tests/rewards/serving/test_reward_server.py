@@ -7,42 +7,36 @@ import base64
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 import torch
-from reward_servers import Gate, Running, level_of, noise, reward_of, running, samples, until
+from reward_servers import (
+    Gate,
+    Running,
+    body_of,
+    level_of,
+    noise,
+    reward_of,
+    running,
+    until,
+    values,
+)
 
 from flowrl import cli
 from flowrl.commands.serve.run import run as serve_command
 from flowrl.generation.named_rewards import reward_list
 from flowrl.rewards import RewardInputs, RewardOutput, output_of
-from flowrl.rewards.remote import items_of
-from flowrl.rewards.serving import connections
 from flowrl.rewards.serving.server import make_app, open_socket
-from flowrl.rewards.serving.wire import Limits, encode_request
+from flowrl.rewards.serving.wire import Limits
 from flowrl.rewards.serving.wire_images import encode_image
-
-NEEDS = frozenset({"images", "prompts", "metadata"})
-
-
-def body_of(batch: int = 1, *, first: int = 0, reward: str | None = "level", **size: Any) -> dict[str, Any]:
-    return encode_request(items_of(samples(batch, first=first, **size), NEEDS), reward=reward)
-
-
-def values(reply: requests.Response) -> list[float | None]:
-    assert reply.status_code == 200, reply.text
-    return [item["value"] for item in reply.json()["items"]]
 
 
 def metric(server: Running, name: str) -> float:
@@ -166,64 +160,6 @@ def test_a_body_that_comes_too_slowly_is_refused() -> None:
             f"{server.url}/v1/score", data=slow(), headers={"Content-Type": "application/json"}, timeout=10
         )
         assert (reply.status_code, reply.json()["error"]) == (408, "slow_body")
-
-
-def _said(connection: socket.socket) -> bytes:
-    """What comes until the other side closes."""
-    connection.settimeout(5)
-    received = b""
-    while piece := connection.recv(65536):
-        received += piece
-    return received
-
-
-def _connected(server: Running) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
-
-
-def test_headers_that_do_not_come_to_an_end_are_not_waited_for() -> None:
-    with running(reward_of(), header_timeout=0.5) as server:
-        silent, half, second = (_connected(server) for _ in range(3))
-        half.sendall(b"POST /v1/score HTTP/1.1\r\nHost: a\r\n")
-        second.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert second.recv(65536).startswith(b"HTTP/1.1 200")
-        second.sendall(b"GET /hea")  # kept alive, then half a request
-        assert values(server.post(body_of(1))) == [0.0]
-        assert (_said(silent), _said(half)) == (b"", b"")
-        assert b"HTTP/1.1" not in _said(second)
-        for connection in (silent, half, second):
-            connection.close()
-        assert values(server.post(body_of(1))) == [0.0]
-
-
-def test_connections_without_number_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
-    with running(reward_of()) as server:
-        kept = [_connected(server) for _ in range(2)]
-        surplus = _connected(server)
-        with suppress(ConnectionResetError):
-            assert _said(surplus) == b""
-        for connection in (*kept, surplus):
-            connection.close()
-        time.sleep(0.1)
-        assert values(server.post(body_of(1))) == [0.0]
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        (b"Content-Length: 99999999999999", b"413"),
-        (b"Content-Length: 2\r\nTransfer-Encoding: chunked", b"400"),
-        (b"X-Long: " + b"x" * 200_000, b"400"),
-    ],
-)
-def test_bad_headers_are_answered_at_once_and_the_connection_closed(headers: bytes, status: bytes) -> None:
-    with running(reward_of()) as server, _connected(server) as connection:
-        connection.sendall(
-            b"POST /v1/score HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" + headers + b"\r\n\r\n"
-        )
-        with suppress(ConnectionResetError):  # it closes while there is more to read
-            assert _said(connection).startswith(b"HTTP/1.1 " + status)
 
 
 def test_items_of_many_clients_are_scored_in_one_batch() -> None:

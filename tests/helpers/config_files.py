@@ -1,0 +1,37 @@
+"""A configuration that says no more than it must, and what loading it with overrides refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrl.config.train import ConfigError, load_config
+
+MINIMAL = """\
+num_iterations: 3
+prompts_per_step: 4
+group_size: 6
+pipeline: {model: "asset:tiny-sd3"}
+sampler: {kernel: flow_sde}
+prompts: {train: "asset:prompts.txt", eval: held_out.jsonl}
+rewards:
+  - name: scene
+  - {file: my.py, function: sharp, weight: 0.5, options: {radius: 1e-1}}
+"""
+
+
+def minimal_file(folder: Path) -> Path:
+    """The configuration in a file."""
+    file = folder / "run.yaml"
+    file.write_text(MINIMAL)
+    return file
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    """What is said of a configuration that is refused, in one line."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
