@@ -16,8 +16,8 @@ from toy_pipeline import PROMPTS, QuickRun, toy_config, write_toy
 
 from flowrl import rewards
 from flowrl.commands.plan import published_models as checkpoints
-from flowrl.commands.plan.cost import decode_flops
-from flowrl.commands.plan.counts import Counts, graph_rows, of_iteration, of_run
+from flowrl.commands.plan.cost import cost_of, decode_flops
+from flowrl.commands.plan.counts import Counts, graph_rows, negative_again, of_iteration, of_run
 from flowrl.commands.plan.gather import _reward_models
 from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, Memory, allowed_sizes, fitting, trained_bytes
 from flowrl.commands.plan.network import Flops, Network, measure
@@ -66,6 +66,8 @@ BACKPROP = ("recipe=backprop", "sampler.kernel=ode", "rewards=[{name: smooth_bri
 CASES: dict[str, tuple[str, ...]] = {
     "outcome": (),
     "guided with reference": ("sampler.guidance_scale=3", "kl_coef=0.1"),
+    "constant negative": ("sampler.guidance_scale=3", "kl_coef=0.1", "sampler.train_negative=false"),
+    "recomputed negative": ("sampler.guidance_scale=3", "kl_coef=0.1", "sampler.train_negative=recompute"),
     "rollout in other pieces": ("micro_batch_size=2",),
     "sequence": ("ratio=sequence", "loss_aggregation=samples", "updates_per_rollout=2"),
     "window": ("sampler.sde_window_size=1",),
@@ -97,10 +99,16 @@ CASES: dict[str, tuple[str, ...]] = {
     "dgpo with guided reference": (*FORWARD, "objective.name=dgpo", "objective.options.reference_guidance_scale=4.5"),
     "crd": (*FORWARD, "objective.name=crd"),
     "rft": (*FORWARD, "objective.name=rft"),
+    "nft, constant negative": (*FORWARD, "kl_coef=0.1", "sampler.guidance_scale=3", "sampler.train_negative=false"),
     "dpo": PAIRS,
+    "dpo, constant negative": (*PAIRS, "sampler.guidance_scale=3", "sampler.train_negative=false"),
     "d3po": ("recipe=preference", "objective.name=d3po", "same_latent=true", "sampler.guidance_scale=3"),
     "draft": (*BACKPROP, "objective.name=draft", "objective.options={count: 2}", "sampler.guidance_scale=3"),
+    "draft, recomputed negative": (*BACKPROP, "objective.options={count: 2}", "sampler.guidance_scale=3",
+                                   "sampler.train_negative=recompute"),
     "refl": (*BACKPROP, "objective.name=refl"),
+    "refl, constant negative": (*BACKPROP, "objective.name=refl", "sampler.guidance_scale=3",
+                                "sampler.train_negative=false"),
     "alignprop": (*BACKPROP, "objective.name=alignprop"),
     "drtune": (*BACKPROP, "objective.name=drtune", "objective.options={count: 2, early_stop: 1}"),
 }  # fmt: skip
@@ -164,6 +172,32 @@ def test_a_graph_holds_the_rows_of_guidance_and_of_every_trained_call(toy: Path)
     assert graph_rows(toy_config(toy, *FORWARD, *given), two_passes) == 1
     given = ("objective.options={count: 3}", "sampler.guidance_scale=3")
     assert graph_rows(toy_config(toy, *BACKPROP, *given), two_passes) == 6
+    for value, again in (("false", 0.0), ("recompute", 0.5)):
+        config = toy_config(toy, *BACKPROP, *given, f"sampler.train_negative={value}")
+        assert graph_rows(config, two_passes) == 3
+        assert negative_again(config, two_passes) == again
+
+
+def test_a_constant_negative_saves_half_of_the_backward_pass_and_a_recomputed_one_costs_half_a_forward(
+    toy: Path,
+) -> None:
+    network = Network(
+        parameters=0, lora_parameters=0, latent=(), attended=0, forward=1.0, backward=2.0, attention=0.0, saved=0,
+        saved_checkpointed=0, blocks=1,
+    )  # fmt: skip
+
+    def stages(value: str, checkpointing: bool = False) -> dict[str, float]:
+        config = toy_config(toy, "sampler.guidance_scale=3", f"sampler.train_negative={value}")
+        run = of_run(config, two_passes, 1, 0)
+        recomputed = checkpointing + negative_again(config, two_passes)
+        cost = cost_of(network, run, eval_forward=0.0, decode=None, eval_decode=None, recomputed=recomputed)
+        return dict(cost.stages)
+
+    rows = 2 * 3 * 8  # both halves, three stochastic steps, eight images
+    assert stages("true") == {"rollout": 4 / 3 * rows, "update": 3.0 * rows}
+    assert stages("false") == {"rollout": 4 / 3 * rows, "update": 2.0 * rows}
+    assert stages("recompute")["recomputation"] == rows / 2
+    assert stages("recompute", checkpointing=True)["recomputation"] == 3 / 2 * rows
 
 
 # ---- one evaluation --------------------------------------------------------------------------------------------------

@@ -116,6 +116,8 @@ def test_the_lora_is_what_was_trained_with_its_alpha(plain: Path) -> None:
         ("micro_batch_size=8", "rollout_batch_size=2"),
         ("updates_per_rollout=2", "micro_batch_size=2", "rollout_batch_size=2"),
         ("sampler.guidance_scale=3",),
+        ("sampler.guidance_scale=3", "sampler.train_negative=false", "kl_coef=0.1", "pipeline.dtype=bfloat16"),
+        ("sampler.guidance_scale=3", "sampler.train_negative=recompute", "pipeline.gradient_checkpointing=true"),
         ("sampler.num_steps=5", "sampler.sde_window_size=2", "sampler.sde_window_range=[0, 4]"),
         ("sampler.kernel=cps",),
         ("sampler.kernel=dance_sde", "sampler.grid=linspace"),

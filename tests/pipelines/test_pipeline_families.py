@@ -22,6 +22,8 @@ from flowrl.commands.train.run import train
 from flowrl.config.train import load_config
 from flowrl.pipelines import PIPELINES, Pipeline, family, family_name, family_of
 from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.randomness import counter_normal
+from flowrl.trajectory import Conditioning
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TINY = {
@@ -149,6 +151,33 @@ def check_plan_calls_the_network_as_it_is_called(name: str, folder: Path, loaded
         assert shapes[0] == shapes[1], key
 
 
+def check_the_negative_half_is_trained_as_told(loaded: Any, given: Any) -> None:
+    """Values agree however the negative half is trained; its gradient is whole, or that of a constant."""
+    cond, against = loaded.encode(["a red fox", "a red fox"], given), loaded.encode([""], given and given[:1])
+    scale, b = 2.5, 2
+    x = counter_normal((b, *loaded.latent_shape), "negative half").requires_grad_()
+    noise, calls = counter_normal(x.shape, "weights"), list[int]()
+
+    def detached(x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
+        """The network, but what it says without the prompt, which it is asked first, is a constant."""
+        calls.append(len(x))
+        out: Tensor = loaded.network(x, timestep, cond)
+        constant = b if len(calls) == 1 and loaded.passes(scale) == 2 else 0
+        return torch.cat([out[:constant].detach(), out[constant:]])
+
+    def answers(network: Any, train: Any = True) -> tuple[Tensor, Tensor]:
+        out = loaded.guided(network, cond, against, scale, train)(x, torch.tensor(0.5), torch.tensor(500.0))
+        return out.detach(), torch.autograd.grad((out * noise).sum(), x)[0]
+
+    whole, by_hand = answers(loaded.network), answers(detached)
+    constant, recomputed = answers(loaded.network, False), answers(loaded.network, "recompute")
+    assert torch.equal(constant[0], recomputed[0])
+    for found, wanted in ((recomputed, whole), (constant, by_hand)):
+        for ours, exact in zip(found, wanted, strict=True):  # calls of b and of 2b rows round differently
+            torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()))
+    assert ((whole[1] - by_hand[1]).norm() > 1e-2 * whole[1].norm()) == (loaded.passes(scale) == 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PIPELINES)
 def test_one_training_iteration(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,6 +188,7 @@ def test_one_training_iteration(name: str, tmp_path: Path, capsys: pytest.Captur
     least = loaded.num_sources[0]
     given = [[torch.rand(3, 32, 40)] * least] if least else None
     check_plan_calls_the_network_as_it_is_called(name, folder, loaded, given)
+    check_the_negative_half_is_trained_as_told(loaded, given and given * 2)
     rows = [{"prompt": text, **({"sources": sources[:least]} if least else {})} for text in ("a red fox", "a blue cat")]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "rewards.py").write_text(REWARDS)
