@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -68,7 +68,7 @@ REWARDS: dict[str, str] = {
 `__post_init__` refuses bad values without loading anything, and whose `build(device)` makes the `Reward`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class RewardInputs:
     """What rewards are given, B samples.
 
@@ -174,6 +174,21 @@ class NamesModels(RewardOptions, Protocol):
 
     @property
     def models(self) -> tuple[Model, ...] | None: ...
+
+
+@runtime_checkable
+class SharesPart(RewardOptions, Protocol):
+    """Options whose reward stands on a part, a loaded model for one, that other entries of a run may stand on too."""
+
+    @property
+    def shared(self) -> Hashable:
+        """Says which part: entries of one class with the same answer get the same."""
+
+    def load(self, device: torch.device) -> Any:
+        """Makes the part; loads its weights, if any."""
+
+    def on(self, part: Any) -> Reward:
+        """Makes the reward on a part."""
 
 
 def models_of(options: RewardOptions) -> tuple[Model, ...] | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -247,7 +247,6 @@ def build_weighted_sum(
     specs: Sequence[Spec], *, device: torch.device | str = "cpu", merge: Merge = "sum", partial: Partial = "drop"
 ) -> WeightedSum:
     """Checks all specs, then makes the rewards, loading their weights on `device`, and sums them."""
-    checked = validate_reward_specs(specs)
-    return sum_of(
-        [(one.build(torch.device(device)), one.entry) for one in checked], merge=merge, partial=partial
-    )  # fmt: skip
+    checked, parts = validate_reward_specs(specs), dict[Hashable, Any]()
+    members = [(one.build(torch.device(device), parts), one.entry) for one in checked]
+    return sum_of(members, merge=merge, partial=partial)

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
+from weakref import ref
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 
 from flowrl.benchmarks.geneval.detections import Detection
-from flowrl.benchmarks.geneval.metadata import parse_record
+from flowrl.benchmarks.geneval.metadata import Record, parse_record
 from flowrl.benchmarks.geneval.rules import graded, strict, verdict
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detector_options
@@ -56,48 +57,76 @@ class Geneval:
         given = {"detector": self.detector, "clip_model": self.clip_model}
         return detector_options(self.judge, {name: value for name, value in given.items() if value is not None})
 
-    def build(self, device: torch.device) -> Reward:
-        """Loads the detector."""
-        return self.on(self.detection().build(device))
+    @property
+    def shared(self) -> DetectorOptions:
+        """Entries that differ in their value alone read one judge's answers."""
+        return self.detection()
 
-    def on(self, detector: Detector) -> Reward:
-        """The reward on a detector that is at hand."""
+    def load(self, device: torch.device) -> Judge:
+        """Loads the detector."""
+        return Judge(self.detection().build(device))
+
+    def build(self, device: torch.device) -> Reward:
+        """The reward with a judge of its own."""
+        return self.on(self.load(device))
+
+    def on(self, judge: Judge) -> Reward:
+        """The reward on a judge that is at hand."""
         lower = "none" if self.clip_min is None else f"{self.clip_min:g}"
         quirk = "quirk" if self.reference_position_quirk else "clean"
         return FunctionReward(
             name="geneval",
-            score=partial(_score, options=self, detector=detector),
+            score=partial(_score, options=self, judge=judge),
             needs=frozenset({"images", "prompts", "metadata"}),
-            version=f"geneval:{self.credit}:clip_min-{lower}:{quirk}:{detector.version}",
+            version=f"geneval:{self.credit}:clip_min-{lower}:{quirk}:{judge.detector.version}",
         )
 
 
-def _score(inputs: RewardInputs, *, options: Geneval, detector: Detector) -> RewardOutput:
-    readable = [_has_record(prompt, record) for prompt, record in zip(inputs.prompts, inputs.metadata, strict=True)]
-    places = [i for i, ok in enumerate(readable) if ok]
-    images = to_uint8(inputs.images)[places]
-    found = detector.detect(images) if places else []
-    if len(found) != len(images):
-        raise ValueError(f"the judge returned detections of {len(found)} images for {len(images)}.")
-    parts = {name: [math.nan] * len(inputs) for name in ("graded", "strict", "official")}
-    quirk = options.reference_position_quirk
-    for i, image, detections in zip(places, images, found, strict=True):
-        metadata, color_of = inputs.metadata[i], _remembered(detector, image)
-        parts["graded"][i] = graded(detections, metadata, color_of, reference_position_quirk=quirk)
-        parts["strict"][i] = float(strict(detections, metadata, color_of))
-        parts["official"][i] = float(verdict(detections, metadata, color_of).correct)
-    values, lowest = parts[options.credit], options.clip_min
+class Judge:
+    """What GenEval's rules say of a batch's images. The last answer is kept, since several rewards may ask for it."""
+
+    def __init__(self, detector: Detector) -> None:
+        self.detector = detector
+        self._asked: Callable[[], RewardInputs | None] = lambda: None  # a weak reference: images are not held
+        self._quirk, self._answer = False, dict[str, list[float]]()
+
+    def __call__(self, inputs: RewardInputs, *, quirk: bool) -> dict[str, list[float]]:
+        """All credits `[B]` by name, NaN for an item without a readable record; `quirk` as in `rules.graded`."""
+        if self._asked() is not inputs or self._quirk != quirk:
+            self._answer = self._judged(inputs, quirk)
+            self._asked, self._quirk = ref(inputs), quirk
+        return self._answer
+
+    def _judged(self, inputs: RewardInputs, quirk: bool) -> dict[str, list[float]]:
+        records = [_record(prompt, record) for prompt, record in zip(inputs.prompts, inputs.metadata, strict=True)]
+        places = [i for i, record in enumerate(records) if record is not None]
+        images = to_uint8(inputs.images)[places]
+        found = self.detector.detect(images) if places else []
+        if len(found) != len(images):
+            raise ValueError(f"the judge returned detections of {len(found)} images for {len(images)}.")
+        parts = {name: [math.nan] * len(inputs) for name in ("graded", "strict", "official")}
+        for i, image, detections in zip(places, images, found, strict=True):
+            record, color_of = records[i], _remembered(self.detector, image)
+            assert record is not None
+            parts["graded"][i] = graded(detections, record, color_of, reference_position_quirk=quirk)
+            parts["strict"][i] = float(strict(detections, record, color_of))
+            parts["official"][i] = float(verdict(detections, record, color_of).correct)
+        return parts
+
+
+def _score(inputs: RewardInputs, *, options: Geneval, judge: Judge) -> RewardOutput:
+    parts, lowest = judge(inputs, quirk=options.reference_position_quirk), options.clip_min
+    values = parts[options.credit]
     if lowest is not None:  # NaN, a failed item, stays: no comparison with it holds
         values = [lowest if value < lowest else value for value in values]
-    return output_of(values, inputs, parts, [None if ok else "missing_field" for ok in readable])
+    return output_of(values, inputs, parts, ["missing_field" if math.isnan(value) else None for value in values])
 
 
-def _has_record(prompt: str, metadata: dict[str, Any]) -> bool:
+def _record(prompt: str, metadata: dict[str, Any]) -> Record | None:
     try:
-        parse_record({"prompt": prompt, **metadata})
+        return parse_record({"prompt": prompt, **metadata})
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _remembered(detector: Detector, image: UInt8[np.ndarray, " h w 3"]) -> Callable[[Detection], str]:

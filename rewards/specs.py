@@ -10,7 +10,7 @@ An entry of `rewards:` is a `RewardConfig`, or a mapping that becomes one:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 
 from flowrl.config.options import build_options
 from flowrl.config.rewards import RewardConfig, check_weights
-from flowrl.rewards import Reward, RewardOptions, reward_options
+from flowrl.rewards import Reward, RewardOptions, SharesPart, reward_options
 from flowrl.rewards.frames import framewise
 from flowrl.rewards.user_file import user_file_options
 
@@ -32,9 +32,15 @@ class CheckedReward:
     entry: RewardConfig
     options: RewardOptions
 
-    def build(self, device: torch.device) -> Reward:
-        """Makes the reward; loads its weights, if any, on `device`."""
-        reward = self.options.build(device)
+    def build(self, device: torch.device, parts: dict[Hashable, Any]) -> Reward:
+        """Makes the reward; loads its weights, if any, on `device`. `parts` collects what the run's rewards share."""
+        if isinstance(self.options, SharesPart):
+            key = type(self.options), self.options.shared
+            if key not in parts:
+                parts[key] = self.options.load(device)
+            reward = self.options.on(parts[key])
+        else:
+            reward = self.options.build(device)
         return reward if self.entry.frames is None else framewise(reward, self.entry.frames)
 
 

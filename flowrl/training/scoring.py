@@ -211,7 +211,7 @@ class Scoring:
 
     def _ask(self, latents: Tensor, group: Tensor, numbers: list[int]) -> None:
         scorer, reward = self.scorer, self.scorer.reward
-        decoded = scorer.pipeline.decode(latents)
+        decoded = decoded_once(scorer.pipeline, latents)
         if not scorer.look(decoded, group):  # the run ends in `result`, on every process
             return
         inputs = scorer.inputs(self.batch, decoded, group, numbers)
@@ -238,6 +238,16 @@ class Scoring:
         output = joined(self.done)
         self.scorer.errors.update(output.errors)
         return output
+
+
+def decoded_once(pipeline: Pipeline, latents: Tensor) -> Tensor:
+    """Images of latents `[b, *latent]`; of equal neighbours one is decoded.
+
+    A late branch has so few steps left that its completions coincide on all strides (`samplers/windows.thinned_steps`).
+    """
+    distinct, place = torch.unique_consecutive(latents, dim=0, return_inverse=True)
+    decoded = pipeline.decode(distinct)
+    return decoded if len(distinct) == len(latents) else decoded[place]
 
 
 def trained_channels(

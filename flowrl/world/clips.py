@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.world.detector import color_of, detect_shapes
+from flowrl.world.detector import color_of, detect_in_batch
 from flowrl.world.scene_prompts import Record
 from flowrl.world.scenes import COLORS, SHAPES, SIZE, Shape, draw_scene
 
@@ -111,8 +111,7 @@ def motion_verdict(clip: np.ndarray, record: Mapping[str, Any]) -> MotionVerdict
     if record.get("direction") not in DIRECTIONS:
         raise ValueError(f"unknown direction {record.get('direction')!r}: the world has {', '.join(DIRECTIONS)}")
     shapes, colors, places = 0, 0, []
-    for number, frame in enumerate(clip):
-        found = detect_shapes(frame)
+    for number, (frame, found) in enumerate(zip(clip, detect_in_batch(clip), strict=True)):
         if not found:
             continue
         best = found[0]

@@ -7,6 +7,7 @@ a clean shape scores above 0.95 (GenEval asks for 0.9 when counting, 0.3 otherwi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -22,6 +23,7 @@ _MIN_SIDE, _MIN_AREA = 6, 24  # pixels; smaller specks are not objects
 _TEMPLATE = 24  # side of the grid on which outlines are compared
 _TEMPERATURE = 0.03  # of the soft-max over overlaps
 _FULL_OVERLAP = 0.80  # overlap (intersection over union) that counts as a perfect fit
+_NEIGHBOURS = np.stack([np.zeros((3, 3)), ndimage.generate_binary_structure(2, 1), np.zeros((3, 3))])  # of one image
 
 
 @lru_cache(maxsize=1)
@@ -38,51 +40,78 @@ def _templates() -> np.ndarray:
     return np.stack(masks)
 
 
-def _ground(image: np.ndarray) -> np.ndarray:
-    """The ground's colour: the median of the image's border, channel by channel."""
-    border = np.concatenate([image[:2].reshape(-1, 3), image[-2:].reshape(-1, 3), image[:, 0], image[:, -1]])
-    return np.median(border, axis=0)
+def _ground(images: np.ndarray) -> np.ndarray:
+    """The grounds' colours `[B, 3]`: the median of each image's border, channel by channel; whole or half levels."""
+    sides = (images[:, :2], images[:, -2:], images[:, :, :1], images[:, :, -1:])
+    return np.median(np.concatenate([side.reshape(len(images), -1, 3) for side in sides], axis=1), axis=1)
 
 
-def _overlaps(mask: np.ndarray) -> np.ndarray:
-    """Soft intersection over union `[3]` of a cropped mask with each template."""
-    resized = Image.fromarray((mask * 255).astype(np.uint8)).resize((_TEMPLATE, _TEMPLATE), Image.Resampling.BOX)
-    grid = np.asarray(resized, dtype=np.float64) / 255.0
-    templates = _templates()
-    return np.minimum(templates, grid).sum(axis=(1, 2)) / np.maximum(templates, grid).sum(axis=(1, 2))
+def _squared_distance(pixels: np.ndarray, color: np.ndarray) -> np.ndarray:
+    """Squared Euclidean distance over the last axis. Exact in float32 for 8-bit pixels and half levels."""
+    color = color.astype(np.float32)
+    return np.asarray(sum(np.square(pixels[..., channel] - color[..., channel]) for channel in range(3)))
+
+
+def _overlaps(masks: Sequence[np.ndarray]) -> np.ndarray:
+    """Soft intersections over union `[n, 3]` of n cropped masks with each template."""
+    side = (_TEMPLATE, _TEMPLATE)
+    resized = [Image.fromarray(mask.astype(np.uint8) * 255).resize(side, Image.Resampling.BOX) for mask in masks]
+    grids, templates = np.stack(resized)[:, None] / 255.0, _templates()
+    return np.asarray(
+        np.minimum(templates, grids).sum(axis=(2, 3)) / np.maximum(templates, grids).sum(axis=(2, 3))
+    )  # fmt: skip
+
+
+def _best_fits(masks: Sequence[np.ndarray]) -> tuple[list[int], list[float]]:
+    """The shape that fits each cropped mask best, and its score."""
+    overlap = _overlaps(masks)
+    weights = np.exp((overlap - overlap.max(axis=1, keepdims=True)) / _TEMPERATURE)
+    best = overlap.argmax(axis=1)
+    each = np.arange(len(masks))
+    fit = np.minimum(1.0, overlap[each, best] / _FULL_OVERLAP)
+    return best.tolist(), (weights[each, best] / weights.sum(axis=1) * fit).tolist()
+
+
+def _large_blobs(objects: np.ndarray) -> np.ndarray:
+    """Connected components `[B, H, W]` of masks, numbered from 1 through all images; 0 elsewhere and in specks."""
+    labels, _ = ndimage.label(objects, structure=_NEIGHBOURS)
+    large = np.bincount(labels.ravel()) >= _MIN_AREA
+    large[0] = False
+    return np.asarray((np.cumsum(large) * large).astype(np.int32)[labels])
+
+
+def detect_in_batch(images: np.ndarray) -> list[list[Detection]]:
+    """Finds the shapes of images of one size; each image is judged by itself.
+
+    Args:
+        images: uint8 `[B, H, W, 3]`, RGB.
+
+    Returns:
+        For each image its detections by falling score; boxes in pixels, `(x1, y1, x2, y2)` with the far edges
+        exclusive; `mask` is a bool array `[H, W]`. An image whose ground is not the world's light grey has none.
+    """
+    ground = _ground(images)
+    of_this_world = _squared_distance(ground, np.asarray(BACKGROUND)) <= _GROUND_DRIFT**2
+    objects = _squared_distance(images, ground[:, None, None]) > _FOREGROUND**2
+    windows, masks = [], []
+    labels = _large_blobs(objects & of_this_world[:, None, None])
+    for index, window in enumerate(ndimage.find_objects(labels), start=1):
+        if min(side.stop - side.start for side in window[1:]) >= _MIN_SIDE:
+            windows.append(window)
+            masks.append(labels[window][0] == index)
+    found: list[list[Detection]] = [[] for _ in images]
+    if masks:
+        for (image, rows, columns), mask, best, score in zip(windows, masks, *_best_fits(masks), strict=True):
+            whole = np.zeros(images.shape[1:3], dtype=bool)
+            whole[rows, columns] = mask
+            box = (float(columns.start), float(rows.start), float(columns.stop), float(rows.stop))
+            found[image.start].append(Detection(SHAPES[best], box=box, score=score, mask=whole))
+    return [sorted(detections, key=lambda detection: -detection.score) for detections in found]
 
 
 def detect_shapes(image: np.ndarray) -> list[Detection]:
-    """Finds the shapes of an image.
-
-    Args:
-        image: uint8 `[H, W, 3]`, RGB.
-
-    Returns:
-        Detections by falling score; boxes in pixels, `(x1, y1, x2, y2)` with the far edges exclusive; `mask` is a bool
-        array `[H, W]`. An image whose ground is not the world's light grey has none.
-    """
-    pixels = image.astype(np.float64)
-    ground = _ground(pixels)
-    if np.linalg.norm(ground - np.asarray(BACKGROUND)) > _GROUND_DRIFT:
-        return []
-    labels, count = ndimage.label(np.linalg.norm(pixels - ground, axis=-1) > _FOREGROUND)
-    found = []
-    for index, window in enumerate(ndimage.find_objects(labels, max_label=count), start=1):
-        mask = labels[window] == index
-        height, width = mask.shape
-        if min(height, width) < _MIN_SIDE or mask.sum() < _MIN_AREA:
-            continue
-        overlap = _overlaps(mask)
-        weights = np.exp((overlap - overlap.max()) / _TEMPERATURE)
-        best = int(overlap.argmax())
-        score = float(weights[best] / weights.sum() * min(1.0, overlap[best] / _FULL_OVERLAP))
-        whole = np.zeros(labels.shape, dtype=bool)
-        whole[window] = mask
-        top, left = window[0].start, window[1].start
-        box = (float(left), float(top), float(left + width), float(top + height))
-        found.append(Detection(SHAPES[best], box=box, score=score, mask=whole))
-    return sorted(found, key=lambda detection: -detection.score)
+    """Finds the shapes of one image, uint8 `[H, W, 3]`; see `detect_in_batch`."""
+    return detect_in_batch(image[None])[0]
 
 
 def color_of(image: np.ndarray, detection: Detection) -> str:
@@ -93,9 +122,8 @@ def color_of(image: np.ndarray, detection: Detection) -> str:
     mask = detection.mask
     if mask is None:
         raise ValueError("the shape detector's colours need a detection with a mask; this one has none")
-    inner = ndimage.binary_erosion(mask)
-    chosen = image[inner if inner.any() else mask].astype(np.float64)
-    median = np.median(chosen, axis=0)
-    names = list(COLORS)
-    distances = [float(np.linalg.norm(median - np.asarray(COLORS[name]))) for name in names]
-    return names[int(np.argmin(distances))]
+    around = np.zeros((mask.shape[0] + 2, mask.shape[1] + 2), dtype=bool)  # nothing lies outside the image
+    around[1:-1, 1:-1] = mask
+    inner = mask & around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
+    median = np.median(image[inner if inner.any() else mask], axis=0)
+    return list(COLORS)[int(_squared_distance(np.asarray(list(COLORS.values())), median).argmin())]

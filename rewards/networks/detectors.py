@@ -56,14 +56,14 @@ def detector_options(name: str, options: Mapping[str, Any] | None = None) -> Det
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FunctionDetector:
-    """A `Detector` made of a detector of single images and a colour function."""
+    """A `Detector` made of two functions."""
 
-    detect_one: Callable[[UInt8[np.ndarray, " h w 3"]], list[Detection]]
+    find: Callable[[UInt8[np.ndarray, " b h w 3"]], list[list[Detection]]]
     color: Callable[[UInt8[np.ndarray, " h w 3"], Detection], str]
     version: str
 
     def detect(self, images: UInt8[np.ndarray, " b h w 3"]) -> list[list[Detection]]:
-        return [self.detect_one(image) for image in images]
+        return self.find(images)
 
     def color_of(self, image: UInt8[np.ndarray, " h w 3"], detection: Detection) -> str:
         return self.color(image, detection)
@@ -77,6 +77,6 @@ class Shapes:
 
     def build(self, device: torch.device) -> Detector:
         """Makes the detector."""
-        from flowrl.world.detector import color_of, detect_shapes
+        from flowrl.world.detector import color_of, detect_in_batch
 
-        return FunctionDetector(detect_one=detect_shapes, color=color_of, version="shapes-1")
+        return FunctionDetector(find=detect_in_batch, color=color_of, version="shapes-1")

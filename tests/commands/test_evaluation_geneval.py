@@ -24,7 +24,7 @@ from flowrl.generation.journal import Journal
 from flowrl.generation.models import EMBEDDED, Source
 from flowrl.generation.subject import Settings, Subject
 from flowrl.rewards import RewardInputs
-from flowrl.rewards.geneval import Geneval
+from flowrl.rewards.geneval import Geneval, Judge
 from flowrl.rewards.networks.detectors import detector_options
 
 SHAPES = detector_options("shapes").build(torch.device("cpu"))
@@ -82,7 +82,7 @@ def test_rewards_are_those_that_training_uses(tmp_path: Path) -> None:
     rows = run(settings(folder, tmp_path / "out", samples=3)).rows
     files = read_folder(folder)
     images = torch.stack([torch.from_numpy(file.pixels().copy()).permute(2, 0, 1) / 255 for file in files])
-    output = Geneval().on(SHAPES)(
+    output = Geneval().on(Judge(SHAPES))(
         RewardInputs(
             prompts=[file.prompt for file in files], images=images,
             metadata=[file.record for file in files], group_ids=torch.zeros(len(images), dtype=torch.long),

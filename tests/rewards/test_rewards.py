@@ -20,7 +20,7 @@ from flowrl.rewards import (
     build_reward,
     to_uint8,
 )
-from flowrl.rewards.geneval import Geneval
+from flowrl.rewards.geneval import Geneval, Judge
 from flowrl.rewards.networks.detectors import DETECTORS, FunctionDetector
 from flowrl.rewards.outputs import check_output
 
@@ -119,7 +119,7 @@ def fake_judge(calls: list[Detection] | None = None) -> FunctionDetector:
             calls.append(detection)
         return "pink" if image[0, 1, 0] > 128 else "red"
 
-    return FunctionDetector(detect_one=seen_in, color=color, version="fake-1")
+    return FunctionDetector(find=lambda images: [seen_in(image) for image in images], color=color, version="fake-1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ OFFICIAL = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
 
 @pytest.mark.parametrize(("credit", "values"), [("graded", GRADED), ("strict", STRICT), ("official", OFFICIAL)])
 def test_geneval_credits(credit: Any, values: list[float]) -> None:
-    output = Geneval(credit=credit).on(fake_judge())(geneval_inputs())
+    output = Geneval(credit=credit).on(Judge(fake_judge()))(geneval_inputs())
     assert output.values.tolist() == values
     assert {key: part.tolist() for key, part in output.parts.items()} == {
         "graded": GRADED,
@@ -161,14 +161,14 @@ def test_geneval_credits(credit: Any, values: list[float]) -> None:
 
 
 def test_geneval_clip_and_quirk() -> None:
-    output = Geneval(clip_min=0.0, reference_position_quirk=False).on(fake_judge())(geneval_inputs())
+    output = Geneval(clip_min=0.0, reference_position_quirk=False).on(Judge(fake_judge()))(geneval_inputs())
     assert output.values.tolist() == pytest.approx([1.0, 0.5, 0.0, 0.5, 2 / 3, 1.0])
     assert output.parts["graded"][2] == -0.5
 
 
 def test_geneval_is_pointwise_and_asks_for_each_color_once() -> None:
     calls: list[Detection] = []
-    reward = Geneval().on(fake_judge(calls))
+    reward = Geneval().on(Judge(fake_judge(calls)))
     assert_pointwise(reward, geneval_inputs())
     calls.clear()
     reward(select(geneval_inputs(), [0, 1]))
@@ -194,11 +194,11 @@ def test_geneval_items_without_a_readable_record_are_invalid_and_leave_the_other
     records[2] = {"tag": "cats", "include": PINK_CAR["include"]}
     records[4] = {"tag": "counting", "include": [{"class": "dog", "count": "two"}]}
     inputs = inputs_of(inputs.images, inputs.prompts, records)
-    output = check_output(Geneval(clip_min=0.0).on(fake_judge())(inputs), 6, "geneval")
+    output = check_output(Geneval(clip_min=0.0).on(Judge(fake_judge()))(inputs), 6, "geneval")
     assert output.valid.tolist() == [False, True, False, True, False, True]
     assert output.values[output.valid].tolist() == [0.5, 0.5, 1.0]
     assert output.errors == {"missing_field": 3}
     assert output.parts["official"].isnan().tolist() == (~output.valid).tolist()
-    nothing = Geneval().on(fake_judge())(inputs_of(random_images(2)))
+    nothing = Geneval().on(Judge(fake_judge()))(inputs_of(random_images(2)))
     assert bool(nothing.values.isnan().all())
     assert nothing.errors == {"missing_field": 2}

@@ -37,12 +37,16 @@ class Record:
     exclude: tuple[Clause, ...] = ()
 
 
-def parse_record(metadata: Mapping[str, Any]) -> Record:
+def parse_record(metadata: Mapping[str, Any] | Record) -> Record:
     """Reads and checks one metadata record; keys besides `tag`, `include`, `exclude` are left alone.
+
+    One that has been read already is given back, so that many images of a prompt can share the reading.
 
     Raises:
         ValueError: saying which part is wrong, what is allowed, and what to change.
     """
+    if isinstance(metadata, Record):
+        return metadata
     if not isinstance(metadata, Mapping):
         raise ValueError(
             f"a GenEval record must be a mapping with tag and include, got {metadata!r}: pass one JSON object."

@@ -31,7 +31,7 @@ class Verdict:
 
 def verdict(
     detections: Iterable[Detection],
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, Any] | Record,
     color_of: ColorFn | None = None,
 ) -> Verdict:
     """Judges one image by the benchmark's own rule.
@@ -41,7 +41,7 @@ def verdict(
 
     Args:
         detections: what the detector found, unfiltered; the thresholds are applied here.
-        metadata: the record of the prompt.
+        metadata: the record of the prompt, read or not.
         color_of: names the colour of one detection; needed only for records that ask for colours.
 
     Raises:
@@ -124,7 +124,7 @@ def first_violation(
 
 def graded(
     detections: Iterable[Detection],
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, Any] | Record,
     color_of: ColorFn | None = None,
     *,
     reference_position_quirk: bool = True,
@@ -143,7 +143,7 @@ def graded(
 
     Args:
         detections: what the detector found, unfiltered.
-        metadata: the record of the prompt.
+        metadata: the record of the prompt, read or not.
         color_of: names the colour of one detection; needed only for records that ask for colours.
         reference_position_quirk: the published reward code adds a 1 after the 0 of a wrong relation too, so that a
             wrong relation between the right objects earns 0.75, not 2/3. True reproduces it, False leaves the 1 away.
@@ -157,7 +157,7 @@ def graded(
 
 def strict(
     detections: Iterable[Detection],
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, Any] | Record,
     color_of: ColorFn | None = None,
 ) -> bool:
     """True if every include clause holds with exactly its count, exactly its coloured count and every relation."""
@@ -167,7 +167,7 @@ def strict(
 
 def _exact_terms(
     detections: Iterable[Detection],
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, Any] | Record,
     color_of: ColorFn | None,
     quirk: bool,
 ) -> tuple[list[float], bool]:
