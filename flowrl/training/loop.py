@@ -122,7 +122,7 @@ class Loop:
         self.finished = False
         self._base: list[BaseSide] | None = None  # of this process's prompts, from the first evaluation on
         self._saved = -1  # finished iterations of the weights that `lora/` holds, where this process wrote it
-        run.begin(self.first)
+        run.begin(self.first, attention=self.pipeline.attention)
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_lora(self.first)
 
