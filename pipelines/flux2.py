@@ -53,7 +53,7 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     latents = torch.zeros(1, p.num_sources[1], *p.latent_shape, dtype=p.dtype, device=p.device)
     for place, source in enumerate(sources):
         latents[0, place] = p.encode_images(common.covering(source.float(), *p.image_shape[1:])[None])[0]
-    return {"references": latents, "num_references": torch.tensor([len(sources)])}
+    return {"references": latents, "num_references_on_host": torch.tensor([len(sources)])}
 
 
 def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """All samples have as many references as the first one."""
     embeds, tokens = cond.tensors["embeds"], pack(x)
-    count = int(cond.tensors["num_references"][0]) if p.num_sources[1] else 0
+    count = int(cond.tensors["num_references_on_host"][0]) if p.num_sources[1] else 0
     if count:
         references = cond.tensors["references"][:, :count]
         tokens = torch.cat([tokens, *(pack(image) for image in references.unbind(1))], dim=1)
@@ -83,7 +83,7 @@ def _read(p: FamilyPipeline, output: Tensor, x: Tensor) -> Tensor:
 
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Samples with different numbers of references are evaluated apart, as many calls as there are numbers."""
-    counts = cond.tensors["num_references"].tolist() if p.num_sources[1] else [0]
+    counts = cond.tensors["num_references_on_host"].tolist() if p.num_sources[1] else [0]
     different = sorted(set(counts))
     if len(different) == 1:
         return p.call(x, timestep, cond).float()
@@ -110,7 +110,7 @@ def _guided(
         embeds = p.card.stock == "Flux2Pipeline" and bool(p.card.network.guidance_embeds)
         return common.distilled_guidance(network, cond, scale, embeds=embeds, model=p.model)
     if negative is not None and p.num_sources[1]:
-        shared = {name: cond.tensors[name] for name in ("references", "num_references")}
+        shared = {name: cond.tensors[name] for name in ("references", "num_references_on_host")}
         negative = Conditioning({**negative.expand(len(cond)).tensors, **shared})
     return common.two_pass_guidance(network, cond, negative, scale, train_negative)
 

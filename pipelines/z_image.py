@@ -58,11 +58,11 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
         [prompt], device=p.device, do_classifier_free_guidance=False, max_sequence_length=p.max_sequence_length
     )
     filled = nn.functional.pad(embeds.to(p.dtype), (0, 0, 0, p.max_sequence_length - len(embeds)))
-    return {"embeds": filled[None], "length": torch.tensor([len(embeds)])}
+    return {"embeds": filled[None], "length_on_host": torch.tensor([len(embeds)])}
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    lengths = cond.tensors["length"].tolist()
+    lengths = cond.tensors["length_on_host"].tolist()
     captions = [embeds[:n] for embeds, n in zip(cond.tensors["embeds"], lengths, strict=True)]
     return {"x": list(x.unsqueeze(2).unbind()), "t": (1000 - timestep) / 1000, "cap_feats": captions}
 
@@ -72,7 +72,7 @@ def _read(p: FamilyPipeline, output: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    return {"embeds": common.meta(1, tokens, p.card.network.cap_feat_dim), "length": torch.tensor([tokens])}
+    return {"embeds": common.meta(1, tokens, p.card.network.cap_feat_dim), "length_on_host": torch.tensor([tokens])}
 
 
 def _guided(

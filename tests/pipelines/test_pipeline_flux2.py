@@ -194,7 +194,7 @@ def test_references_have_one_shape_and_another_size_encodes_them_again(folders: 
     pipeline, (first, second) = load(folders["base"], max_references=3), images(2, 96, 96)
     cond = pipeline.encode(PROMPTS[:2], [[first, second], []])
     assert cond.tensors["references"].shape == (2, 3, 16, 4, 4)
-    assert cond.tensors["num_references"].tolist() == [2, 0]
+    assert cond.tensors["num_references_on_host"].tolist() == [2, 0]
     assert not cond.tensors["references"][0, 2].any()
     assert not cond.tensors["references"][1].any()
     pipeline.free_text_encoders()

@@ -78,7 +78,7 @@ def test_images_that_are_not_square_keep_height_and_width(folder: Path) -> None:
 def test_a_sample_does_not_depend_on_the_prompts_beside_it(folder: Path) -> None:
     pipeline, x = shared(folder), start_noise(shared(folder), 1).expand(2, -1, -1, -1)
     cond = pipeline.encode(["zq" * 20, "a star"])  # more than 32 tokens, and fewer
-    assert cond.tensors["length"][0] > 32 > cond.tensors["length"][1]
+    assert cond.tensors["length_on_host"][0] > 32 > cond.tensors["length_on_host"][1]
     with torch.no_grad():
         together = pipeline.network(x, torch.tensor([700.0, 300.0]), cond)
         alone = pipeline.network(x[:1], torch.tensor([300.0]), cond[1])
@@ -91,13 +91,13 @@ def test_encoding_equals_stock_and_is_cut_where_stock_cuts(folder: Path) -> None
     cond = shared(folder).encode(flow.PROMPTS)
     for i, prompt in enumerate(flow.PROMPTS):
         (embeds,), _ = stock(folder).encode_prompt([prompt], max_sequence_length=LENGTH)
-        assert cond.tensors["length"][i] == len(embeds)
+        assert cond.tensors["length_on_host"][i] == len(embeds)
         assert torch.equal(cond.tensors["embeds"][i, : len(embeds)], embeds)
         assert not cond.tensors["embeds"][i, len(embeds) :].any()
     (short,), _ = stock(folder).encode_prompt([flow.PROMPTS[1]], max_sequence_length=12)
     cut = load(folder, max_sequence_length=12).encode(flow.PROMPTS)
     assert torch.equal(cut.tensors["embeds"][1], short)
-    assert cut.tensors["length"].tolist() == [12, 12]
+    assert cut.tensors["length_on_host"].tolist() == [12, 12]
 
 
 def test_known_prompts_stay_after_the_encoder_is_freed(folder: Path) -> None:

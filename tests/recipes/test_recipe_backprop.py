@@ -239,6 +239,10 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(runs: TinyRuns, name: s
         (("sampler.kernel=cps",), "sampler.kernel is cps: set sampler.kernel=ode"),
         (("kl_coef=0.1",), "kl_coef is set to 0.1, but recipe backprop does not read it"),
         (("sampler.solver=dpm2",), "sampler.solver is set to 'dpm2'"),
+        (
+            ("objective.options.count=2", "sampler.guidance_scale=3", "sampler.train_negative=false"),
+            "objective draft sends the gradient of several steps through the network's input",
+        ),
         (("rewards=[{name: jpeg_compressibility}]",), "reward jpeg_compressibility has none"),
         (("rewards=[{name: glow}, {name: jpeg_compressibility}]",), "reward jpeg_compressibility has none"),
         (("rewards=[{file: BRIGHTNESS, function: brightness}]",), "brightness has none"),

@@ -10,6 +10,7 @@ import torch
 from toy_pipeline import QuickRun, quick_run, toy_config, write_toy
 
 from flowrl.cli import main
+from flowrl.commands.train.run import check_before_loading
 from flowrl.config.train import find_config, load_config
 from flowrl.config.vocabulary import FOREIGN_KERNELS
 from flowrl.credit import CREDIT
@@ -60,6 +61,33 @@ def refusal(toy: Path, *overrides: str) -> str:
 def test_refusals_teach(toy: Path, overrides: tuple[str, ...], parts: list[str]) -> None:
     message = refusal(toy, *(f"sampler.{text}" for text in overrides))
     assert [part for part in parts if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (("sampler.train_negative=false",), ["train_negative is false", "at guidance scale 1", "family sd3", "remove"]),
+        (
+            ("recipe=forward", "sampler.kernel=ode", "sampler.guidance_scale=3", "sampler.train_negative=recompute",
+             "objective.options.guidance_scale=1"),
+            ["train_negative is recompute", "at guidance scale 1"],
+        ),
+        (("sampler.guidance_scale=3", "sampler.train_negative=sometimes"), ["must be true or false or one of recompute, got 'sometimes'"]),
+    ],
+)  # fmt: skip
+def test_a_negative_half_that_is_not_there_is_refused(toy: Path, overrides: tuple[str, ...], parts: list[str]) -> None:
+    with pytest.raises(ValueError, match="train_negative") as caught:
+        check_before_loading(toy_config(toy, *overrides))
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_a_family_without_negative_prompts_has_no_such_half() -> None:
+    overrides = ("prompts.train=asset:prompts/world_train.jsonl", "prompts.eval=null", "eval_every=0")
+    config = load_config(
+        find_config("flux_grpo_pickscore"), (*overrides, "pipeline.device=cpu", "sampler.train_negative=false")
+    )
+    with pytest.raises(ValueError, match="this model of family flux is evaluated with the prompt alone"):
+        check_before_loading(config)
 
 
 def test_names_of_other_toolkits_are_answered_with_ours(toy: Path) -> None:
