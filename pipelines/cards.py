@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl.config.sections import Precision
 from flowrl.files import read_json
 from flowrl.pipelines import common
 from flowrl.pipelines.known_checkpoints import AGAIN
@@ -24,6 +25,8 @@ class ImageOptions:
     """Tokens of a prompt; None takes the family's own."""
     vae_slice: int = 8
     """Images decoded at once."""
+    vae_dtype: Precision = "float32"
+    """Arithmetic of the autoencoder; its weights are float32."""
     gradient_checkpointing: bool = False
     """Recompute blocks in the backward pass: same numbers, less memory, 40 % more time."""
 

@@ -26,6 +26,7 @@ from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions,
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
+from flowrl.precision import in_arithmetic, refuse_unable
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -279,9 +280,9 @@ class Family:
         Raises:
             ValueError: nothing loadable there, or an option that the checkpoint does not have.
         """
-        chosen, card = self.chosen(options), self.card(model)
-        if card is None:
-            card = self._card(model, {"_class_name": hub_class(model)}, None, {})
+        chosen = self.chosen(options)
+        refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
+        card = self.card(model) or self._card(model, {"_class_name": hub_class(model)}, None, {})
         if card.stock is not None:
             self._check_class(model, card.stock)
         if card.network is not None:  # all is checked again below, where it was not known before
@@ -380,7 +381,6 @@ class FamilyPipeline:
     ) -> None:  # fmt: skip
         """Takes a loaded stock pipeline; without one it says what a denoiser would be called with."""
         self.family, self.card, self.options = family, card, options
-        self.vae_slice: int = options.vae_slice
         self.pipe: Any = pipe
         self.model, self.dtype, self.device, self.attention = card.model, dtype, device, "native"
         self.experts: dict[str, Any] = dict(denoisers)
@@ -467,16 +467,16 @@ class FamilyPipeline:
         return self.family.schedule(self, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
-        """Decodes slice by slice in float32."""
-        decode = partial(self.family.decode, self)
+        """Decodes slice by slice, in the autoencoder's arithmetic; images are float32."""
+        decode = in_arithmetic(self.options.vae_dtype, self.device, partial(self.family.decode, self))
         turned = (lambda z: decode(z).transpose(1, 2)) if self.family.videos else decode
-        return common.decode_slices(latents, self.vae_slice, turned, gradient=gradient)
+        return common.decode_slices(latents, self.options.vae_slice, turned, gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """What the autoencoder makes of images or clips, the mode of its posterior, scaled as `decode` undoes it."""
-        encode = partial(self.family.encode, self)
+        encode = in_arithmetic(self.options.vae_dtype, self.device, partial(self.family.encode, self))
         turned = (lambda x: encode(x.transpose(1, 2))) if self.family.videos else encode
-        return common.encode_slices(images, self.image_shape, self.vae_slice, turned, self.device)
+        return common.encode_slices(images, self.image_shape, self.options.vae_slice, turned, self.device)
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`.

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig, check_weights
+from flowrl.config.sections import Precision
 from flowrl.placement import sent
+from flowrl.precision import arithmetic
 from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.outputs import check_output
 from flowrl.rewards.specs import Spec, validate_reward_specs
@@ -49,11 +51,13 @@ class WeightedSum:
         merge: `sum`; `geometric`: prod r^(w / sum w); `harmonic`: sum w / sum(w / r), rewards at 1e-6 at least.
         partial: an item that is invalid in a reward of nonzero weight is invalid in the whole with `drop`; with
             `renormalise` the others make up for it, in proportion to their weights.
+        dtype: arithmetic of the frozen networks of rewards that do not learn; see `flowrl.precision`.
     """
 
     terms: tuple[Term, ...]
     merge: Merge = "sum"
     partial: Partial = "drop"
+    dtype: Precision = "float32"
 
     @property
     def rewards(self) -> tuple[Reward, ...]:
@@ -105,8 +109,12 @@ class WeightedSum:
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
         return self._combined(
-            [term.reward(inputs) for term in self.terms], inputs.group_ids, inputs.iteration, inputs.images.device
+            [self._of(term, inputs) for term in self.terms], inputs.group_ids, inputs.iteration, inputs.images.device
         )
+
+    def _of(self, term: Term, inputs: RewardInputs) -> RewardOutput:
+        with arithmetic("float32" if term.reward.kind == "adversarial" else self.dtype):
+            return term.reward(inputs)
 
     def start(self, inputs: RewardInputs, executor: Executor) -> Callable[[], RewardOutput]:
         """Starts the rewards that wait for another program, runs the others, and returns how to get the result.
@@ -116,7 +124,7 @@ class WeightedSum:
         videos = None if inputs.videos is None else inputs.videos.detach().cpu()
         away = replace(inputs, images=inputs.images.detach().cpu(), videos=videos)
         jobs = [executor.submit(term.reward, away) if term.reward.waits else None for term in self.terms]
-        here = [None if job else term.reward(inputs) for job, term in zip(jobs, self.terms, strict=True)]
+        here = [None if job else self._of(term, inputs) for job, term in zip(jobs, self.terms, strict=True)]
         group_ids, iteration, device = inputs.group_ids, inputs.iteration, inputs.images.device  # not the images
 
         def result() -> RewardOutput:

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor, nn
 
+from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
@@ -212,6 +213,6 @@ def _score(inputs: RewardInputs, *, network: Blip, tokenizer: Any, device: torch
     tokens = tokenizer(
         inputs.prompts, padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
     ).to(device)
-    with torch.autocast(device.type, enabled=False):
+    with network_autocast(device):
         output = network(pixels, tokens["input_ids"], tokens["attention_mask"])
     return output_of(((output.cpu().double() - MEAN) / STD).tolist(), inputs)

@@ -20,6 +20,7 @@ from torch.nn.functional import cosine_similarity
 
 from flowrl.config.sections import at_least, positive
 from flowrl.placement import widened
+from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.motion import check_min_change, frame_change, videos_of
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
@@ -131,7 +132,7 @@ def _score(
                 f"positions for {crop} x {crop}: take a checkpoint whose preprocessor and config agree."
             )
         windows = torch.stack([pixels[start : start + window] for start in starts]).to(device)
-        with torch.autocast(device.type, enabled=False):
+        with network_autocast(device):
             s_N = torch.cat([_similarity(piece, options, network) for piece in windows.split(_WINDOWS_PER_CALL)])
         value, change = float(soft_min(s_N, temperature=options.temperature)), float(frame_change(video))
         if options.min_change and value > 0:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor, processed
 
@@ -65,6 +66,6 @@ class Safety:
 @torch.no_grad()
 def _score(inputs: RewardInputs, *, network: Any, processor: Any, place: int, device: torch.device) -> RewardOutput:
     pixels = processed(processor, to_uint8(inputs.images)).to(device)
-    with torch.autocast(device.type, enabled=False):
+    with network_autocast(device):
         logits = network(pixel_values=pixels).logits
     return output_of((-logits.cpu().double().softmax(-1)[:, place]).tolist(), inputs)

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
 from flowrl.rewards.image_files import image_files, read_image
@@ -171,8 +172,9 @@ def _dinov2(options: Similarity, device: torch.device) -> tuple[Embed, str]:
     )  # fmt: skip
 
     def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
-        with torch.autocast(device.type, enabled=False):
-            tokens = network(pixel_values=processed(processor, images).to(device)).last_hidden_state
+        with network_autocast(device):
+            found = network(pixel_values=processed(processor, images).to(device)).last_hidden_state
+        tokens = found.float()
         return unit(tokens[:, 0] if options.pooling == "cls" else tokens[:, 1:].mean(1))
 
     return embed, fingerprint([network.layernorm.weight, network.embeddings.cls_token])

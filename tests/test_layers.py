@@ -39,6 +39,7 @@ LAYERS: dict[str, int] = {
     "statistics": 1,
     "config": 1,
     "trajectory": 0,
+    "precision": 0,
     "randomness": 0,
     "placement": 0,
     "files": 0,
@@ -51,7 +52,7 @@ LAYERS: dict[str, int] = {
     "__main__": 7,
 }
 LOOSE = {"__init__", "__main__", "cli", "trajectory", "randomness", "placement", "files", "progress", "capabilities"}
-LOOSE |= {"failures", "interrupts", "versions"}
+LOOSE |= {"failures", "interrupts", "precision", "versions"}
 """What may lie in flowrl/ itself."""
 COMMAND_FILES = {"__init__", "arguments", "run", "result", "page"}
 """The names that may occur more than once: every command's folder has the same ones."""

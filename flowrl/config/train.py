@@ -33,6 +33,7 @@ from flowrl.config.sections import (
     OptimConfig,
     PipelineConfig,
     PolicyConfig,
+    Precision,
     PromptsConfig,
     SamplerConfig,
     at_least,
@@ -109,6 +110,9 @@ class TrainConfig:
     taming those that vary most (PaCo); or a weighted geometric or harmonic mean."""
     reward_partial: Literal["drop", "renormalise"] = "drop"
     """An image that failed in one of several rewards: leave it out, or let the other weights make up for it."""
+    reward_dtype: Precision = "float32"
+    """Arithmetic of frozen networks in rewards, as ``pipeline.vae_dtype``: scores then differ in the third digit.
+    Judges with an option ``dtype`` go by that, rewards that learn stay in float32."""
     max_invalid_ratio: float = 0.1
     """Share of failed images at which the run stops: those of the last 10 iterations over 10 iterations' images."""
     ratio: Literal["step", "sequence", "mixed"] = "step"

@@ -141,7 +141,8 @@ def _drawn_options(config: TrainConfig) -> dict[str, Any]:
     """Options of the family with which a run's evaluations draw."""
     settings, evaluated = config.pipeline, config.eval
     given = {"height": evaluated.height or settings.height, "width": evaluated.width or settings.width,
-             "num_frames": settings.num_frames, "fps": settings.fps, "vae_slice": settings.vae_slice}  # fmt: skip
+             "num_frames": settings.num_frames, "fps": settings.fps, "vae_slice": settings.vae_slice,
+             "vae_dtype": None if settings.vae_dtype == "float32" else settings.vae_dtype}  # fmt: skip
     return {name: value for name, value in given.items() if value is not None} | settings.options
 
 

@@ -52,11 +52,6 @@ def wait_for(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def peak_memory_gib(device: torch.device) -> float | None:
-    """The most memory that tensors have taken up at once on a CUDA device since the process began; None elsewhere."""
-    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-
-
 def accelerator_of(device: str) -> Accelerator:
     """The processes of a run on a device.
 

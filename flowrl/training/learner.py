@@ -1,4 +1,4 @@
-"""Parts of a learner: gradient sums, statistics over rows and processes, stage clocks.
+"""Parts of a learner: gradient sums, statistics over rows and processes.
 
 Everything that is summed here is summed in float64, so that neither the number of micro-batches nor that of processes
 shows in the result.
@@ -6,7 +6,6 @@ shows in the result.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from flowrl.pipelines.lora import Policy
 from flowrl.placement import sent_wide, widest
 from flowrl.samplers import Network
 from flowrl.samplers.guidance import recomputing
-from flowrl.training.devices import wait_for
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning
 
@@ -240,16 +238,3 @@ def joined_lists(run: Run, mine: list[Any]) -> list[Any]:
     from accelerate.utils import gather_object
 
     return list(gather_object(mine))
-
-
-@contextmanager
-def clock(seconds: dict[str, float], stage: str, device: torch.device) -> Iterator[None]:
-    """Adds the time spent inside to a stage, without what stages inside it count themselves.
-
-    A GPU works on while Python goes on: it is waited for at both ends, or its work would be booked on later stages.
-    """
-    wait_for(device)
-    begun, before = time.perf_counter(), sum(seconds.values())
-    yield
-    wait_for(device)
-    seconds[stage] += time.perf_counter() - begun - (sum(seconds.values()) - before)

@@ -19,7 +19,6 @@ After each pass through the body, where it is due and in this order:
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -39,10 +38,9 @@ from flowrl.samplers import Velocity
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
-from flowrl.training.devices import peak_memory_gib
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
-from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, clock, joined_lists, make_optimizer
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, joined_lists, make_optimizer
 from flowrl.training.parts import (
     at_eval_size,
     encode_everything,
@@ -54,8 +52,9 @@ from flowrl.training.parts import (
 from flowrl.training.prompting import RunPrompts, encode_prompts, guided
 from flowrl.training.reward_watch import RewardWatch
 from flowrl.training.run import Run
-from flowrl.training.scoring import Scorer, check_groups
+from flowrl.training.scoring import Scorer, check_groups, scored_beside
 from flowrl.training.seal import model_of, versions_of
+from flowrl.training.stages import Stages
 from flowrl.training.watchdog import (
     MOSTLY,
     evaluation_warnings,
@@ -105,15 +104,16 @@ class Loop:
             )
             self.counters |= state["counters"]
             self.memory = state.get("memory", {})
-        self.seconds: dict[str, float] = defaultdict(float)  # of this iteration's stages
+        self.stages = Stages(run.device)
         self.budget = Budget(
             config.budget, self.counters, num_iterations=config.num_iterations, eval_every=config.eval_every
         )
         self.watch = RewardWatch(self.counters, max_invalid_ratio=config.max_invalid_ratio)
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.scorer = Scorer(
-            run, self.pipeline, reward, group_size=config.group_size, counters=self.counters, seconds=self.seconds
-        )
+            run, self.pipeline, reward, group_size=config.group_size, counters=self.counters, stages=self.stages,
+            beside=scored_beside(config, run.device),
+        )  # fmt: skip
         if state is not None:
             for key, trained in self.scorer.trained.items():
                 if key in state["rewards"]:  # else it was added when the run went on
@@ -141,7 +141,7 @@ class Loop:
         self._advance_note = ""
         with progress("training", total, self.first, enabled=run.main and config.progress) as advance:
             for iteration in range(self.first, total if budget.spent() < 1 else self.first):
-                self.seconds.clear()
+                self.stages.begin()
                 self.scorer.begin()
                 self.iteration = iteration
                 self._before = deepcopy(self.counters), deepcopy(self.memory)
@@ -163,7 +163,7 @@ class Loop:
 
     def clock(self, stage: str) -> AbstractContextManager[None]:
         """Adds the time spent inside to a stage of this iteration."""
-        return clock(self.seconds, stage, self.run.device)
+        return self.stages.of(stage)
 
     def batch(self, iteration: int, *, round: int = 0, prompt_ids: Sequence[int] | None = None) -> Batch:
         """This process's images of an iteration; `round` counts repeated sampling, `prompt_ids` replaces the choice."""
@@ -274,16 +274,18 @@ class Loop:
         """
         row = row | self.scorer.learned(iteration) | self.scorer.image_row()
         errors = self.scorer.all_errors()
+        stages = self.stages.seconds()  # waits for the device, which the iteration's time is to hold too
         seconds = self._largest(time.perf_counter() - self._begun)
         self.counters["seconds"] += seconds
         self.network.join(self.run)
         row = row | {"num_images": self.config.num_images, "lr": self.optimizer.param_groups[0]["lr"]}
         row |= {f"reward_errors/{word}": count for word, count in sorted(errors.items())}
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
-        row |= {f"seconds/{stage}": round(value, 4) for stage, value in self.seconds.items()}
+        row |= {f"seconds/{stage}": round(value, 4) for stage, value in stages.items()}
         row |= {"seconds": round(seconds, 4)} | self.budget.row()
-        if (peak := peak_memory_gib(self.run.device)) is not None:
-            row["memory/peak_gib"] = round(self._largest(peak), 3)
+        if memory := self.stages.memory():
+            memory["peak"] = self._largest(memory["peak"])
+            row |= {f"memory/{stage}_gib": round(value, 3) for stage, value in memory.items()}
         if self.config.pipeline.dtype == "float16":
             row["loss_scale"] = 2.0 ** self.counters.get("loss_scale_log2", 0)
         largest = largest_weight(self.policy.parameters.values())

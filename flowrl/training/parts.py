@@ -15,6 +15,7 @@ from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape
+from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.samplers import Kernel
@@ -28,6 +29,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def load_parts(config: TrainConfig, device: torch.device) -> tuple[Pipeline, Policy, WeightedSum]:
     """Pipeline, LoRA policy (with its slots) and rewards."""
+    refuse_unable(config.reward_dtype, device, "reward_dtype")
     pipeline = load_pipeline(config.pipeline, device)
     rank, alpha, targets = lora_of(config.policy, pipeline.lora_targets)
     policy = Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed)
@@ -79,7 +81,8 @@ def model_family(settings: PipelineConfig) -> ModelFamily:
 
 def family_options(settings: PipelineConfig) -> dict[str, Any]:
     """Options of a family that a configuration gives."""
-    names = ("height", "width", "max_sequence_length", "num_frames", "fps", "vae_slice", "gradient_checkpointing")
+    names = ("height", "width", "max_sequence_length", "num_frames", "fps", "vae_slice", "vae_dtype",
+             "gradient_checkpointing")  # fmt: skip
     given = {name: getattr(settings, name) for name in names}
     return {name: value for name, value in given.items() if value is not None} | settings.options
 
@@ -151,7 +154,8 @@ def load_rewards(config: TrainConfig, device: torch.device) -> WeightedSum:
     """The rewards that are trained on, as one."""
     how = config.reward_aggregation
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
-    return build_weighted_sum(config.rewards, device=device, merge=merge, partial=config.reward_partial)
+    made = build_weighted_sum(config.rewards, device=device, merge=merge, partial=config.reward_partial)
+    return replace(made, dtype=config.reward_dtype)
 
 
 def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
@@ -163,7 +167,10 @@ def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.d
     trained = [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
     terms = [*trained, *(more.terms if more else ())]
     labels = [term.entry.label for term in terms]
-    return weighted_sum([term.reward for term in terms], [1.0] * len(terms), labels) if terms else None
+    if not terms:
+        return None
+    made = weighted_sum([term.reward for term in terms], [1.0] * len(terms), labels)
+    return replace(made, dtype=config.reward_dtype)
 
 
 def model_location(model: str) -> str:

@@ -5,15 +5,17 @@
     output = scoring.result()
 
 Rewards that wait for another program (a server, a judge) are asked in a background thread while the next images are
-sampled. Pieces and their order do not depend on who waits, so that the numbers do not either.
+sampled; on CUDA decoding and all other rewards go on beside the sampling too (`scored_beside`). Pieces and their order
+do not depend on who waits, so that the numbers do not either.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -26,10 +28,12 @@ from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined
 from flowrl.training.batch import Batch
+from flowrl.training.beside import Beside
 from flowrl.training.devices import on_main
-from flowrl.training.learner import clock, joined_lists
+from flowrl.training.learner import joined_lists
 from flowrl.training.prompting import reward_inputs
 from flowrl.training.run import Run
+from flowrl.training.stages import Stages
 from flowrl.training.watchdog import Look, diversity_of, look_at, new_history, stop_on_broken
 
 MERGED = ("sum", "geometric", "harmonic")  # ways of reward_aggregation that make one number of an image's rewards
@@ -43,11 +47,11 @@ class Scorer:
 
     def __init__(
         self, run: Run, pipeline: Pipeline, reward: WeightedSum, *, group_size: int, counters: dict[str, Any],
-        seconds: dict[str, float],
+        stages: Stages, beside: bool,
     ) -> None:  # fmt: skip
-        """`counters` are the run's (`images` is counted here), `seconds` those of the iteration's stages."""
+        """`counters` are the run's (`images` is counted here); `beside` says that pieces are scored in a thread."""
         self.run, self.pipeline, self.reward, self.group_size = run, pipeline, reward, group_size
-        self.counters, self.seconds = counters, seconds
+        self.counters, self.stages, self.beside = counters, stages, beside
         self.trained = {
             term.key: cast(TrainedReward, term.reward) for term in reward.terms if term.reward.kind == "adversarial"
         }
@@ -183,11 +187,12 @@ class Scoring:
         self.waiting: list[tuple[Tensor, Tensor, list[int]]] = []  # images of groups that are not complete
         self.pending: list[Callable[[], RewardOutput]] = []
         self.done: list[RewardOutput] = []
+        self.beside = Beside(scorer.run.device) if scorer.beside else None
 
     @torch.no_grad()
     def add(self, latents: Tensor, group: Tensor, numbers: Sequence[int]) -> None:
         """Takes finished latents `[F, *latent]` of groups `[F]`; `numbers` name the images."""
-        with clock(self.scorer.seconds, "reward", self.scorer.run.device):
+        with self.scorer.stages.of("reward"):
             self.scorer.counters["images"] += len(latents) * self.scorer.run.world
             self.waiting.append((latents, group.cpu(), list(numbers)))
             together, begun = torch.cat([part[1] for part in self.waiting]), 0
@@ -207,7 +212,11 @@ class Scoring:
         size = count if self.whole_groups else _CLIPS_AT_ONCE if self.scorer.pipeline.fps else _SCORED_AT_ONCE
         for first in range(0, count, size):
             piece = slice(first, min(first + size, count))
-            self._ask(latents[piece], group[piece], numbers[piece])
+            work = partial(self._ask, latents[piece], group[piece], numbers[piece])
+            if self.beside is None:
+                work()
+            else:
+                self.beside.start(work, latents)
 
     def _ask(self, latents: Tensor, group: Tensor, numbers: list[int]) -> None:
         scorer, reward = self.scorer, self.scorer.reward
@@ -233,6 +242,8 @@ class Scoring:
             ValueError: an image is not finite; it has reached no reward.
         """
         self._start(sum(len(part[2]) for part in self.waiting))
+        if self.beside is not None:
+            self.beside.finish()
         self.scorer.stop_on_broken(self.batch.iteration)
         self.done += [get() for get in self.pending[len(self.done) :]]
         output = joined(self.done)
@@ -259,6 +270,25 @@ def trained_channels(
     now = zip(reward.terms, reward.weights_at(iteration), strict=True)
     used = [(term.key, weight) for term, weight in now if term.weight]
     return [output.parts[f"reward/{key}"] for key, _ in used], [weight for _, weight in used]
+
+
+def scored_beside(config: TrainConfig, device: torch.device) -> bool:
+    """Whether finished images are decoded and scored in a thread of their own while the next are sampled.
+
+    On CUDA, where the sampling thread only hands out work. Not where a user's function is called, which may change
+    settings of the process that are put back after it, nor in TF32, which is such a setting.
+    """
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    own_code = any(reward.file is not None or _names_function(reward.options) for reward in config.rewards)
+    return not own_code and "tf32" not in (config.reward_dtype, config.pipeline.vae_dtype)
+
+
+def _names_function(options: Any) -> bool:
+    """Whether a function of a user's file stands anywhere in a reward's options."""
+    if not isinstance(options, Mapping):
+        return False
+    return {"file", "function"} <= options.keys() or any(map(_names_function, options.values()))
 
 
 def check_rewards(config: TrainConfig) -> None:

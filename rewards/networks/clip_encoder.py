@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as vision
 
+from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, tensor_output, to_uint8
 from flowrl.rewards.networks.pretrained import (
     clip_fingerprint,
@@ -120,6 +121,13 @@ def clip_pixels(image: Image.Image, size: int) -> Float[Tensor, " 3 size size"]:
     return vision.normalize(vision.pil_to_tensor(square).float() / 255.0, CLIP_MEAN, CLIP_STD)
 
 
+def _half(tower: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+    """Unit embeddings in float32 of one of a model's two towers."""
+    with network_autocast(given.device):
+        found = tower(given)
+    return unit(found.float())
+
+
 # ---- open_clip -------------------------------------------------------------------------------------------------------
 
 _HUB, _FOLDER = "hf-hub:", "local-dir:"
@@ -177,8 +185,8 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
     last = {name.startswith("visual."): weight for name, weight in network.named_parameters() if weight.ndim == 2}
     weights = fingerprint(last[tower] for tower in sorted(last))
     return ClipEncoder(
-        images=lambda images: unit(network.encode_image(pixels(images))),
-        texts=lambda texts: unit(network.encode_text(tokenizer(texts).to(device))),
+        images=lambda images: _half(network.encode_image, pixels(images)),
+        texts=lambda texts: _half(network.encode_text, tokenizer(texts).to(device)),
         logit_scale=float(network.logit_scale.exp()),
         device=device,
         differentiable=False,

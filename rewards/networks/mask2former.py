@@ -26,6 +26,7 @@ from torch.nn import functional
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import COLORS
 from flowrl.benchmarks.geneval.published import CLASSES
+from flowrl.precision import network_autocast
 from flowrl.rewards import Model
 from flowrl.rewards.clip import DEFAULT_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks import pretrained
@@ -109,9 +110,10 @@ class Mask2FormerDetector:
         for start in range(0, len(images), BATCH):
             part = torch.from_numpy(np.ascontiguousarray(images[start : start + BATCH])).to(self.device)
             pixels, fitted = preprocess(part)
-            with torch.autocast(self.device.type, enabled=False):
+            with network_autocast(self.device):
                 output = self.network(pixel_values=pixels)
-            for classes, masks in zip(output.class_queries_logits, output.masks_queries_logits, strict=True):
+            logits = output.class_queries_logits.float(), output.masks_queries_logits.float()
+            for classes, masks in zip(*logits, strict=True):
                 found.append(_detections(post_process(classes, masks, pixels.shape[-2:], fitted, part.shape[1:3])))
         return found
 

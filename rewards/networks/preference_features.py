@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torchvision.transforms import functional as vision
 
+from flowrl.precision import network_autocast
 from flowrl.rewards.clip import DEFAULT_MODEL
 from flowrl.rewards.embedded.attributes import PAIRS, load_net, shipped_weights
 from flowrl.rewards.networks.clip_encoder import Preprocess, transformers_clip
@@ -110,9 +111,10 @@ def _dinov2(model: str, revision: str | None, image_size: int, device: torch.dev
     def of(images: Tensor, prompts: list[str]) -> Tensor:
         mode = vision.InterpolationMode.BICUBIC
         square = vision.center_crop(vision.resize(images.to(device), [image_size], mode, antialias=True), [image_size])
-        tokens: Tensor = network(
-            pixel_values=vision.normalize(square.clamp(0.0, 1.0), IMAGENET_MEAN, IMAGENET_STD)
-        ).last_hidden_state
+        pixels = vision.normalize(square.clamp(0.0, 1.0), IMAGENET_MEAN, IMAGENET_STD)
+        with network_autocast(device):
+            tokens: Tensor = network(pixel_values=pixels).last_hidden_state
+        tokens = tokens.float()
         return torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
 
     weights = [network.embeddings.patch_embeddings.projection.weight, network.layernorm.weight]

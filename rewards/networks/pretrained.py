@@ -30,6 +30,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.failures import out_of_memory
+from flowrl.precision import network_autocast
 
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -254,12 +255,16 @@ def clip_text(network: Any, tokenizer: Any, texts: list[str], device: torch.devi
         max_length=network.config.text_config.max_position_embeddings,
         return_tensors="pt",
     ).to(device)
-    return _embedding(network.get_text_features(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]))
+    with network_autocast(device):
+        output = network.get_text_features(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
+    return _embedding(output)
 
 
 def clip_image(network: Any, pixels: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b d"]:
     """Unit embeddings of images that went through CLIP's preprocessing."""
-    return _embedding(network.get_image_features(pixel_values=pixels))
+    with network_autocast(pixels.device):
+        output = network.get_image_features(pixel_values=pixels)
+    return _embedding(output)
 
 
 def clip_of_pixels(
@@ -267,8 +272,7 @@ def clip_of_pixels(
 ) -> Float[Tensor, " b d"]:
     """Unit embeddings in float32 of 8-bit images, which may differ in size, by the checkpoint's own processor."""
     device = network.logit_scale.device
-    with torch.autocast(device.type, enabled=False):
-        return clip_image(network, processed(processor.image_processor, images).to(device))
+    return clip_image(network, processed(processor.image_processor, images).to(device))
 
 
 def processed(processor: Any, images: Iterable[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " b 3 h w"]:
@@ -283,4 +287,4 @@ def unit(features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
 
 def _embedding(output: Any) -> Float[Tensor, " b d"]:
     """The projected embedding at length 1; transformers 4 returns the tensor, 5 an output object that holds it."""
-    return unit(output if isinstance(output, Tensor) else output.pooler_output)
+    return unit((output if isinstance(output, Tensor) else output.pooler_output).float())

@@ -19,6 +19,7 @@ tensors the call is about.
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -359,6 +360,21 @@ def _boundary(*_: Any) -> None:
     _device.findings.boundaries += 1
 
 
+class _Event:
+    """A mark on the device, which is passed at once."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        self.moment = 0.0
+
+    def record(self) -> None:
+        self.moment = time.perf_counter()
+
+    def elapsed_time(self, later: _Event) -> float:
+        return 1000 * (later.moment - self.moment)
+
+    synchronize = _boundary
+
+
 @contextmanager
 def pretend_gpu(kind: Kind) -> Iterator[Findings]:
     """Inside, `flowrl.training.run.Run` finds a device of this kind; gives what is found, also while it goes on."""
@@ -378,6 +394,7 @@ def pretend_gpu(kind: Kind) -> Iterator[Findings]:
         "flowrl.pipelines.common.load_stock": load_on_host,
         "torch.cuda._lazy_init": lambda: None,
         "torch.cuda.get_device_name": lambda *_: "pretend",
+        "torch.cuda.Event": _Event,
         "torch.cuda.max_memory_allocated": lambda *_: 0,
         "torch.cuda.reset_peak_memory_stats": lambda *_: None,
         "torch.accelerator.synchronize": _boundary,

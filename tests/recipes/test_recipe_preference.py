@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +263,7 @@ def test_encoding_undoes_decoding_up_to_the_vae(tiny_sd3_folder: Path, folder: P
     with torch.no_grad():
         stock = pipeline.pipe.vae.decode(latents, return_dict=False)[0] / 2 + 0.5
     torch.testing.assert_close(pipeline.decode(pipeline.encode_images(images)), stock.clamp(0, 1), atol=1e-5, rtol=0)
-    pipeline.vae_slice = 3
+    pipeline.options = replace(pipeline.options, vae_slice=3)
     torch.testing.assert_close(pipeline.encode_images(images), 2 * (latents - 0.5), atol=1e-5, rtol=0)
 
 

@@ -1,8 +1,8 @@
-"""Parts of a learner: clocks that wait for the device, means that do not, float16's loss scale, updates left out."""
+"""Parts of a learner: gradients added up, means that do not wait, float16's loss scale, updates left out."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,41 +17,7 @@ from toy_pipeline import QuickRun, write_toy
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
 from flowrl.training import learner
-from flowrl.training.devices import peak_memory_gib
-from flowrl.training.learner import GradientSum, Statistics, clock
-
-
-class Gpu:
-    """A clock that goes on by what a device is asked for once somebody waits for it."""
-
-    def __init__(self) -> None:
-        self.now, self.asked = 0.0, 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def synchronize(self, device: torch.device) -> None:
-        self.now, self.asked = self.now + self.asked, 0.0
-
-
-def test_a_stage_is_booked_with_the_work_that_it_asked_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, seconds = Gpu(), defaultdict[str, float](float)
-    monkeypatch.setattr(learner, "time", gpu)
-    monkeypatch.setattr(torch.accelerator, "synchronize", gpu.synchronize)
-    cuda = torch.device("cuda")
-    with clock(seconds, "rollout", cuda):
-        gpu.asked += 5
-        with clock(seconds, "reward", cuda):
-            gpu.asked += 2
-    with clock(seconds, "update", cuda):
-        gpu.asked += 1
-    assert seconds == {"rollout": 5.0, "reward": 2.0, "update": 1.0}
-
-
-def test_memory_is_that_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
-    assert peak_memory_gib(torch.device("cuda")) == 1.5
-    assert peak_memory_gib(torch.device("cpu")) is None
+from flowrl.training.learner import GradientSum, Statistics
 
 
 def test_means_are_those_of_live_rows_and_wait_once(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +69,106 @@ def test_a_reward_that_waits_gives_the_numbers_of_one_that_does_not(toy: Path, c
         assert sorted(inputs.sample_ids.tolist() for inputs in seen[:4]) == [[0, 1], [2, 3], [4, 5], [6, 7]]
         assert [inputs.iteration for inputs in seen] == [i for i in range(3) for _ in range(4)]
     assert runs[0] == runs[1]
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces are scored in a thread, as on CUDA."""
+    monkeypatch.setattr("flowrl.training.loop.scored_beside", lambda config, device: True)
+
+
+def _threads() -> list[str]:
+    gc.collect()
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("beside")]
+
+
+def test_pieces_that_are_scored_beside_the_sampling_give_the_same_numbers(
+    toy: Path, changed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("num_iterations=3", "rollout_batch_size=2", "micro_batch_size=2")
+    runs, threads = [], set[str]()
+    for aside in (False, True):
+        monkeypatch.setattr("flowrl.training.loop.scored_beside", lambda config, device, aside=aside: aside)
+        seen: list[RewardInputs] = []
+        made: list[Learning] = []
+
+        def both(total: WeightedSum, seen: Any = seen, made: Any = made) -> WeightedSum:
+            made.append(Learning())
+            waiting = brightness(seen, waits=True)
+
+            def noted(inputs: RewardInputs) -> RewardOutput:
+                threads.add(threading.current_thread().name.partition("_")[0])
+                assert not torch.is_grad_enabled()
+                return brightness([])(inputs)
+
+            mine = FunctionReward(name="mine", score=noted, needs=frozenset(), version="1")
+            return weighted_sum([mine, waiting, made[-1]], [1.0, 0.5, 0.25])
+
+        changed(both)
+        runs.append(metrics(train(toy, f"beside-{aside}", *settings)))
+        assert made[0].shown == [list(range(8))] * 3
+        assert _threads() == []
+    assert runs[0] == runs[1]
+    assert threads == {"MainThread", "beside"}
+
+
+@pytest.mark.usefixtures("beside")
+def test_what_fails_beside_the_sampling_ends_the_run_in_its_own_words(
+    toy: Path, changed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    def broken(inputs: RewardInputs) -> RewardOutput:
+        asked.append(int(inputs.sample_ids[0]))
+        raise ValueError("the scorer has lost its glasses")
+
+    changed(lambda total: weighted_sum([FunctionReward(name="x", score=broken, needs=frozenset(), version="1")], [1.0]))
+    arguments = ["train", str(toy), f"out={toy.parent / 'lost'}", "rollout_batch_size=2", "micro_batch_size=2"]
+    assert main(arguments) == 1
+    assert "the scorer has lost its glasses" in " ".join(capsys.readouterr().err.split())
+    assert asked[0] == 0
+    assert _threads() == []
+
+
+@pytest.mark.usefixtures("beside")
+def test_an_interrupted_rollout_leaves_no_thread(
+    toy: Path, changed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(lambda total: weighted_sum([brightness([])], [1.0]))
+    add, pieces = scoring_module.Scoring.add, [0]
+
+    def stopped(self: Any, *arguments: Any) -> None:
+        add(self, *arguments)
+        pieces[0] += 1
+        if pieces[0] == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(scoring_module.Scoring, "add", stopped)
+    arguments = ["train", str(toy), f"out={toy.parent / 'stopped'}", "rollout_batch_size=2", "micro_batch_size=2"]
+    with contextlib.suppress(KeyboardInterrupt):
+        assert main(arguments) != 0
+    capsys.readouterr()
+    assert pieces == [2]
+    assert _threads() == []
+
+
+@pytest.mark.parametrize(
+    ("override", "aside"),
+    [
+        ("seed=0", True), ("reward_dtype=bfloat16", True),
+        ("reward_dtype=tf32", False), ("pipeline.vae_dtype=tf32", False),
+        ("rewards=[{file: my.py, function: f}]", False),
+        ("rewards=[{name: win_rate, options: {comparator: {file: my.py, function: f}}}]", False),
+    ],
+)  # fmt: skip
+def test_what_is_scored_beside_the_sampling(
+    toy: Path, monkeypatch: pytest.MonkeyPatch, override: str, aside: bool
+) -> None:
+    config = toy_config(toy, "rewards=[{name: smooth_brightness}]", override)
+    assert not scoring_module.scored_beside(config, torch.device("cuda"))  # there is none
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert scoring_module.scored_beside(config, torch.device("cuda")) == aside
+    assert not scoring_module.scored_beside(config, torch.device("cpu"))
 
 
 def test_the_error_of_the_mean_reward_is_over_prompts(toy: Path, changed: Any) -> None:
