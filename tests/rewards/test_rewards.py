@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from flowrl.rewards import (
     build_reward,
     to_uint8,
 )
+from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.geneval import Geneval, Judge
 from flowrl.rewards.networks.detectors import DETECTORS, FunctionDetector
 from flowrl.rewards.outputs import check_output
@@ -122,10 +124,39 @@ def fake_judge(calls: list[Detection] | None = None) -> FunctionDetector:
     return FunctionDetector(find=lambda images: [seen_in(image) for image in images], color=color, version="fake-1")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FakeOptions:
-    def build(self, device: torch.device) -> FunctionDetector:
-        return fake_judge()
+@dataclass
+class Watched:
+    """The fake judge, built and shown images by name; it counts both."""
+
+    built: int = 0
+    shown: int = 0
+
+    def detector(self) -> FunctionDetector:
+        self.built += 1
+        judge = fake_judge()
+
+        def find(images: np.ndarray) -> list[list[Detection]]:
+            self.shown += len(images)
+            return judge.find(images)
+
+        return replace(judge, find=find)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """What becomes of the judge "fake"."""
+    watch = Watched()
+
+    @dataclass(frozen=True, kw_only=True)
+    class FakeOptions:
+        def build(self, device: torch.device) -> FunctionDetector:
+            return watch.detector()
+
+    module = ModuleType("judges_for_this_test")
+    vars(module)["Fake"] = FakeOptions
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(DETECTORS, "fake", f"{module.__name__}:Fake")
+    return watch
 
 
 def scenes(*cells: tuple[int, int, int, bool]) -> Tensor:
@@ -175,15 +206,43 @@ def test_geneval_is_pointwise_and_asks_for_each_color_once() -> None:
     assert len(calls) == 2
 
 
-def test_geneval_builds_its_judge_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("judges_for_this_test")
-    vars(module)["Fake"] = FakeOptions
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(DETECTORS, "fake", f"{module.__name__}:Fake")
+@pytest.mark.usefixtures("watched")
+def test_geneval_builds_its_judge_by_name() -> None:
     reward = build_reward("geneval", options={"judge": "fake", "credit": "strict", "clip_min": None})
     assert reward(geneval_inputs()).values.tolist() == STRICT
     assert "fake-1" in reward.version
     assert "strict" in reward.version
+
+
+def test_geneval_entries_of_a_run_show_each_image_to_one_judge_once(watched: Watched) -> None:
+    """Graded and official credit are two entries; so are the two readings of a wrong relation, on the same detector."""
+    entries = [
+        {"name": "geneval", "options": {"judge": "fake", "credit": "graded"}},
+        {"name": "geneval", "options": {"judge": "fake", "credit": "official"}},
+    ]
+    clean = {"name": "geneval", "options": {"judge": "fake", "reference_position_quirk": False}}
+    total, inputs = build_weighted_sum(entries), geneval_inputs()
+    assert watched.built == 1
+    for seen in (6, 12):  # other inputs are looked at, also with the same images in them
+        parts = total(replace(inputs)).parts
+        assert parts["reward/geneval"].tolist() == GRADED
+        assert parts["reward/geneval_2"].tolist() == OFFICIAL
+        assert watched.shown == seen
+    inputs.images.copy_(inputs.images.flip(0))  # a buffer that is written to again
+    assert total(replace(inputs)).parts["reward/geneval"].tolist() != GRADED
+    both = build_weighted_sum([*entries, clean])
+    assert watched.built == 2
+    parts = both(geneval_inputs()).parts
+    assert parts["reward/geneval"].tolist() == GRADED
+    assert parts["reward/geneval_3"].tolist() == pytest.approx([1.0, 0.5, -0.5, 0.5, 2 / 3, 1.0])
+
+
+def test_a_judge_holds_no_images() -> None:
+    inputs = geneval_inputs()
+    images, reward = ref(inputs.images), Geneval().on(Judge(fake_judge()))
+    reward(inputs)
+    del inputs
+    assert images() is None
 
 
 def test_geneval_items_without_a_readable_record_are_invalid_and_leave_the_others_alone() -> None:

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 from tiny_runs import metrics, state
-from toy_pipeline import PROMPTS, reward_list, toy_config, write_toy
+from torch import Tensor
+from toy_pipeline import PROMPTS, Toy, reward_list, toy_config, write_toy
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
+from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
 from flowrl.rewards.compose import WeightedSum, weighted_sum
 from flowrl.training import parts
@@ -201,6 +203,36 @@ def test_groups_over_processes_are_refused_where_a_reward_looks_at_them(toy: Pat
     with pytest.raises(ValueError, match="6 images per process are not whole groups of 4"):
         scoring_module.check_groups(config.group_size, config.resolve_batch(2), total)
     scoring_module.check_groups(config.group_size, config.resolve_batch(2), weighted_sum([brightness([])], [1.0]))
+
+
+# ---- decoding --------------------------------------------------------------------------------------------------------
+
+
+def test_completions_that_coincide_are_decoded_once(toy: Path, changed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 steps, branches at steps 1 and 2 finish over steps (2, 3) and (3), on stride 2 over (2) and (3)."""
+    seen: list[RewardInputs] = []
+    sizes: list[int] = []
+
+    def decode(self: Toy, latents: Tensor, *, gradient: bool = False) -> Tensor:
+        sizes.append(len(latents))
+        return torch.sigmoid(latents.float())
+
+    monkeypatch.setattr(Toy, "decode", decode)
+    changed(lambda total: weighted_sum([brightness(seen)], [1.0]))
+    settings = ("credit.method=g2rpo", "credit.strides=[1, 2]", "sampler.sde_window_range=[1, 3]")
+    (row,) = [row for row in metrics(train(toy, "late", *settings)) if "images" in row]
+    scored = sum(len(inputs) for inputs in seen)
+    assert row["images"] == scored == 8 * 2 * 2  # every completion has a reward of its own
+    assert sum(sizes) == 8 * (2 + 1)
+    images = torch.cat([inputs.images for inputs in seen]).unflatten(0, (2, 8, 2))  # step, branch, stride
+    alike = (images[:, :, 0] == images[:, :, 1]).flatten(2).all(2)
+    assert alike.tolist() == [[False] * 8, [True] * 8]
+
+
+def test_images_that_were_decoded_once_stand_where_their_latents_do() -> None:
+    latents = counter_normal((5, 3, 2, 2), "latents")[[0, 0, 1, 2, 2, 2, 0, 3, 4]]
+    images = scoring_module.decoded_once(Toy(), latents)
+    assert torch.equal(images, torch.sigmoid(latents))
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
