@@ -77,8 +77,9 @@ def random_pipeline(
     given = dict.fromkeys(types) | dict(family.stock_options or {}) | denoisers
     pipe = stock(**given | {"vae": vae, "scheduler": _scheduler(types["scheduler"][0])})
     common.freeze(pipe, device)
-    for part in denoisers.values() if chosen.gradient_checkpointing else ():
-        part.enable_gradient_checkpointing()
+    if chosen.gradient_checkpointing:
+        for name in denoisers:
+            getattr(pipe, name).enable_gradient_checkpointing()
     own = replace(family, embed=_embedding, embed_sources=None, num_sources=(0, 0), count_sources=None)
     p = FamilyPipeline(own, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=device)
     family.prepare(p)

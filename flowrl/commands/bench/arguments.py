@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("arguments", nargs="*", default=[], metavar="[CONFIG] key=value",
-        help="as for flowrl train: a YAML file or the name of a shipped one, and settings that replace its")  # fmt: skip
+        help="as for flowrl train: a YAML file or the name of a shipped one, and settings that replace its"
+    )  # fmt: skip
     add("--random-weights", action="store_true", help="random weights even where the checkpoint is here")
     add("--layers", type=count, metavar="N",
         help="random weights with at most N blocks of each kind, to try a large family on a small machine")  # fmt: skip

@@ -11,8 +11,8 @@ from flowrl.commands.terminal_text import COLUMNS, Table, as_table
 _HEAD = ("seconds", "min..max", "of ceiling", "roofline")
 READING = (
     "seconds: median of one repeat, CPU seconds of all threads on a CPU, on a GPU between two events. of ceiling: "
-    "FLOPs of the model (LoRA counted, recomputation not) a second, beside a large matrix product on this machine. roofline: "
-    "the least a phase could take, by FLOPs or by bytes."
+    "FLOPs of the model (LoRA counted, recomputation not) a second, beside a large matrix product on this machine. "
+    "roofline: the least a phase could take, by FLOPs or by bytes."
 )
 
 

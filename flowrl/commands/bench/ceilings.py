@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,9 +34,8 @@ def ceilings(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
         if name == EXACT and dtype == torch.float32:
             continue
         a, b = (counter_normal((side, side), "gemm", k).to(device, kind) for k in range(2))
-        yield watch.phase(
-            "ceilings", name, lambda a=a, b=b: a @ b, flops=2.0 * side**3, note=f"{_dtype(kind)}, {side} x {side}"
-        )
+        told = f"{str(kind).removeprefix('torch.')}, {side} x {side}"
+        yield watch.phase("ceilings", name, partial(torch.matmul, a, b), flops=2.0 * side**3, note=told)
     yield _copy(subject, watch)
     yield from _attention(subject, watch)
 
@@ -61,17 +61,17 @@ def _attention(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     query = (subject.geometry.micro_batch_size, *query[1:])
     key = (subject.geometry.micro_batch_size, *key[1:])
     dtype = DTYPES[subject.config.pipeline.dtype]
-    tensors = [
-        counter_normal(shape, "attention", k).to(subject.device, dtype).requires_grad_()
-        for k, shape in enumerate((query, key, key))
-    ]
+    q, k, v = (
+        counter_normal(shape, "attention", place).to(subject.device, dtype).requires_grad_()
+        for place, shape in enumerate((query, key, key))
+    )
     flops = 4.0 * query[0] * query[1] * query[2] * key[2] * query[3]
     for name, kernel in _KERNELS.items():
 
         def both(kernel: SDPBackend = kernel) -> None:
             with sdpa_kernel([kernel]):
-                attended = F.scaled_dot_product_attention(*tensors)
-            torch.autograd.grad(attended.float().sum(), tensors)
+                attended = F.scaled_dot_product_attention(q, k, v)
+            torch.autograd.grad(attended.float().sum(), (q, k, v))
 
         label, told = f"attention by {name}", f"[{', '.join(map(str, query))}] to {key[2]} tokens, forward and backward"
         try:
@@ -104,7 +104,3 @@ def _largest_attention(subject: Subject) -> tuple[tuple[int, ...], tuple[int, ..
     with torch.no_grad(), _Shapes() as shapes:
         subject.evaluation(1)()
     return shapes.found
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -6,6 +6,7 @@ import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def rewards(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
         )
         try:
             with torch.no_grad():
-                yield watch.phase("rewards", name, lambda reward=reward: reward(inputs), items=images)
+                yield watch.phase("rewards", name, partial(reward, inputs), items=images)
         except CANNOT_LOAD as error:
             yield Phase(section="rewards", name=name, note=f"not measured: {explain(error)}")
 
