@@ -12,7 +12,7 @@ _HEAD = ("seconds", "min..max", "of ceiling", "roofline")
 READING = (
     "seconds: median of one repeat, CPU seconds of all threads on a CPU, on a GPU between two events. of ceiling: "
     "FLOPs of the model (LoRA counted, recomputation not) a second, beside a large matrix product on this machine. "
-    "roofline: the least a phase could take, by FLOPs or by bytes."
+    "roofline: the least a phase could take, by FLOPs or by bytes. Stages of an iteration are on the clock."
 )
 
 
@@ -23,8 +23,17 @@ def as_text(bench: Bench) -> str:
         rows = tuple(_row(bench, phase) for phase in bench.phases if phase.section == section)
         if rows:
             parts.append(as_table(Table(title=section, head=("", *_HEAD), rows=rows)))
-        parts += [_wrapped(f"{one.name}: {one.note}") for one in bench.phases if one.section == section and one.note]
+        parts += [_wrapped(line) for line in notes_of(bench, section)]
     return "\n\n".join([*parts, *last_words(bench)])
+
+
+def notes_of(bench: Bench, section: str) -> list[str]:
+    """What is particular about the phases of a section, those of one note together."""
+    found: dict[str, list[str]] = {}
+    for phase in bench.phases:
+        if phase.section == section and phase.note:
+            found.setdefault(phase.note, []).append(phase.name)
+    return [f"{'; '.join(names)}: {note}" for note, names in found.items()]
 
 
 def last_words(bench: Bench) -> list[str]:
@@ -59,10 +68,10 @@ def as_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
         (key, time(a.median), time(b.median), f"{a.median / b.median:.2f}x" if b.median else "-", verdict)
         for key, a, b, verdict in compared(first, second)
     )
-    head = ("", *names, "faster", "beyond spread")
+    head = ("", "A", "B", "faster", "beyond spread")
     only = [_wrapped(f"Only in {name}: {', '.join(keys)}") for name, keys in alone(first, second, names) if keys]
     differ = [_wrapped(f"{key}: {a} | {b}") for key, a, b in facts_that_differ(first, second)]
-    table = as_table(Table(title=f"{names[0]} beside {names[1]}", head=head, rows=rows))
+    table = as_table(Table(title=f"A is {names[0]}, B is {names[1]}", head=head, rows=rows))
     return "\n\n".join([table, *only, *(["They differ in:\n" + "\n".join(differ)] if differ else [])])
 
 

@@ -131,7 +131,7 @@ def phases_of(subject: Subject, config: TrainConfig, rows: list[dict[str, Any]],
     for stage, seconds in stages.items():
         spread = Spread.of(seconds)
         yield Phase(
-            section="iteration", name=stage, seconds=spread, wall=spread, repeats=len(timed), note="on the clock",
+            section="iteration", name=stage, seconds=spread, wall=spread, repeats=len(timed),
             **_asked(subject, stage, counts, recomputed=checkpointing),
         )  # fmt: skip
 

@@ -14,10 +14,16 @@ from flowrl.commands.bench.ceilings import GEMM
 from flowrl.commands.bench.result import Phase
 from flowrl.commands.bench.stopwatch import Stopwatch
 from flowrl.commands.bench.subject import Subject
+from flowrl.samplers.guidance import TrainNegative
 from flowrl.training.prompting import guided
 
 _SMALLEST, _LARGEST = 1e-3, 1e3
 """Standard deviations between which an answer of the network is of order 1."""
+
+_NEGATIVE: dict[TrainNegative, str] = {
+    True: "both halves trained", False: "negative half constant", "recompute": "negative half recomputed"
+}  # fmt: skip
+"""Values of `sampler.train_negative`, in words."""
 
 
 def network(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
@@ -40,21 +46,24 @@ def network(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
 
 
 def guidance(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
-    """A step of the rollout and a micro-batch of the update as the configuration guides them."""
-    scale, passes = subject.config.sampler.guidance_scale, subject.passes
+    """A step of the rollout and a micro-batch of the update, guided, by each `sampler.train_negative`."""
+    settings, passes = subject.config.sampler, subject.passes
     if passes == 1:
-        yield Phase(section="guidance", name="guided", note=f"guidance at scale {scale:g} is one row an image here")
+        told = f"guidance at scale {settings.guidance_scale:g} is one row an image here"
+        yield Phase(section="guidance", name="guided", note=told)
         return
-    images = subject.geometry.rollout_batch_size
-    call = _guided(subject, images)
-    with torch.no_grad():
-        yield watch.phase("guidance", "step of the rollout", call, items=images, **_forward(subject, images * passes))
-    images = subject.geometry.micro_batch_size
-    facts = _both(subject, images * passes, subject.config.pipeline.gradient_checkpointing)
-    yield watch.phase(
-        "guidance", "update, both halves trained", _with_backward(subject, _guided(subject, images)), items=images,
-        **facts,
-    )  # fmt: skip
+    for trained, words in _NEGATIVE.items():
+        told = "as configured" if trained == settings.train_negative else ""
+        if trained != "recompute":  # which samples as True does
+            images = subject.geometry.rollout_batch_size
+            facts = _forward(subject, images * passes) | {"items": images, "note": told}
+            with torch.no_grad():
+                call = _guided(subject, images, trained)
+                yield watch.phase("guidance", f"rollout, {words}", call, **facts)
+        images = subject.geometry.micro_batch_size
+        facts = _guided_update(subject, images, trained) | {"items": images, "note": told}
+        call = _guided(subject, images, trained)
+        yield watch.phase("guidance", f"update, {words}", _with_backward(subject, call), **facts)
 
 
 def check_answer(answer: Tensor) -> None:
@@ -85,12 +94,23 @@ def checkpointed(subject: Subject, wanted: bool) -> Iterator[bool]:
             (part.enable_gradient_checkpointing if was else part.disable_gradient_checkpointing)()
 
 
-def _guided(subject: Subject, images: int) -> Callable[[], Tensor]:
+def _guided(subject: Subject, images: int, trained: TrainNegative) -> Callable[[], Tensor]:
     """The guided velocity of so many images."""
-    schedule, step = subject.schedule, subject.schedule.num_steps // 2
+    schedule, step, scale = subject.schedule, subject.schedule.num_steps // 2, subject.config.sampler.guidance_scale
     cond, latents = subject.conditioning(images), subject.latents(images)
-    velocity = guided(subject.pipeline, subject.pipeline.network, cond, subject.config.sampler.guidance_scale)
+    velocity = guided(subject.pipeline, subject.pipeline.network, cond, scale, trained)
     return lambda: velocity(latents, schedule.sigma[step], schedule.timestep[step])
+
+
+def _guided_update(subject: Subject, images: int, trained: TrainNegative) -> dict[str, Any]:
+    """What a guided micro-batch asks for: two forward passes an image, of which one or both are walked back."""
+    checkpointing = subject.config.pipeline.gradient_checkpointing
+    facts = _both(subject, images * (1 if trained is False else 2), checkpointing)
+    if trained is False:
+        facts |= {"flops": facts["flops"] + subject.forward_flops(images), "rows": 2 * images}
+    if trained == "recompute":
+        facts |= {"recomputed": facts["recomputed"] + subject.forward_flops(images)}
+    return facts
 
 
 def _with_backward(subject: Subject, call: Callable[[], Tensor]) -> Callable[[], object]:

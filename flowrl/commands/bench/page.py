@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 
 from flowrl.commands.bench.bench_figures import Pair, paired_bars
-from flowrl.commands.bench.bench_text import READING, alone, compared, facts_that_differ, last_words, rate, size, span
+from flowrl.commands.bench.bench_text import (
+    READING,
+    alone,
+    compared,
+    facts_that_differ,
+    last_words,
+    notes_of,
+    rate,
+    size,
+    span,
+)
 from flowrl.commands.bench.bench_text import time as written
 from flowrl.commands.bench.result import SECTIONS, Bench, Phase, Spread
 from flowrl.html.document import document
@@ -105,8 +115,7 @@ def _pair(bench: Bench, phase: Phase) -> Pair:
 def _table(bench: Bench, name: str) -> str:
     found = [one for one in bench.phases if one.section == name]
     rows = [_row(bench, one) for one in found if one.seconds is not None]
-    said = [f"{one.name}: {one.note}" for one in found if one.note]
-    below = "".join(f'<p class="muted">{esc(line)}</p>' for line in said)
+    below = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes_of(bench, name))
     body = table(_TITLES[name], _HEAD, rows) if rows else ""
     return section(name, _TITLES[name], body + below)
 
