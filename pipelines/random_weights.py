@@ -16,6 +16,7 @@ from typing import Any
 import diffusers
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.pipelines import common, known_checkpoints
 from flowrl.pipelines.cards import Card
@@ -149,7 +150,7 @@ def _made(cls: Any, config: Mapping[str, Any], device: torch.device, dtype: torc
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device(device):
+        with torch.device(device), _Uninitialised():
             module: nn.Module = cls.from_config(dict(config))
     finally:
         torch.set_default_dtype(before)
@@ -162,6 +163,15 @@ def _made(cls: Any, config: Mapping[str, Any], device: torch.device, dtype: torc
         if key in saved and buffer.is_floating_point():
             buffer.data = buffer.data.to(dtype)
     return module
+
+
+class _Uninitialised(TorchDispatchMode):
+    """Inside, nothing is filled with random numbers: weights are drawn afterwards."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.uniform_.default, torch.ops.aten.normal_.default):
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def _embedding(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:

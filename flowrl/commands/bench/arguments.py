@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from flowrl.commands.bench.result import SECTIONS
 from flowrl.commands.sampling_arguments import count
@@ -29,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--minutes", type=float, default=MINUTES, metavar="M",
         help=f"phases that would begin after this are left out and named (default: {MINUTES:g})")  # fmt: skip
     add("--phases", metavar="LIST", help=f"only these, of {','.join(SECTIONS)} (default: all)")
-    add("--out", metavar="DIR", help="where bench.json and bench.html go (default: runs/bench-<config>-<n>)")
+    add(
+        "--out", type=Path, metavar="PATH", help="where bench.json and bench.html go (default: runs/bench-<config>-<n>)"
+    )
     add("--compare", nargs=2, metavar=("A", "B"),
         help="set two benches beside each other, folders or bench.json files, and measure nothing")  # fmt: skip

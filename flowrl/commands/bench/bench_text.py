@@ -24,7 +24,7 @@ def as_text(bench: Bench) -> str:
         if rows:
             parts.append(as_table(Table(title=section, head=("", *_HEAD), rows=rows)))
         parts += [_wrapped(line) for line in notes_of(bench, section)]
-    return "\n\n".join([*parts, *last_words(bench)])
+    return "\n\n".join([*parts, *last_words(bench), _wrapped(READING)])
 
 
 def notes_of(bench: Bench, section: str) -> list[str]:

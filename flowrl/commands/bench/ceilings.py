@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from flowrl.commands.bench.bench_subject import Subject
 from flowrl.commands.bench.result import Phase
 from flowrl.commands.bench.stopwatch import Stopwatch
-from flowrl.commands.bench.subject import Subject
 from flowrl.randomness import counter_normal
 from flowrl.training.parts import DTYPES
 
@@ -21,9 +21,10 @@ GEMM, EXACT, COPY = "matrix product", "matrix product, float32", "copy"
 _SIDE = {"cuda": 8192, "cpu": 1024}
 _COPIED = {"cuda": 2**32, "cpu": 2**28}  # bytes, far more than caches hold
 _KERNELS = {
-    "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH,
 }  # fmt: skip
+
+_KERNELS_OF_GPUS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
 def ceilings(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
@@ -66,7 +67,7 @@ def _attention(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
         for place, shape in enumerate((query, key, key))
     )
     flops = 4.0 * query[0] * query[1] * query[2] * key[2] * query[3]
-    for name, kernel in _KERNELS.items():
+    for name, kernel in (_KERNELS | (_KERNELS_OF_GPUS if subject.device.type == "cuda" else {})).items():
 
         def both(kernel: SDPBackend = kernel) -> None:
             with sdpa_kernel([kernel]):

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flowrl.commands.bench.bench_subject import Subject, joined_reward
 from flowrl.commands.bench.ceilings import GEMM, exact_ceiling
 from flowrl.commands.bench.part_phases import decoding_flops
 from flowrl.commands.bench.result import Phase, Spread
 from flowrl.commands.bench.stopwatch import Stopwatch
-from flowrl.commands.bench.subject import Subject, joined_reward
 from flowrl.commands.plan.counts import Counts, of_iteration
 from flowrl.commands.train.run import recipe_of
 from flowrl.config.methods import BudgetConfig

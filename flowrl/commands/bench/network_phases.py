@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.commands.bench.bench_subject import Subject
 from flowrl.commands.bench.ceilings import GEMM
 from flowrl.commands.bench.result import Phase
 from flowrl.commands.bench.stopwatch import Stopwatch
-from flowrl.commands.bench.subject import Subject
 from flowrl.samplers.guidance import TrainNegative
 from flowrl.training.prompting import guided
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from flowrl.commands.bench.bench_subject import CANNOT_LOAD, Subject
 from flowrl.commands.bench.ceilings import exact_ceiling
 from flowrl.commands.bench.result import Phase
 from flowrl.commands.bench.stopwatch import Stopwatch
-from flowrl.commands.bench.subject import CANNOT_LOAD, Subject
 from flowrl.commands.plan.cost import decode_flops
 from flowrl.commands.plan.published_models import other_parts
 from flowrl.failures import explain

@@ -9,9 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from flowrl.commands.plan.throughput import FILE
 from flowrl.files import read_json, write_atomically
 
-FILE, PAGE = "bench.json", "bench.html"
+PAGE = "bench.html"
 FORMAT = 1
 SECTIONS = ("ceilings", "text", "network", "guidance", "parts", "rewards", "iteration")
 """What is measured, in this order."""

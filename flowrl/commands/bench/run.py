@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from flowrl.commands.bench.result import PAGE, SECTIONS, Bench, Phase, read_bench, write_bench
 from flowrl.commands.train.run import DEFAULT_CONFIG
 from flowrl.config.train import TrainConfig, find_config, load_config, to_yaml
-from flowrl.files import is_taken, locked, write_atomically
+from flowrl.files import LOCK, is_taken, locked, write_atomically
 from flowrl.training.run_folder import make_free_folder
 
 if TYPE_CHECKING:
+    from flowrl.commands.bench.bench_subject import Subject
     from flowrl.commands.bench.stopwatch import Stopwatch
-    from flowrl.commands.bench.subject import Subject
 
 _WARM_UPS = {"cpu": 1, "cuda": 3}
 COMPARISON = "compare.html"
@@ -56,11 +56,11 @@ def _sections(given: str | None) -> tuple[str, ...]:
     return tuple(name for name in SECTIONS if name in wanted or name == "ceilings")
 
 
-def _wanted(flag: str | None, key: str | None) -> Path | None:
+def _wanted(flag: Path | None, key: str | None) -> Path | None:
     if flag is not None and key is not None:
         raise ValueError(f"--out {flag} and out={key} both say where the bench goes: leave one of them out")
-    given = flag if key is None else key
-    return None if given is None else Path(given).expanduser()
+    given = flag if key is None else Path(key)
+    return None if given is None else given.expanduser()
 
 
 @contextmanager
@@ -70,11 +70,12 @@ def _folder(wanted: Path | None, name: str) -> Iterator[Path]:
         raise ValueError(f"{wanted} is not empty, and nothing in it will be overwritten: choose another folder")
     folder = make_free_folder(f"bench-{name}") if wanted is None else wanted
     with locked(folder, "another bench"):
-        yield folder
-    if not any(path.is_file() and path.stat().st_size for path in folder.iterdir()):
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
+        try:
+            yield folder
+        finally:
+            if wanted is None and not is_taken(folder):  # nothing was measured
+                (folder / LOCK).unlink(missing_ok=True)
+                folder.rmdir()
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -83,10 +84,10 @@ def _folder(wanted: Path | None, name: str) -> Iterator[Path]:
 def _measure(parsed: argparse.Namespace, config: TrainConfig, name: str, sections: Sequence[str], folder: Path) -> int:
     import torch
 
-    from flowrl.commands.bench.bench_text import READING, as_text, progress_line
+    from flowrl.commands.bench.bench_subject import prepare
+    from flowrl.commands.bench.bench_text import as_text, progress_line
     from flowrl.commands.bench.page import render
     from flowrl.commands.bench.stopwatch import Stopwatch, storages
-    from flowrl.commands.bench.subject import prepare
 
     deadline = time.monotonic() + 60 * parsed.minutes
     if config.threads is not None:
@@ -113,7 +114,7 @@ def _measure(parsed: argparse.Namespace, config: TrainConfig, name: str, section
         print("\nStopped: what was measured is kept.", file=sys.stderr)
     write_bench(folder, bench)
     write_atomically(folder / PAGE, render(bench))
-    print(f"\n{as_text(bench)}\n\n{READING}\n\nNumbers   {folder / 'bench.json'}\nPage      {folder / PAGE}")
+    print(f"\n{as_text(bench)}\n\nNumbers   {folder / 'bench.json'}\nPage      {folder / PAGE}")
     if not bench.finished:
         return 130
     return 1 if bench.ratio_first_deviation else 0
@@ -121,8 +122,7 @@ def _measure(parsed: argparse.Namespace, config: TrainConfig, name: str, section
 
 def _section(name: str, subject: Subject, watch: Stopwatch, bench: Bench) -> Iterator[Phase]:
     """The phases of a section, as they are measured."""
-    from flowrl.commands.bench import ceilings, iterations, network_phases, part_phases
-    from flowrl.commands.bench import subject as subjects
+    from flowrl.commands.bench import bench_subject, ceilings, iterations, network_phases, part_phases
 
     found: dict[str, Callable[[Subject, Stopwatch], Iterator[Phase]]] = {
         "ceilings": ceilings.ceilings, "text": part_phases.text, "network": network_phases.network,
@@ -131,7 +131,7 @@ def _section(name: str, subject: Subject, watch: Stopwatch, bench: Bench) -> Ite
     }  # fmt: skip
     yield from found[name](subject, watch)
     if name == "text":
-        subjects.free_encoders(subject)
+        bench_subject.free_encoders(subject)
 
 
 def _facts(subject: Subject, parsed: argparse.Namespace) -> dict[str, Any]:

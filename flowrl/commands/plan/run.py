@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from flowrl.commands.bench.throughput import pace
+from flowrl.commands.plan.throughput import pace
 from flowrl.config.train import find_config, load_config
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -160,8 +161,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     config, absent = _with_rewards(config)
     prompts = check_before_loading(config)
     model = model_location(config.pipeline.model)
-    from_hub = model == config.pipeline.model
-    drawn = random_weights or layers is not None or (from_hub and not in_cache(model))
+    drawn = random_weights or layers is not None or not (Path(model).is_dir() or in_cache(model))
     device = device_of_config(config)
     family = cast(Family, model_family(config.pipeline))
     if drawn:
@@ -178,6 +178,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
             f"SHORTENED: at most {layers} blocks of each kind are left, so no number here is that of the model"
         )
     rank, alpha, targets = lora_of(config.policy, made.lora_targets)
+    targets = targets if layers is None else _present(made.denoiser, targets)
     policy = Policy(made.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed)
     for number, (key, weight) in enumerate(policy.parameters.items()):
         if "lora_B" in key:  # zeros are faster than real numbers on some GPUs
@@ -261,8 +262,15 @@ def _network(config: TrainConfig, family: Family, model: str, layers: int | None
     if denoiser is None:
         return None
     rank, _, targets = lora_of(config.policy, family.lora_targets)
+    targets = targets if layers is None else _present(denoiser, targets)
     call: dict[str, Any] = family.meta_call(model, size, family.text_tokens(model, options))
     return measure(denoiser, call, targets=targets, rank=rank, dtype=DTYPES[config.pipeline.dtype])
+
+
+def _present(denoiser: nn.Module, targets: Sequence[str]) -> list[str]:
+    """The LoRA's layers that a shortened network still has: the last block of some families lacks a few."""
+    names = [name for name, _ in denoiser.named_modules()]
+    return [target for target in targets if any(f".{name}".endswith(f".{target}") for name in names)]
 
 
 def joined_reward(subject: Subject) -> Any:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.bench.result import FILE
 from flowrl.commands.plan.arguments import DEFAULT_TFLOPS
 from flowrl.config.train import TrainConfig
 from flowrl.files import read_json
 
+FILE = "bench.json"
+"""What `flowrl bench` writes."""
 RUNS = Path("runs")
 """Where benches are written unless told otherwise, and looked for."""
 
