@@ -25,6 +25,8 @@ from flowrl.randomness import counter_normal, counter_seed
 from flowrl.trajectory import Conditioning
 
 _BIAS_STD = 0.02
+_PERIOD = 1_000_003
+"""Normal numbers that are drawn, and repeated from a place that depends on the weight: a prime, so that no rows agree."""
 _DEPTHS = ("num_layers", "num_single_layers", "n_layers")
 """Entries of denoisers' configurations that say how many blocks there are."""
 _IMAGE_VAE = {
@@ -62,6 +64,7 @@ def random_pipeline(
     Raises:
         ValueError: nothing is known of the model, or it has no blocks that could be left out.
     """
+    common.quiet_libraries()
     chosen, card = family.chosen(options), family.card(model)
     if card is None or card.network is None:
         raise ValueError(
@@ -107,15 +110,18 @@ def shortened(card: Card, layers: int) -> Card:
 
 def drawn(module: nn.Module, name: str) -> nn.Module:
     """A network with random weights, a function of its name: matrices with std 1 / sqrt(fan_in), norms 1."""
-    generator = torch.Generator(device=next(module.parameters()).device).manual_seed(counter_seed("weights", name))
+    normals = counter_normal((_PERIOD,), "weights", name).to(next(module.parameters()).device)
     with torch.no_grad():
         for key, weight in module.named_parameters():
-            if weight.ndim > 1:
-                weight.normal_(0, weight[0].numel() ** -0.5, generator=generator)
-            elif key.endswith("bias"):
-                weight.normal_(0, _BIAS_STD, generator=generator)
-            else:
+            if weight.ndim == 1 and not key.endswith("bias"):
                 weight.fill_(1)
+                continue
+            std = weight[0].numel() ** -0.5 if weight.ndim > 1 else _BIAS_STD
+            first = counter_seed("place", key) % _PERIOD
+            place = weight.view(-1)
+            for start in range(-first, weight.numel(), _PERIOD):
+                low, high = max(start, 0), min(start + _PERIOD, weight.numel())
+                place[low:high].copy_(normals[low - start : high - start] * std)
     return module
 
 

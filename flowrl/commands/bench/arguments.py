@@ -31,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"phases that would begin after this are left out and named (default: {MINUTES:g})")  # fmt: skip
     add("--phases", metavar="LIST", help=f"only these, of {','.join(SECTIONS)} (default: all)")
     add(
-        "--out", type=Path, metavar="PATH", help="where bench.json and bench.html go (default: runs/bench-<config>-<n>)"
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="folder of bench.json and bench.html (default: runs/bench-<config>-<n>)",
     )
     add("--compare", nargs=2, metavar=("A", "B"),
         help="set two benches beside each other, folders or bench.json files, and measure nothing")  # fmt: skip
