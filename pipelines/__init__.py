@@ -120,8 +120,14 @@ class ModelFamily(Protocol):
     ) -> Pipeline:
         """Loads a folder or a hub id; `options` are fields of the family's options class."""
 
-    def meta_denoiser(self, model: str) -> nn.Module | None:
-        """The denoiser without weights, or experts by name; None where nothing is known of the model."""
+    def block_kinds(self, model: str) -> dict[str, int]:
+        """Blocks of the denoiser that are alike, by kind (`like_blocks.block_kinds`); none where nothing is known."""
+
+    def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
+        """The denoiser without weights, or experts by name; None where nothing is known of the model.
+
+        With `kinds` it has so many blocks of each kind.
+        """
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Any:
         """Height, width and frames (`cards.Size`) that a model draws with options; None where nothing is known."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffusers import DiffusionPipeline
-
 from flowrl.files import read_json
 from flowrl.pipelines import common
 from flowrl.pipelines.known_checkpoints import AGAIN
@@ -125,6 +123,25 @@ def clip_context(card: Card) -> int:
     return int((read_part(card.model, "tokenizer/tokenizer_config.json") or {}).get("model_max_length", 77))
 
 
+def shapes(grid: Grid, card: Card, size: Size, *, videos: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of one latent and of the image or clip that it is decoded to.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    factor, frame_factor = card.factors
+    multiple = max(grid.multiple, factor * grid.patch)
+    frames: tuple[int, ...] = ()
+    if videos:
+        step = frame_factor * (2 if grid.odd_frames else 1)
+        found = common.check_frames(card.model, size.num_frames or 0, step, grid.frame_patch)
+        frames = (2 * found - 1 if grid.odd_frames else found,)
+    most = None if grid.most is None else multiple * grid.most
+    common.check_size(card.model, (size.height, size.width), multiple, most)
+    latent = (grid.channels, *frames, size.height // factor, size.width // factor)
+    return latent, (*((size.num_frames or 0,) * len(frames)), 3, size.height, size.width)
+
+
 # ---- what can be read ------------------------------------------------------------------------------------------------
 
 
@@ -136,6 +153,8 @@ def read_part(model: str, name: str) -> dict[str, Any] | None:
 
 def hub_class(model: str) -> str | None:
     """The stock class that a hub repository names, of a few kilobytes; None where it cannot be read."""
+    from diffusers import DiffusionPipeline  # seconds, and asked of hub ids that nothing is known of
+
     try:
         return str(DiffusionPipeline.load_config(model)["_class_name"])
     except (OSError, ValueError, KeyError):

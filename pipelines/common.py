@@ -9,7 +9,6 @@ from typing import Any
 
 import diffusers
 import torch
-import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -26,6 +25,8 @@ from flowrl.trajectory import Conditioning
 
 def quiet_libraries() -> None:
     """Silences loading bars and the stock warning that prints every padded prompt of a short context."""
+    import transformers  # a second, which what only plans or checks does without
+
     diffusers.utils.logging.set_verbosity_error()
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
@@ -87,6 +88,8 @@ def _encoders(model: str, dtype: torch.dtype, options: Mapping[str, Any]) -> dic
     Raises:
         _Incomplete: names the part and a weight.
     """
+    import transformers
+
     found: dict[str, nn.Module] = {}
     for part, entry in read_json(Path(model) / "model_index.json", finite=False).items():
         kind: Any = getattr(transformers, str(entry[1]), None) if isinstance(entry, list) and len(entry) == 2 else None

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import build_options
-from flowrl.pipelines import common, known_checkpoints
+from flowrl.pipelines import cards, common, known_checkpoints
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
+from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import LORA_FILE, check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
@@ -171,21 +172,35 @@ class Family:
         self, model: str, index: Mapping[str, Any], network: Mapping[str, Any] | None, vae: Mapping[str, Any]
     ) -> Card:
         if network is not None:
-            parameters = inspect.signature(self.network.__init__).parameters.values()
-            usual = {p.name: p.default for p in parameters if p.default is not p.empty}
-            network = SimpleNamespace(**{**usual, **network})  # type: ignore[assignment]
+            network = SimpleNamespace(**{**self._usual(), **network})  # type: ignore[assignment]
         return Card(model=model, index=index, network=network, vae=vae, factors=self.factors(vae))
 
-    def meta_denoiser(self, model: str) -> nn.Module | None:
-        """The denoiser without weights, or experts by name: of a folder or a published checkpoint, else None."""
-        known, found = None if Path(model).is_dir() else known_checkpoints.checkpoints().get(model), {}
-        for place, name in enumerate(self.denoisers):
-            if known is None:
-                config = read_part(model, f"{name}/config.json")
-            else:
-                config = dict(known.network) if place == 0 or known.index.get(name) else None
-            if config is not None:
-                found[name] = common.on_meta(self.network, config)
+    def _usual(self) -> dict[str, Any]:
+        parameters = inspect.signature(self.network.__init__).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+    def _denoisers(self, model: str) -> dict[str, dict[str, Any]]:
+        """Configurations of the denoiser, or of experts, by name; none where nothing is known of the model."""
+        known = None if Path(model).is_dir() else known_checkpoints.checkpoints().get(model)
+        if known is None:
+            read = {name: read_part(model, f"{name}/config.json") for name in self.denoisers}
+            return {name: config for name, config in read.items() if config is not None}
+        return {n: dict(known.network) for n in self.denoisers if n == self.denoisers[0] or known.index.get(n)}
+
+    def block_kinds(self, model: str) -> dict[str, int]:
+        """Blocks of the denoiser that are alike, by kind; none where experts differ in them or nothing is known."""
+        found = [block_kinds({**self._usual(), **config}) for config in self._denoisers(model).values()]
+        return found[0] if found and all(kinds == found[0] for kinds in found) else {}
+
+    def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
+        """The denoiser without weights, or experts by name: of a folder or a published checkpoint, else None.
+
+        With `kinds` it has so many blocks of each kind that `block_kinds` names.
+        """
+        configs = self._denoisers(model)
+        found = {
+            name: common.on_meta(self.network, with_blocks(config, kinds or {})) for name, config in configs.items()
+        }
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
@@ -209,7 +224,8 @@ class Family:
         if card.network is None:
             return
         self.refuse(card)
-        denoiser = self.meta_denoiser(model) if targets is not None else None
+        few = {} if names_a_block(targets or ()) else fewest(self.block_kinds(model))
+        denoiser = self.meta_denoiser(model, few) if targets is not None else None
         for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
             if expert is not None:
                 check_targets(expert, targets or (), rank)
@@ -285,7 +301,7 @@ class Family:
     def _check(self, card: Card, options: Any) -> None:
         """Refuses what the checkpoint cannot take, with options or by itself."""
         self.refuse(card)
-        shapes(self, card, self.size_of(card, options))
+        cards.shapes(self.grid(card.network), card, self.size_of(card, options), videos=self.videos)
         self.suits(card, options)
         self.prompt_tokens(card, options)
 
@@ -375,7 +391,8 @@ class FamilyPipeline:
         self._set_size(size)
 
     def _set_size(self, size: Size) -> None:
-        self.latent_shape, self.image_shape = shapes(self.family, self.card, size)
+        grid, videos = self.family.grid(self.card.network), self.family.videos
+        self.latent_shape, self.image_shape = cards.shapes(grid, self.card, size, videos=videos)
         self.positions = self.family.positions(self)
         self._images = Embedded(self._embed_sources)  # another size has other latents
 
@@ -467,22 +484,3 @@ class FamilyPipeline:
         for name, part in common.split_experts(tensors, tuple(self.experts)):
             common.write_lora(stock, folder if name == first else folder / name, part, config, part=first)
         return folder / LORA_FILE
-
-
-def shapes(family: Family, card: Card, size: Size) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of one latent and of the image or clip that it is decoded to.
-
-    Raises:
-        ValueError: the model cannot draw this size.
-    """
-    grid, (factor, frame_factor) = family.grid(card.network), card.factors
-    multiple = max(grid.multiple, factor * grid.patch)
-    frames: tuple[int, ...] = ()
-    if family.videos:
-        step = frame_factor * (2 if grid.odd_frames else 1)
-        found = common.check_frames(card.model, size.num_frames or 0, step, grid.frame_patch)
-        frames = (2 * found - 1 if grid.odd_frames else found,)
-    most = None if grid.most is None else multiple * grid.most
-    common.check_size(card.model, (size.height, size.width), multiple, most)
-    latent = (grid.channels, *frames, size.height // factor, size.width // factor)
-    return latent, (*((size.num_frames or 0,) * len(frames)), 3, size.height, size.width)

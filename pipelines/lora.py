@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -80,6 +78,9 @@ class Policy:
 
     def __init__(self, network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
         """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero."""
+        from peft import LoraConfig, inject_adapter_in_model  # seconds, which what only plans or checks does without
+        from peft.tuners.lora import LoraLayer
+
         check_targets(network, targets)
         self.network = network
         self.config: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "target_modules": list(targets)}
@@ -157,6 +158,8 @@ class Policy:
 
     def peft_tensors(self) -> dict[str, Tensor]:
         """The weights the network holds now, under PEFT's portable names."""
+        from peft import get_peft_model_state_dict
+
         state = get_peft_model_state_dict(self.network, adapter_name=ADAPTER)
         return {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
 
@@ -166,6 +169,8 @@ class Policy:
         Raises:
             ValueError: no LoRA there, it binds to other layers, its rank or alpha differ, or it is not finite.
         """
+        from peft import get_peft_model_state_dict
+
         tensors, alpha = read_lora(folder)
         refuse_not_finite(tensors, f"the LoRA in {folder}", "take an earlier one")
         own = get_peft_model_state_dict(self.network, adapter_name=ADAPTER)

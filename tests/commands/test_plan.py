@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor, nn
+from torch import Tensor
 
 from flowrl import cli
 from flowrl.commands.plan.memory import GIB
-from flowrl.commands.plan.network import Network, measure
+from flowrl.commands.plan.network import FewBlocks, Network, measure
 from flowrl.commands.plan.published_models import in_cache
 from flowrl.commands.plan.run import run as plan
 from flowrl.config.train import load_config
@@ -38,11 +38,11 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans of one network measure it once."""
 
-    def remembered(denoiser: nn.Module, call: dict[str, Any], **settings: Any) -> Network:
+    def remembered(denoisers: FewBlocks, call: dict[str, Any], **settings: Any) -> Network:
         shapes = tuple(str(value.shape) for value in call.values() if isinstance(value, Tensor))
-        key = (shapes, sum(p.numel() for p in denoiser.parameters()), *map(str, settings.values()))
+        key = (shapes, sum(p.numel() for p in denoisers.least.parameters()), *map(str, settings.values()))
         if key not in MEASURED:
-            MEASURED[key] = measure(denoiser, call, **settings)
+            MEASURED[key] = measure(denoisers, call, **settings)
         return MEASURED[key]
 
     monkeypatch.setattr("flowrl.commands.plan.gather.measure", remembered)

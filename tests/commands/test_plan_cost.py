@@ -20,7 +20,7 @@ from flowrl.commands.plan.cost import decode_flops
 from flowrl.commands.plan.counts import Counts, graph_rows, of_iteration, of_run
 from flowrl.commands.plan.gather import _reward_models
 from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, Memory, allowed_sizes, fitting, trained_bytes
-from flowrl.commands.plan.network import Flops, Network, measure
+from flowrl.commands.plan.network import FewBlocks, Flops, Network, few_blocks, measure
 from flowrl.commands.train.run import recipe_of
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
@@ -172,10 +172,10 @@ SD35M = "stabilityai/stable-diffusion-3.5-medium"
 
 
 def sd35m(text_tokens: int, dtype: torch.dtype = torch.bfloat16) -> Network:
-    denoiser = FAMILY.meta_denoiser(SD35M)
-    assert denoiser is not None
+    denoisers = few_blocks(FAMILY, SD35M, FAMILY.lora_targets)
+    assert denoisers is not None
     call = FAMILY.meta_call(SD35M, Size(height=512, width=512), text_tokens)
-    return measure(denoiser, call, targets=FAMILY.lora_targets, rank=32, dtype=dtype)
+    return measure(denoisers, call, targets=FAMILY.lora_targets, rank=32, dtype=dtype)
 
 
 @pytest.mark.parametrize(("tokens", "forward", "both", "again"), [(205, 2.247, 4.77, 7.01), (333, 2.468, 5.26, 7.72)])
@@ -209,7 +209,7 @@ class Attending(nn.Module):
 
 def test_a_network_that_can_be_counted_by_hand() -> None:
     with torch.device("meta"):
-        network, x = Attending(), torch.empty(1, 5, 8)
+        network, x = FewBlocks(least=Attending()), torch.empty(1, 5, 8)
     found = measure(network, {"hidden_states": x}, targets=("inner", "outer"), rank=2, dtype=torch.float32)
     low_rank = 2 * 5 * 2 * (8 + 24) + 2 * 5 * 2 * (8 + 8)
     attention = 4 * 2 * 5 * 5 * 4
@@ -238,7 +238,7 @@ def test_flops_are_those_of_torchs_own_counter() -> None:
 
 def test_low_precision_halves_what_is_saved_but_for_casts() -> None:
     with torch.device("meta"):
-        network, x = Attending(), torch.empty(1, 5, 8)
+        network, x = FewBlocks(least=Attending()), torch.empty(1, 5, 8)
     found = measure(network, {"hidden_states": x}, targets=("inner", "outer"), rank=2, dtype=torch.bfloat16)
     # The LoRA is float32: what its weights are lowered to is kept, where gradient goes on to an input.
     weights = 2 * (2 * 24 + 2 * (8 + 8))

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.commands.plan.gather import _forward
-from flowrl.commands.plan.network import measure
+from flowrl.commands.plan.network import FewBlocks, few_blocks, measure
 from flowrl.pipelines import PIPELINES, cogvideox, common, family, wan, z_image
 from flowrl.pipelines.cards import Size
 from flowrl.pipelines.common import first_expert
@@ -88,6 +88,31 @@ def test_an_evaluation_costs_what_was_measured(case: str) -> None:
     assert total / 1e12 == pytest.approx(expected, rel=0.02)
 
 
+MIDDLING = {"num_layers": 4, "num_single_layers": 3, "n_layers": 4, "transformer_layers_per_block": [1, 1, 3]}
+"""Fewer blocks than published, and more than those by which many are measured."""
+
+
+@pytest.mark.parametrize(("name", "model"), [case for case in CHECKPOINTS if case[0] != "sd"])  # no two are alike there
+def test_few_blocks_tell_exactly_what_all_of_them_take(name: str, model: str) -> None:
+    known = checkpoints()[model]
+    short = {key: value for key, value in MIDDLING.items() if key in known.network}
+    if known.network.get("dual_attention_layers"):
+        short |= {"num_layers": 7, "dual_attention_layers": [0, 1, 2]}
+    with patch.dict(checkpoints(), {model: replace(known, network={**known.network, **short})}):
+        kinds, targets = family(name).block_kinds(model), family(name).lora_targets
+        full, few = family(name).meta_denoiser(model), few_blocks(family(name), model, targets)
+        assert full is not None
+        assert few is not None
+        one = few_blocks(family(name), model, [*targets, f"blocks.1.{targets[0]}"])
+        assert 1 <= len(few.more) == len(kinds)
+        settings: Any = {"targets": targets, "rank": 4, "dtype": torch.bfloat16}
+        assert measure(few, call_of(name, model), **settings) == measure(
+            FewBlocks(least=full), call_of(name, model), **settings
+        )
+        assert one is not None
+        assert not one.more, "a target that names a block is looked for in all blocks"
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_impossible_sizes_are_refused_with_the_key(name: str) -> None:
     for key, more in {"height": (1, 0, 0), "width": (0, 1, 0), "num_frames": (0, 0, 1)}.items():
@@ -111,9 +136,9 @@ def test_image_to_video_of_wan_2_1_always_reads_a_full_prompt() -> None:
 def test_arguments_and_answers_in_lists_are_measured(dtype: torch.dtype) -> None:
     model = "Tongyi-MAI/Z-Image"
     config = {**checkpoints()[model].network, "n_layers": 1, "n_refiner_layers": 1}
-    denoiser = common.on_meta(ZImageTransformer2DModel, config)
+    denoisers = FewBlocks(least=common.on_meta(ZImageTransformer2DModel, config))
     call = z_image.FAMILY.meta_call(model, Size(height=256, width=256), 64)
-    found = measure(denoiser, call, targets=z_image.LORA_TARGETS, rank=4, dtype=dtype)
+    found = measure(denoisers, call, targets=z_image.LORA_TARGETS, rank=4, dtype=dtype)
     assert found.latent == (16, 1, 32, 32)
     assert found.attended == 256 + 64
-    assert _forward(z_image.FAMILY, model, denoiser, (256, 256, None), 64) == pytest.approx(found.forward, rel=0.01)
+    assert _forward(z_image.FAMILY, model, denoisers, (256, 256, None), 64) == pytest.approx(found.forward, rel=0.01)

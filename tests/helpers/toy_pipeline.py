@@ -177,7 +177,10 @@ class ToyFamily:
     def load(self, model: str, **options: Any) -> Toy:
         return load(model, **options)
 
-    def meta_denoiser(self, model: str) -> None:
+    def block_kinds(self, model: str) -> dict[str, int]:
+        return {}
+
+    def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> None:
         return None
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> None:

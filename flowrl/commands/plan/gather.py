@@ -5,21 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import nn
-
 from flowrl.commands.plan import published_models as checkpoints
 from flowrl.commands.plan.cost import Cost, cost_of, decode_flops
 from flowrl.commands.plan.counts import RunCounts, graph_rows, negative_again, of_run
 from flowrl.commands.plan.memory import Memory, trained_bytes
-from flowrl.commands.plan.network import Flops, Network, cast, measure
+from flowrl.commands.plan.network import FewBlocks, Network, few_blocks, forward_flops, measure
 from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.refusals import is_here
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PolicyConfig
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.pipelines import ModelFamily, cards, known_checkpoints
-from flowrl.pipelines.common import first_expert
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
 from flowrl.rewards import models_of, reward_options
@@ -98,19 +94,19 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     run = of_run(config, passes, processes, items)
     tokens = family.text_tokens(model, options)
     size, network, eval_forward = None, None, 0.0
-    drawn, denoiser = family.planned_size(model, options), family.meta_denoiser(model)
-    unknown = f"no configuration of {config.pipeline.model} is known without its download" * (denoiser is None)
-    if drawn is not None and denoiser is not None:
+    targets = config.policy.target_modules or family.lora_targets
+    drawn, denoisers = family.planned_size(model, options), few_blocks(family, model, targets)
+    unknown = f"no configuration of {config.pipeline.model} is known without its download" * (denoisers is None)
+    if drawn is not None and denoisers is not None:
         size = (drawn.height, drawn.width, drawn.num_frames)
         network = measure(
-            denoiser, family.meta_call(model, drawn, tokens),
-            targets=config.policy.target_modules or family.lora_targets, rank=_rank(config.policy),
+            denoisers, family.meta_call(model, drawn, tokens), targets=targets, rank=_rank(config.policy),
             dtype=DTYPES[settings.dtype],
         )  # fmt: skip
         evaluated = _eval_size(config, size)
         eval_forward = network.forward
         if evaluated != size and run.evaluations:
-            eval_forward = _forward(family, model, first_expert(denoiser), evaluated, tokens)
+            eval_forward = _forward(family, model, denoisers, evaluated, tokens)
     parts = checkpoints.other_parts(model)
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
     cost = memory = None
@@ -147,16 +143,13 @@ def _eval_size(config: TrainConfig, size: Size) -> Size:
     return config.eval.height or size[0], config.eval.width or size[1], size[2]
 
 
-def _forward(family: ModelFamily, model: str, network: nn.Module, size: Size, tokens: int) -> float:
-    """FLOPs of an evaluation at the size that evaluations draw; the LoRA is on the network already."""
+def _forward(family: ModelFamily, model: str, denoisers: FewBlocks, size: Size, tokens: int) -> int:
+    """FLOPs of an evaluation at the size that evaluations draw; the LoRA is on the networks already."""
     try:
         call = family.meta_call(model, cards.Size(height=size[0], width=size[1], num_frames=size[2]), tokens)
     except ValueError as error:
         raise ValueError(str(error).replace("pipeline.", "eval.")) from error
-    given = cast(call, next(network.parameters()).dtype)
-    with torch.no_grad(), Flops() as counter:
-        network(**given)
-    return counter.total
+    return forward_flops(denoisers, call)
 
 
 def _geometry(config: TrainConfig, processes: int) -> Geometry:

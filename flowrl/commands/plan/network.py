@@ -1,6 +1,8 @@
 """One evaluation of a family's denoiser on the meta device: parameters, FLOPs, and activations that training saves.
 
-The network and its arguments are the family's: `flowrl.pipelines.ModelFamily`.
+The network and its arguments are the family's: `flowrl.pipelines.ModelFamily`. Of the blocks of a large network only a
+few run: see `flowrl.pipelines.like_blocks`. Everything that is counted is a whole number, so that what is reckoned from
+a few blocks is exactly what all of them would have counted.
 
 FLOPs: 1 multiply-add is 2. Forward and backward run for real, with the LoRA in place and everything else frozen, so
 that weights without gradient cost none. Attention is reckoned by its formula, `4 b h q k d` forward and twice that
@@ -13,12 +15,11 @@ inputs, its output and one number per row. Not counted are gradients on their wa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
@@ -26,7 +27,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from flowrl.pipelines import ModelFamily
 from flowrl.pipelines.common import first_expert
+from flowrl.pipelines.like_blocks import fewest, names_a_block
 from flowrl.pipelines.lora import check_targets
 
 # What autocast does on CUDA, of the operations that denoisers use.
@@ -69,28 +72,78 @@ class Network:
     blocks: int
 
 
-def with_lora(denoiser: nn.Module, targets: Sequence[str], rank: int) -> tuple[nn.Module, int, int]:
-    """The denoiser on the meta device with a LoRA on it, its own parameters and the LoRA's.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Counted:
+    """What was counted of one evaluation, as `Network` says it.
 
-    Raises:
-        ValueError: a target matches no layer.
+    `kept` are the bytes that checkpointing keeps outside of blocks, `largest` those of the largest block.
     """
-    check_targets(denoiser, targets)
-    frozen = sum(parameter.numel() for parameter in denoiser.parameters())
-    denoiser.requires_grad_(False)
-    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(targets), init_lora_weights=False)
-    inject_adapter_in_model(config, denoiser, adapter_name="default")
-    trained = sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
-    return denoiser, frozen, trained
+
+    latent: tuple[int, ...]
+    attended: int
+    largest: int
+    parameters: int
+    lora_parameters: int
+    forward: int
+    backward: int
+    attention: int
+    saved: int
+    kept: int
+    blocks: int
+
+    def __add__(self, other: _Counted) -> _Counted:
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _LINEAR}
+        most = {name: max(getattr(self, name), getattr(other, name)) for name in ("attended", "largest")}
+        return replace(self, **sums, **most)
+
+    def block(self, more: _Counted, times: int) -> _Counted:
+        """So many times what one block takes, by which `more` has more than this."""
+        return replace(more, **{name: times * (getattr(more, name) - getattr(self, name)) for name in _LINEAR})
+
+
+_LINEAR = tuple(f.name for f in fields(_Counted))[3:]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FewBlocks:
+    """Networks by which one with many blocks is measured.
+
+    Attributes:
+        least: with as few blocks as there can be, or all of them.
+        more: for each kind of block how many `least` lacks, and a network with one more than `least`.
+    """
+
+    least: nn.Module
+    more: Sequence[tuple[int, nn.Module]] = ()
+
+
+def few_blocks(family: ModelFamily, model: str, targets: Sequence[str]) -> FewBlocks | None:
+    """The networks by which a model's denoiser is measured; None where nothing is known of the model.
+
+    Args:
+        family: of the model.
+        model: folder or hub id.
+        targets: layers of the LoRA; where they name a block, all blocks are there.
+    """
+    kinds = {} if names_a_block(targets) else family.block_kinds(model)
+    few = fewest(kinds)
+    least = family.meta_denoiser(model, few)
+    if least is None:
+        return None
+    more = [
+        (kinds[kind] - count, family.meta_denoiser(model, {**few, kind: count + 1}))
+        for kind, count in few.items() if kinds[kind] > count
+    ]  # fmt: skip
+    return FewBlocks(least=least, more=[(lacking, network) for lacking, network in more if network is not None])
 
 
 def measure(
-    denoiser: nn.Module, call: dict[str, Any], *, targets: Sequence[str], rank: int, dtype: torch.dtype
+    denoisers: FewBlocks, call: dict[str, Any], *, targets: Sequence[str], rank: int, dtype: torch.dtype
 ) -> Network:
     """Forward and backward of one sample.
 
     Args:
-        denoiser: on the meta device; it gets a LoRA here.
+        denoisers: on the meta device; they get a LoRA here.
         call: keyword arguments of the network.
         targets: layers of the LoRA.
         rank: of the LoRA.
@@ -99,7 +152,36 @@ def measure(
     Raises:
         ValueError: a LoRA target matches no layer.
     """
-    denoiser, frozen, trained = with_lora(denoiser, targets, rank)
+    least = total = _count(denoisers.least, call, targets, rank, dtype)
+    for lacking, network in denoisers.more:
+        total += least.block(_count(network, call, targets, rank, dtype), lacking)
+    return Network(
+        parameters=total.parameters, lora_parameters=total.lora_parameters, latent=total.latent,
+        attended=total.attended, forward=total.forward, backward=total.backward,
+        attention=total.attention / total.forward, saved=total.saved,
+        saved_checkpointed=total.kept + total.largest if total.blocks else total.saved, blocks=total.blocks,
+    )  # fmt: skip
+
+
+def forward_flops(denoisers: FewBlocks, call: dict[str, Any]) -> int:
+    """FLOPs of an evaluation without gradient, once the LoRA is on the networks."""
+
+    def of(denoiser: nn.Module) -> int:
+        network = first_expert(denoiser)
+        with torch.no_grad(), Flops() as counter:
+            network(**cast(call, next(network.parameters()).dtype))
+        return counter.total
+
+    least = of(denoisers.least)
+    return least + sum(lacking * (of(network) - least) for lacking, network in denoisers.more)
+
+
+def _count(
+    denoiser: nn.Module, call: Mapping[str, Any], targets: Sequence[str], rank: int, dtype: torch.dtype
+) -> _Counted:
+    check_targets(denoiser, targets)
+    frozen = sum(parameter.numel() for parameter in denoiser.parameters())
+    trained = _add_lora(denoiser, targets, rank)
     network = first_expert(denoiser)
     nn.Module.to(network, dtype)  # diffusers' own `to` warns of parts it would keep in float32
     for parameter in network.parameters():
@@ -116,13 +198,51 @@ def measure(
             answer = answer[0]
         with Flops() as back:
             answer.float().sum().backward()
-    forward = there.total + saved.attention
-    return Network(
+    return _Counted(
         parameters=frozen, lora_parameters=trained, latent=_latent(given), attended=saved.attended,
-        forward=forward, backward=back.total + 2 * saved.attention,
-        attention=saved.attention / forward, saved=saved.bytes(), saved_checkpointed=saved.bytes(checkpointed=True),
-        blocks=saved.blocks if blocks else 0,
+        forward=there.total + saved.attention, backward=back.total + 2 * saved.attention, attention=saved.attention,
+        saved=saved.total, kept=saved.outside, largest=saved.largest, blocks=saved.blocks if blocks else 0,
     )  # fmt: skip
+
+
+def _add_lora(denoiser: nn.Module, targets: Sequence[str], rank: int) -> int:
+    """Puts a LoRA on the layers that targets match; how many parameters it has."""
+    denoiser.requires_grad_(False)
+    endings = tuple(f".{target}" for target in targets)
+    bound = [name for name, part in denoiser.named_modules()
+             if isinstance(part, nn.Linear) and f".{name}".endswith(endings)]  # fmt: skip
+    for name in bound:
+        parent, _, own = name.rpartition(".")
+        setattr(denoiser.get_submodule(parent), own, _WithLora(denoiser.get_submodule(name), rank))
+    return sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
+
+
+class _WithLora(nn.Module):
+    """A linear layer with a LoRA: the operations and casts of PEFT's, whose import takes longer than all of a plan."""
+
+    def __init__(self, base: Any, rank: int) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            self.base = base
+            self.down = nn.Linear(base.in_features, rank, bias=False)
+            self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """The frozen weight, of which networks ask the dtype."""
+        weight: Tensor = self.base.weight
+        return weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Likewise."""
+        bias: Tensor | None = self.base.bias
+        return bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.base(x)
+        change = self.up(self.down(x.to(self.down.weight.dtype))) * 1.0
+        return (result + change).to(result.dtype)
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -158,13 +278,13 @@ class Flops(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0.0
+        self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=output)
+            self.total += int(formula(*args, **(kwargs or {}), out_val=output))
         return output
 
 
@@ -196,11 +316,7 @@ class _Saved(TorchFunctionMode):
         self.total = self.outside = self.largest = 0
         self.within: int | None = None
         self.blocks = self.attended = 0
-        self.attention = 0.0
-
-    def bytes(self, *, checkpointed: bool = False) -> int:
-        """Bytes saved in all, or with only the blocks' inputs kept and the largest block recomputed."""
-        return self.outside + self.largest if checkpointed and self.blocks else self.total
+        self.attention = 0
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Counts a tensor that autograd saves."""
