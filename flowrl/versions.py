@@ -12,7 +12,7 @@ PACKAGES = ("flowrl-toolkit", "torch", "diffusers", "transformers", "peft", "acc
 
 def versions() -> dict[str, str | None]:
     """Versions of flowrl and of the libraries that its numbers depend on; None for what is not installed."""
-    return {package: _version(package) for package in PACKAGES}
+    return {package: version_of(package) for package in PACKAGES}
 
 
 def git_commit() -> str | None:
@@ -33,7 +33,8 @@ def version_text() -> str:
     return ", ".join([own.replace("-toolkit", ""), f"Python {platform.python_version()}", *libraries])
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None where it is not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -35,6 +35,8 @@ class Pipeline(Protocol):
     """The family's published LoRA targets."""
     latent_shape: tuple[int, ...]
     """Shape of one latent, without batch and unpacked: [C, h, w] of an image, [C, F, h, w] of a video."""
+    attention: str
+    """The kernel that computes its attention, a word of `KERNELS`."""
     image_shape: tuple[int, ...]
     """Shape of what `decode` makes of one latent: [3, H, W], or [F, 3, H, W]."""
 
@@ -115,9 +117,13 @@ class ModelFamily(Protocol):
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Refuses `pipeline.options` that the family does not have."""
 
+    def attends(self, model: str) -> Any:
+        """Head sizes and masks of a model's attention (`attention_words.Known`), as far as they are known."""
+
     def load(
-        self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., **options: Any
-    ) -> Pipeline:
+        self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., attention: str = ...,
+        **options: Any,
+    ) -> Pipeline:  # fmt: skip
         """Loads a folder or a hub id; `options` are fields of the family's options class."""
 
     def block_kinds(self, model: str) -> dict[str, int]:

@@ -1,9 +1,14 @@
-"""Attention of two families in place of stock's: it computes the same.
+"""Kernels of attention on a loaded network, and attention of two families in place of stock's.
 
-SD3's joint attention goes through diffusers' dispatcher, so that its backends can be chosen as for other families.
-`SD3Transformer2DModel` still calls torch's attention directly: `set_attention_backend` has no effect on it (and becomes
-the default of every other model in the process). The processor here is equal bit for bit with the native backend, and
-reads its backend from itself.
+A kernel (`attention_words.KERNELS`) is set on the attention processors of one network, never for the process:
+`set_attention_backend` of a diffusers model becomes the default of every other model, and does nothing to networks that
+call torch's attention directly. Processors that go through diffusers' dispatcher read their backend from themselves.
+Where a processor calls torch's attention directly (UNets, CogVideoX, Sana), and for kernels that know nothing of
+autocast, it runs as it is with torch's attention replaced within (`torch.overrides.TorchFunctionMode`): under autocast
+norms give queries and keys in float32, which torch's attention casts and other kernels refuse.
+
+SD3's joint attention goes through diffusers' dispatcher, so that its backends can be chosen as for other families:
+`SD3Transformer2DModel` calls torch's attention directly. The processor here is equal to it bit for bit.
 
 Sana's linear attention sums over all tokens and divides by such a sum. Stock turns to float32 for that, which autocast
 undoes at the matrix products; the processor here is out of autocast's reach there. In float32 it is equal bit for bit.
@@ -11,13 +16,24 @@ undoes at the matrix products; the processor here is out of autocast's reach the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from copy import copy
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
-from diffusers.models.attention_dispatch import dispatch_attention_fn
-from diffusers.models.attention_processor import SanaLinearAttnProcessor2_0
+from diffusers.models import attention_dispatch
+from diffusers.models.attention import AttentionModuleMixin
+from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
+from diffusers.models.attention_processor import Attention, SanaLinearAttnProcessor2_0
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from flowrl.capabilities import this_machine
+from flowrl.pipelines.attention_words import KERNELS, Known, Mask, check_here, check_word, chosen, usable
+
+Attend = Callable[..., Tensor]
 
 
 class JointAttention:
@@ -116,3 +132,203 @@ def exact_linear(transformer: nn.Module) -> None:
     for module in transformer.modules():
         if isinstance(getattr(module, "processor", None), SanaLinearAttnProcessor2_0):
             module.set_processor(LinearAttention())  # type: ignore[operator]
+
+
+# ---- on a loaded network ---------------------------------------------------------------------------------------------
+
+
+def give_kernel(
+    networks: Iterable[nn.Module], word: str, known: Known, dtype: torch.dtype, device: torch.device | str
+) -> str:
+    """Sets the kernel of a word on every attention of loaded networks, once its gradient was looked at.
+
+    Args:
+        networks: denoisers whose processors are their own.
+        word: of `pipeline.attention`.
+        known: how they attend.
+        dtype: of their arithmetic.
+        device: where they live.
+
+    Returns:
+        The kernel's word, what "auto" became.
+
+    Raises:
+        ValueError: the word is refused, the kernel cannot be loaded or gives no right gradient, or nothing attends.
+    """
+    machine = this_machine(torch.device(device).type)
+    check_word(word, dtype, known)
+    check_here(word, machine)
+    found = chosen(word, machine, dtype, known)
+    _load(found)
+    for size in sorted(set(known.head_sizes)) if found != "native" else ():
+        check_backward(found, dtype=dtype, device=device, head_size=size, mask=known.mask)
+    count = sum(_give(network, found) for network in networks)
+    if not count and found != "native":
+        raise ValueError(f"pipeline.attention={word}: this model has no attention whose kernel can be chosen")
+    return found
+
+
+def _load(word: str) -> None:
+    """Fetches what a kernel of the hub needs, and lets diffusers check the rest."""
+    backend = AttentionBackendName(KERNELS[word].backend)
+    try:
+        attention_dispatch._check_attention_backend_requirements(backend)
+        attention_dispatch._maybe_download_kernel_for_backend(backend)
+    except (RuntimeError, ValueError, OSError, ImportError, AttributeError) as error:
+        raise ValueError(f"pipeline.attention={word} could not be loaded ({error}): choose auto") from error
+
+
+def _give(network: nn.Module, word: str) -> int:
+    """How many attentions of a network got the kernel."""
+    kernel, count = KERNELS[word], 0
+    for module in network.modules():
+        if not isinstance(module, Attention | AttentionModuleMixin):
+            continue
+        processor: Any = copy(module.processor)  # one that other networks share stays as it is
+        if isinstance(processor, LinearAttention):
+            continue
+        reads, direct = hasattr(processor, "_attention_backend"), kernel.torchs and not kernel.casts
+        if reads:
+            processor._attention_backend = AttentionBackendName(kernel.backend if direct else "native")
+        if not direct or (not reads and word != "native"):
+            processor.__class__ = _replaced(type(processor), word)
+        module.set_processor(processor)
+        count += 1
+    return count
+
+
+@cache
+def _replaced(stock: Any, word: str) -> Any:
+    """A processor's class whose calls of torch's attention go to a kernel."""
+    attend = attention_of(word)
+
+    @wraps(stock.__call__)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _Instead(attend):
+            return stock.__call__(self, *args, **kwargs)
+
+    return type(f"{stock.__name__}_{word}", (stock,), {"__call__": call})
+
+
+class _Instead(TorchFunctionMode):
+    """Within, torch's attention is another function."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.attend = attend
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return self.attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+# ---- the functions themselves ----------------------------------------------------------------------------------------
+
+
+def attention_of(word: str) -> Attend:
+    """A kernel as a function with the arguments of torch's attention, `[b, heads, n, d]` each."""
+    kernel = KERNELS[word]
+    if kernel.casts:
+        return _in_float32
+    return partial(_by_backend, backend=AttentionBackendName(kernel.backend))
+
+
+def _in_float32(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+    """Torch's attention on float32 copies, in the dtype of the values, as autocast would give it."""
+    mask = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
+    with torch.autocast(query.device.type, enabled=False):
+        attended = F.scaled_dot_product_attention(
+            query.float(), key.float(), value.float(), attn_mask=mask, **options
+        )  # fmt: skip
+    return attended.to(value.dtype)
+
+
+def _by_backend(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *, backend: Any, **options: Any
+) -> Tensor:
+    """A kernel of diffusers' dispatcher, with queries and keys in the dtype of the values."""
+    given = (x.to(value.dtype).transpose(1, 2) for x in (query, key, value))
+    attended: Tensor = dispatch_attention_fn(*given, attn_mask=attn_mask, backend=backend, **options)
+    return attended.transpose(1, 2)
+
+
+def check_backward(
+    word: str, *, dtype: torch.dtype, device: torch.device | str, head_size: int, mask: Mask = "none"
+) -> None:
+    """Runs a kernel forward and backward on a small attention, and compares with softmax written out in float32.
+
+    Outputs and the gradients of queries, keys and values may differ by 5 % of the largest, bfloat16's rounding many
+    times over; what is looked for is a gradient that is missing or another's. Takes milliseconds.
+
+    Args:
+        word: of the kernel.
+        dtype: of queries, keys and values.
+        device: where.
+        head_size: numbers of a head.
+        mask: what kind of mask is given, of which the last keys of the first row are out.
+
+    Raises:
+        ValueError: the kernel cannot run so, or its output or a gradient is not that of attention.
+    """
+    rows, heads, tokens = 2, 2, 64
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(rows, heads, tokens, head_size, generator=generator) for _ in range(4)]
+    given = [x.to(device, dtype) for x in drawn]
+    read = torch.ones(rows, 1, 1, tokens, dtype=torch.bool, device=device)
+    if mask != "none":
+        read[0, ..., -8:] = False
+    bias = torch.zeros(read.shape, device=device).masked_fill(~read, -10000.0)
+    masks = {"none": None, "keys": read, "bias": bias.to(dtype)}
+    try:
+        found = _with_gradients(partial(attention_of(word), attn_mask=masks[mask]), given)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"pipeline.attention={word} cannot run forward and backward here, on {device} in {dtype} with heads of "
+            f"{head_size} ({error}): choose auto"
+        ) from error
+    wanted = _with_gradients(partial(_written_out, bias=bias), [x.float() for x in given])
+    for name, own, true in zip(("output", "d query", "d key", "d value"), found, wanted, strict=True):
+        if own is None or not bool(own.any()):
+            raise ValueError(f"pipeline.attention={word} gives no {name}, so that nothing could be learnt: choose auto")
+        off = float((own.float() - true).abs().max() / true.abs().max())
+        if not off < 0.05:
+            raise ValueError(f"pipeline.attention={word} gives a {name} that is {off:.0%} off here: choose auto")
+
+
+def _with_gradients(attend: Attend, given: list[Tensor]) -> list[Any]:
+    """Output, and gradients of query, key and value along a fixed direction."""
+    leaves = [x.detach().clone().requires_grad_() for x in given[:3]]
+    with torch.enable_grad():
+        out = attend(*leaves)
+        if not out.requires_grad:
+            return [out, None, None, None]
+        return [out.detach(), *torch.autograd.grad(out, leaves, given[3].to(out.dtype), allow_unused=True)]
+
+
+def _written_out(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor) -> Tensor:
+    return torch.softmax(query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + bias, -1) @ value
+
+
+def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int, mask: Mask = "none") -> list[str]:
+    """Words that this machine has for a head size and dtype, each run forward and backward.
+
+    Kernels of the hub that are not on this machine yet are left out.
+    """
+    machine = this_machine(torch.device(device).type)
+    found = []
+    for word in usable(machine, dtype, Known(head_sizes=(head_size,), mask=mask)):
+        if word.endswith("_hub") and not _fetched(word):
+            continue
+        try:
+            check_backward(word, dtype=dtype, device=device, head_size=head_size, mask=mask)
+        except ValueError:
+            continue
+        found.append(word)
+    return found
+
+
+def _fetched(word: str) -> bool:
+    """Whether a kernel of the hub was loaded in this process."""
+    config = attention_dispatch._HUB_KERNELS_REGISTRY[AttentionBackendName(KERNELS[word].backend)]
+    return config.kernel_fn is not None

@@ -363,6 +363,17 @@ def write_lora(
     return folder / LORA_FILE
 
 
+def save_lora(
+    cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], names: Sequence[str], part: str
+) -> Path:
+    """Writes the LoRA of a denoiser, those of further experts (`names`) each in a folder of its name."""
+    if len(names) == 1:
+        return write_lora(cls, folder, tensors, config, part=part)
+    for name, own in split_experts(tensors, names):
+        write_lora(cls, folder if name == part else folder / name, own, config, part=part)
+    return folder / LORA_FILE
+
+
 def first_expert(denoiser: nn.Module) -> nn.Module:
     """The network that one evaluation calls: the denoiser, or one of its experts, which are alike."""
     return next(iter(denoiser.values())) if isinstance(denoiser, nn.ModuleDict) else denoiser

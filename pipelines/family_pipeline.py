@@ -20,9 +20,11 @@ from torch import Tensor, nn
 
 from flowrl.config.options import build_options
 from flowrl.pipelines import cards, common, known_checkpoints
+from flowrl.pipelines.attention import give_kernel
+from flowrl.pipelines.attention_words import UNMASKED, Attends, Known
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
-from flowrl.pipelines.lora import LORA_FILE, check_targets
+from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
@@ -93,6 +95,8 @@ class Family:
     """Least and most source images of a prompt; None where checkpoint and options say, see `count_sources`."""
     sources_option: str | None = None
     """The option that sets their number."""
+    attention: Attends = UNMASKED
+    """How its denoiser attends."""
     stock_options: Mapping[str, Any] | None = None
     """Further arguments of the stock class's `from_pretrained`."""
 
@@ -214,8 +218,7 @@ class Family:
         card = self.card(model)
         if card is None:
             return
-        folder = Path(model).is_dir()
-        if folder and not (Path(model) / "model_index.json").is_file():
+        if Path(model).is_dir() and not (Path(model) / "model_index.json").is_file():
             raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
         self._check_class(model, card.stock)
         scheduler = read_part(model, "scheduler/scheduler_config.json")
@@ -256,17 +259,21 @@ class Family:
                 raise ValueError(f"pipeline.options.{name} is the key pipeline.{name}: set that instead")
         self.chosen(options)
 
-    # ---- loading -----------------------------------------------------------------------------------------------------
+    def attends(self, model: str) -> Known:
+        """What is known of a checkpoint's attention before weights load."""
+        return self.attention.known(self.card(model))
 
     def load(
-        self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu", **options: Any
-    ) -> FamilyPipeline:
+        self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
+        attention: str = "auto", **options: Any,
+    ) -> FamilyPipeline:  # fmt: skip
         """Loads a checkpoint from a folder or the hub.
 
         Args:
             model: folder or hub id.
             dtype: of denoiser and text encoders; the autoencoder is float32.
             device: where everything lives.
+            attention: a word of `KERNELS`, or "auto".
             options: fields of the family's options class.
 
         Raises:
@@ -296,6 +303,7 @@ class Family:
             pipe.vae.enable_tiling()
         p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=torch.device(device))
         self.prepare(p)
+        p.attention = give_kernel(denoisers.values(), attention, self.attention.known(card), dtype, device)
         return p
 
     def _check(self, card: Card, options: Any) -> None:
@@ -328,8 +336,6 @@ class Family:
             height=options.height or own.height, width=options.width or own.width,
             num_frames=own.num_frames if frames is None else frames, fps=fps or own.fps,
         )  # fmt: skip
-
-    # ---- what `flowrl plan` asks -------------------------------------------------------------------------------------
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:
         """What a checkpoint draws with these options; None where nothing is known of it."""
@@ -376,7 +382,7 @@ class FamilyPipeline:
         self.family, self.card, self.options = family, card, options
         self.vae_slice: int = options.vae_slice
         self.pipe: Any = pipe
-        self.model, self.dtype, self.device = card.model, dtype, device
+        self.model, self.dtype, self.device, self.attention = card.model, dtype, device, "native"
         self.experts: dict[str, Any] = dict(denoisers)
         parts = list(denoisers.values())
         self.denoiser: nn.Module = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
@@ -475,12 +481,6 @@ class FamilyPipeline:
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`.
 
-        That of a second expert stands in a folder of its name: stock loads it with
-        `load_lora_weights(folder / "transformer_2", load_into_transformer_2=True)`.
+        A second expert's is in a folder: `load_lora_weights(folder / "transformer_2", load_into_transformer_2=True)`.
         """
-        first, stock = self.family.denoisers[0], type(self.pipe)
-        if len(self.experts) == 1:
-            return common.write_lora(stock, folder, tensors, config, part=first)
-        for name, part in common.split_experts(tensors, tuple(self.experts)):
-            common.write_lora(stock, folder if name == first else folder / name, part, config, part=first)
-        return folder / LORA_FILE
+        return common.save_lora(type(self.pipe), folder, tensors, config, tuple(self.experts), self.family.denoisers[0])

@@ -16,6 +16,7 @@ from diffusers import HunyuanVideoTransformer3DModel
 from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules
+from flowrl.pipelines.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given, one_pass
 from flowrl.pipelines.lora import JOINT_ATTENTION
@@ -64,5 +65,5 @@ FAMILY = Family(
     own_size=lambda card: Size(height=720, width=1280, num_frames=129, fps=24.0), grid=_grid, factors=_factors,
     embed=_embed, arguments=_arguments, conditioning=given("text_embed_dim", pooled="pooled_projection_dim", mask=True),
     guided=common.embedded, passes=one_pass, schedule=_schedule, check_scheduler=stock_schedules.check_flow_scheduler,
-    refuse=_refuse,
+    refuse=_refuse, attention=Attends(mask="keys"),
 )  # fmt: skip

@@ -16,6 +16,7 @@ from diffusers import LTXVideoTransformer3DModel
 from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules, wan
+from flowrl.pipelines.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
 from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
@@ -108,5 +109,5 @@ FAMILY = Family(
     own_size=lambda card: Size(height=512, width=704, num_frames=161, fps=25.0), grid=_grid, factors=_factors,
     embed=_embed, arguments=_arguments, read=_read, conditioning=given("caption_channels", mask=True),
     schedule=_schedule, constants=_constants, decode=_decode, encode=wan.encode, suits=_suits,
-    check_scheduler=stock_schedules.check_flow_scheduler,
+    check_scheduler=stock_schedules.check_flow_scheduler, attention=Attends(mask="bias"),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from diffusers import QwenImageTransformer2DModel
 from torch import Tensor, nn
 
 from flowrl.pipelines import common, stock_schedules
+from flowrl.pipelines.attention_words import Attends
 from flowrl.pipelines.cards import square
 from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
@@ -116,5 +117,5 @@ FAMILY = Family(
     encoders=("text_encoder",), own_size=square(128), grid=packed_grid, factors=factors,
     constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read, conditioning=conditioning,
     guided=_guided, schedule=stock_schedules.by_image_size, decode=_decode, encode=_encode,
-    longest=lambda card: LONGEST_PROMPT,
+    longest=lambda card: LONGEST_PROMPT, attention=Attends(mask="keys"),
 )  # fmt: skip

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flowrl.pipelines import common, known_checkpoints
+from flowrl.pipelines import cards, common, known_checkpoints
+from flowrl.pipelines.attention import give_kernel
 from flowrl.pipelines.cards import Card
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, shapes
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.like_blocks import block_kinds, with_blocks
 from flowrl.randomness import counter_normal, counter_seed
 from flowrl.trajectory import Conditioning
 
 _BIAS_STD = 0.02
 _PERIOD = 1_000_003
-"""Normal numbers that are drawn, and repeated from a place that depends on the weight: a prime, so that no rows agree."""
-_DEPTHS = ("num_layers", "num_single_layers", "n_layers")
-"""Entries of denoisers' configurations that say how many blocks there are."""
+"""Normal numbers that are drawn; they repeat, from a place that depends on the weight. A prime: no rows agree."""
 _IMAGE_VAE = {
     "down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4,
     "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2,
@@ -49,7 +49,7 @@ _RESIDUAL_VAE = {  # of Wan 2.2, 16 pixels to a latent's side
 
 def random_pipeline(
     family: Family, model: str, *, dtype: torch.dtype, device: torch.device, layers: int | None = None,
-    options: Mapping[str, Any],
+    attention: str = "auto", options: Mapping[str, Any],
 ) -> FamilyPipeline:  # fmt: skip
     """A pipeline of a published checkpoint, or of a folder, on random weights.
 
@@ -59,6 +59,7 @@ def random_pipeline(
         dtype: of the denoiser; the autoencoder is float32.
         device: where everything lives.
         layers: blocks of each kind that stay, fewer than the checkpoint's; None leaves all.
+        attention: a word of `KERNELS`, or "auto".
         options: fields of the family's options class.
 
     Raises:
@@ -72,7 +73,7 @@ def random_pipeline(
             f"or take one of {', '.join(known_checkpoints.checkpoints())}"
         )
     card = card if layers is None else shortened(card, layers)
-    shapes(family, card, family.size_of(card, chosen))  # refuses sizes that cannot be drawn
+    cards.shapes(family.grid(card.network), card, family.size_of(card, chosen), videos=family.videos)  # refuses some
     stock = getattr(diffusers, family.stock_class(card, chosen) or family.stock[0])
     types, network = stock._get_signature_types(), vars(card.network)
     there = [name for place, name in enumerate(family.denoisers) if place == 0 or card.index.get(name)]
@@ -87,6 +88,7 @@ def random_pipeline(
     own = replace(family, embed=_embedding, embed_sources=None, num_sources=(0, 0), count_sources=None)
     p = FamilyPipeline(own, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=device)
     family.prepare(p)
+    p.attention = give_kernel(denoisers.values(), attention, family.attention.known(card), dtype, device)
     return p
 
 
@@ -94,18 +96,24 @@ def shortened(card: Card, layers: int) -> Card:
     """A card of the same network with at most so many blocks of each kind.
 
     Raises:
-        ValueError: its blocks are not counted by a number.
+        ValueError: its blocks are not alike.
     """
-    network = dict(vars(card.network))
-    found = [name for name in _DEPTHS if isinstance(network.get(name), int)]
-    if not found:
+    network = vars(card.network)
+    return replace(card, network=SimpleNamespace(**with_blocks(network, fewer_blocks(card, layers))))
+
+
+def fewer_blocks(card: Card, layers: int) -> dict[str, int]:
+    """Kind of block -> how many of them are left, of at most so many.
+
+    Raises:
+        ValueError: the blocks are not alike.
+    """
+    kinds = block_kinds(vars(card.network))
+    if not kinds:
         raise ValueError(
             f"--layers {layers}: the network of {card.model} is no stack of equal blocks, so none can be left out"
         )
-    network |= {name: min(layers, network[name]) for name in found}
-    if network.get("dual_attention_layers"):
-        network["dual_attention_layers"] = tuple(k for k in network["dual_attention_layers"] if k < layers)
-    return replace(card, network=SimpleNamespace(**network))
+    return {kind: min(layers, count) for kind, count in kinds.items()}
 
 
 def drawn(module: nn.Module, name: str) -> nn.Module:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.attention import exact_linear
+from flowrl.pipelines.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
 from flowrl.trajectory import Conditioning, Schedule
@@ -101,4 +102,5 @@ FAMILY = Family(
     encoders=("text_encoder",), length=300, own_size=sample_size, factors=_factors, grid=_grid, embed=_embed,
     arguments=_arguments, conditioning=given("caption_channels", mask=True), schedule=_schedule, encode=_encode,
     refuse=_refuse, prepare=_prepare,
+    attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

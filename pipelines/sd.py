@@ -16,6 +16,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
+from flowrl.pipelines.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, clip_context, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
 from flowrl.placement import widest
@@ -32,6 +33,14 @@ from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 """All projections of self- and cross-attention (DDPO, diffusers' own scripts)."""
+
+
+def _head_sizes(config: Any) -> tuple[int, ...]:
+    """A UNet's `attention_head_dim` is the number of heads, of each level; the middle attends as the last does."""
+    heads, levels = config.attention_head_dim, config.block_out_channels
+    counts = (heads,) * len(levels) if isinstance(heads, int) else tuple(heads)
+    attending = ["Attn" in kind for kind in config.down_block_types[:-1]] + [True]
+    return tuple(c // n for c, n, attends in zip(levels, counts, attending, strict=True) if attends)
 
 
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -136,7 +145,7 @@ FAMILY = Family(
     grid=lambda config: Grid(channels=config.in_channels), embed=_embed, arguments=arguments,
     conditioning=given("cross_attention_dim"), schedule=_schedule, evaluate=evaluate,
     constants=lambda p: levels_on(p.device, p.pipe.scheduler.config), check_scheduler=_check_scheduler, refuse=_refuse,
-    tokens=_tokens,
+    tokens=_tokens, attention=Attends(head_sizes=_head_sizes),
     stock_options={
         "safety_checker": None, "feature_extractor": None, "image_encoder": None, "requires_safety_checker": False,
     },

@@ -22,6 +22,7 @@ from diffusers import ZImageTransformer2DModel
 from torch import Tensor, nn
 
 from flowrl.pipelines import common, stock_schedules
+from flowrl.pipelines.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
@@ -114,4 +115,5 @@ FAMILY = Family(
     encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024), grid=_grid, embed=_embed,
     arguments=_arguments, read=_read, conditioning=_conditioning, guided=_guided,
     passes=lambda card, scale: 1 if scale == 0 else 2, schedule=stock_schedules.by_image_size, longest=_longest,
+    attention=Attends(head_sizes=lambda config: (config.dim // config.n_heads,), mask="keys"),
 )  # fmt: skip

@@ -58,6 +58,11 @@ class PipelineConfig:
     """Tokens of the (longest) text encoder; null takes the family's own, 128 for sd3."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    attention: str = "auto"
+    """The kernel that computes attention of this model alone: auto, native (torch's own choice), one of torch's (cudnn,
+    flash, efficient, math), float32 (torch's on float32 copies), xformers, flash_attn, flash_attn_varlen, flash_hub,
+    flash_varlen_hub, flash_3_hub, flash_3_varlen_hub, flash_3_varlen or flash_4_hub. auto is float32 on a CPU in 16
+    bits, cudnn on Hopper GPUs where there is no mask, else native; the manifest says what it became."""
     vae_slice: int | None = None
     """Images or videos decoded at once; null takes the family's own, 8 for images and 1 for videos."""
     free_text_encoders: bool = False

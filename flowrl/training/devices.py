@@ -39,6 +39,13 @@ def check_device(device: str, key: str = "pipeline.device=") -> None:
         )
 
 
+def device_kind(device: str) -> str:
+    """The kind of device that a word means here: "cpu", "cuda" or "mps"; the CPU where it means a GPU that is not."""
+    gpu = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    kind = device.partition(":")[0]
+    return gpu if kind in ("auto", gpu) else "cpu"
+
+
 def wait_for(device: torch.device) -> None:
     """Returns when a GPU has done all that was asked of it; at once on the CPU."""
     if device.type != "cpu":

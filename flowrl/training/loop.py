@@ -121,7 +121,7 @@ class Loop:
         self.iteration = self.first
         self.finished = False
         self._saved = -1  # finished iterations of the weights that `lora/` holds, where this process wrote it
-        run.begin(self.first)
+        run.begin(self.first, attention=self.pipeline.attention)
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_lora(self.first)
 

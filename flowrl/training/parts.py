@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.capabilities import this_machine
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
+from flowrl.pipelines.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.samplers import Kernel
+from flowrl.training.devices import device_kind
 from flowrl.training.prompting import RunPrompts, encode_all
 from flowrl.training.sampler_checks import kernel_of
 from flowrl.trajectory import Schedule
@@ -60,8 +63,9 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float,
 def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipeline:
     """The generator, frozen; settings that are null are the family's own."""
     return model_family(settings).load(
-        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, **family_options(settings)
-    )
+        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
+        **family_options(settings),
+    )  # fmt: skip
 
 
 def model_family(settings: PipelineConfig) -> ModelFamily:
@@ -88,6 +92,26 @@ def check_pipeline(settings: PipelineConfig) -> ModelFamily:
             raise ValueError(f"pipeline.{name} is set, but family {known.name} makes no videos: remove it")
     known.check_options(settings.options)
     return known
+
+
+def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool = True) -> None:
+    """Refuses a word of `pipeline.attention` that the model cannot have, or this machine (left out without `here`).
+
+    Raises:
+        ValueError: says why, and what to choose.
+    """
+    if settings.attention == "auto":
+        return
+    check_word(settings.attention, DTYPES[settings.dtype], known.attends(model_location(settings.model)))
+    if here:
+        check_here(settings.attention, this_machine(device_kind(settings.device)))
+
+
+def attention_text(settings: PipelineConfig) -> str:
+    """What `pipeline.attention` means on this machine, and which words it has."""
+    known = model_family(settings).attends(model_location(settings.model))
+    machine = this_machine(device_kind(settings.device))
+    return kernels_line(settings.attention, machine, DTYPES[settings.dtype], known)
 
 
 def at_eval_size(config: TrainConfig, pipeline: Pipeline) -> Pipeline:

@@ -190,14 +190,15 @@ class Run:
 
         return on_main(read)
 
-    def begin(self, first: int) -> None:
+    def begin(self, first: int, **facts: Any) -> None:
         """Everything is restored and iteration `first` comes next: from here on the folder changes.
 
         Rows of `metrics.jsonl` written after the checkpoint are dropped, and so are later evaluations and the mark of a
-        finished run.
+        finished run. `facts` are what is known of this session only now, for the manifest.
         """
         self.accelerator.wait_for_everyone()
         self.begun = True
+        self._facts |= facts
         if not self.main:
             return
         self._first = first

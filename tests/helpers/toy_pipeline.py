@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.pipelines import ModelFamily
+from flowrl.pipelines.attention_words import Known
 from flowrl.pipelines.common import two_pass_guidance
 from flowrl.pipelines.known_checkpoints import Published
 from flowrl.pipelines.lora import lora_ready_for_diffusers
@@ -108,6 +109,7 @@ class Toy:
     image_shape: tuple[int, ...] = (3, 2, 2)
     num_sources: tuple[int, int] = (0, 0)
     fps: float | None = None
+    attention: str = "native"
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -173,6 +175,9 @@ class ToyFamily:
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         pass
+
+    def attends(self, model: str) -> Known:
+        return Known()
 
     def load(self, model: str, **options: Any) -> Toy:
         return load(model, **options)
@@ -265,7 +270,7 @@ class QuickRun:
     def load_checkpoint(self, inputs: Mapping[str, Any]) -> None:
         return None
 
-    def begin(self, first: int) -> None:
+    def begin(self, first: int, **facts: Any) -> None:
         pass
 
     def should_stop(self) -> bool:

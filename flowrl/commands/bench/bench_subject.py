@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from flowrl.commands.plan.network import Network, measure
+from flowrl.commands.plan.network import FewBlocks, Network, few_blocks, measure
 from flowrl.commands.plan.published_models import in_cache
 from flowrl.commands.plan.refusals import is_here
 from flowrl.commands.train.run import check_before_loading
@@ -19,10 +19,9 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.failures import explain
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.common import on_meta
 from flowrl.pipelines.family_pipeline import Family
 from flowrl.pipelines.lora import Policy
-from flowrl.pipelines.random_weights import random_pipeline, shortened
+from flowrl.pipelines.random_weights import fewer_blocks, random_pipeline
 from flowrl.randomness import counter_normal
 from flowrl.rewards import Reward
 from flowrl.rewards.compose import sum_of
@@ -167,7 +166,13 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     if drawn:
         options = family_options(config.pipeline)
         made: Pipeline = random_pipeline(
-            family, model, dtype=DTYPES[config.pipeline.dtype], device=device, layers=layers, options=options
+            family,
+            model,
+            dtype=DTYPES[config.pipeline.dtype],
+            device=device,
+            layers=layers,
+            attention=config.pipeline.attention,
+            options=options,
         )
         notes.append(f"Random weights of the dimensions of {config.pipeline.model}: prompts are random embeddings, "
                      "and images are noise; text encoders are not there")  # fmt: skip
@@ -256,15 +261,17 @@ def _network(config: TrainConfig, family: Family, model: str, layers: int | None
     size, card = family.planned_size(model, options), family.card(model)
     if size is None or card is None:
         return None
-    denoiser = family.meta_denoiser(model)
-    if layers is not None:
-        denoiser = on_meta(family.network, vars(shortened(card, layers).network))
-    if denoiser is None:
-        return None
     rank, _, targets = lora_of(config.policy, family.lora_targets)
-    targets = targets if layers is None else _present(denoiser, targets)
+    if layers is None:
+        denoisers = few_blocks(family, model, targets)
+    else:
+        least = family.meta_denoiser(model, fewer_blocks(card, layers))
+        denoisers = None if least is None else FewBlocks(least=least)
+        targets = targets if least is None else _present(least, targets)
+    if denoisers is None:
+        return None
     call: dict[str, Any] = family.meta_call(model, size, family.text_tokens(model, options))
-    return measure(denoiser, call, targets=targets, rank=rank, dtype=DTYPES[config.pipeline.dtype])
+    return measure(denoisers, call, targets=targets, rank=rank, dtype=DTYPES[config.pipeline.dtype])
 
 
 def _present(denoiser: nn.Module, targets: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from flowrl.commands.plan.gather import Plan, group_multiple
 from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, allowed_sizes, checkpoint_bytes, fitting
 from flowrl.commands.plan.refusals import Obstacles
 from flowrl.commands.terminal_text import COLUMNS
+from flowrl.training.parts import attention_text
 
 _LABEL = 16
 _PNG = 2  # bytes per pixel of a saved image, roughly
@@ -59,6 +60,7 @@ def _run(plan: Plan) -> list[str]:
         ("recipe", recipe),
         ("iterations", f"{run.iterations:,}" + "".join(f"; {text}" for text in ends)),
         ("model", f"{config.pipeline.model}, family {plan.family}, {config.pipeline.dtype}"),
+        ("attention", attention_text(config.pipeline)),
         ("size", drawn),
         ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
     ])  # fmt: skip

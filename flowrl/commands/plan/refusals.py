@@ -13,6 +13,7 @@ from flowrl.commands.train.run import check_before_loading
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily
 from flowrl.training.devices import check_device
+from flowrl.training.parts import check_attention
 
 _STAND_IN = "asset:prompts/world_train.jsonl"  # prompts with the records that any reward of prompts reads
 _WHOLE_GROUPS = ("rank", "tournament", "win_rate")
@@ -48,15 +49,16 @@ def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obsta
     checked = replace(config, prompts=replace(
         config.prompts, train=here.get("prompts.train", _STAND_IN),
         eval=None if config.prompts.eval is None else here.get("prompts.eval", _STAND_IN),
-    ), pipeline=replace(config.pipeline, device="auto"))  # fmt: skip
+    ))  # fmt: skip
     with _world(processes):
         try:
-            check_before_loading(checked)
+            check_before_loading(checked, here=False)
         except ValueError as error:
             missing = [value for value in _texts(config) if value in str(error) and not is_here(value)]
             (found.absent if missing else found.refused).append(str(error))
         try:
             check_device(config.pipeline.device)
+            check_attention(config.pipeline, family)
         except ValueError as error:
             found.device.append(str(error))
     found.refused.extend(_found_late(config, family, processes))

@@ -217,8 +217,10 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
     return folder
 
 
-def check_before_loading(config: TrainConfig) -> RunPrompts:
+def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompts:
     """Prompt files, rewards, model folder, LoRA targets, device: whatever can be checked without weights.
+
+    Without `here` this machine may lack the device and the attention kernel.
 
     Returns:
         The prompts of the run.
@@ -228,7 +230,7 @@ def check_before_loading(config: TrainConfig) -> RunPrompts:
     """
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, num_launched
-    from flowrl.training.parts import check_pipeline, lora_of, model_location, read_run_prompts
+    from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
@@ -241,7 +243,8 @@ def check_before_loading(config: TrainConfig) -> RunPrompts:
             f"curriculum.sampling=gaussian draws prompts_per_step ({config.prompts_per_step}) different prompts, "
             f"but {config.prompts.train} holds {len(prompts.train)}: lower prompts_per_step or add prompts"
         )
-    check_device(config.pipeline.device)
+    if here:
+        check_device(config.pipeline.device)
     validate_reward_specs(config.rewards)
     if config.eval.rewards:
         validate_reward_specs(config.eval.rewards)
@@ -252,6 +255,7 @@ def check_before_loading(config: TrainConfig) -> RunPrompts:
     rank, _, _ = lora_of(config.policy, known.lora_targets)
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
     _check_negative(config, known)
+    check_attention(config.pipeline, known, here=here)
     return prompts
 
 

@@ -1,0 +1,258 @@
+"""Which kernel computes attention: our words, what each needs, what is refused, and what "auto" is.
+
+`pipeline.attention` is one of `KERNELS` or "auto"; `flowrl.pipelines.attention` sets it on a network. Rollout and
+update run the same code, so the importance ratio stays 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from flowrl.capabilities import Machine, at_least_version
+from flowrl.config.options import entry_of
+from flowrl.pipelines.cards import Card
+
+Mask = Literal["none", "keys", "bias"]
+
+_LOW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionKernel:
+    """What a kernel is called in diffusers' dispatcher, and what it needs.
+
+    Attributes:
+        backend: name of the dispatcher; "native" is torch's own choice among its kernels.
+        torchs: whether it is torch's own attention, which casts as autocast says.
+        casts: whether queries, keys and values are turned to float32 before it.
+        gpu: whether it needs CUDA.
+        capability: least and most compute capability of the GPU.
+        package: what has to be installed, with its least version and how.
+        low: whether it takes bfloat16 and float16 alone.
+        largest: most numbers of a head.
+        multiple: what a head's numbers are a multiple of.
+        mask: "none", "keys" (true where a key is read) or "bias" (any mask, added numbers too).
+    """
+
+    backend: str
+    torchs: bool = True
+    casts: bool = False
+    gpu: bool = True
+    capability: tuple[tuple[int, int], tuple[int, int]] | None = None
+    package: tuple[str, str, str] | None = None
+    low: bool = False
+    largest: int | None = None
+    multiple: int = 1
+    mask: Mask = "bias"
+
+
+_AMPERE, _HOPPER, _NEWEST = (8, 0), (9, 0), (99, 0)
+_HUB = ("kernels", "0.12", "pip install -U kernels; the first load fetches the kernel from the Hugging Face Hub")
+_FLASH = ("flash-attn", "2.6.3", "pip install flash-attn --no-build-isolation, which compiles for a while")
+_FLASH_3 = ("flash_attn_3", "3.0", "build FlashAttention 3 from its source, or take flash_3_hub")
+
+KERNELS: Mapping[str, AttentionKernel] = {
+    "native": AttentionKernel(backend="native", gpu=False),
+    "float32": AttentionKernel(backend="native", casts=True, gpu=False),
+    "math": AttentionKernel(backend="_native_math", gpu=False),
+    "efficient": AttentionKernel(backend="_native_efficient", multiple=8),
+    "flash": AttentionKernel(
+        backend="_native_flash", capability=(_AMPERE, _NEWEST), low=True, largest=256, mask="none",
+    ),
+    # Up to 256 numbers of a head on Hopper with newer versions of cuDNN; 128 is what all that have it take.
+    "cudnn": AttentionKernel(
+        backend="_native_cudnn", capability=(_AMPERE, _NEWEST), low=True, largest=128, multiple=8,
+    ),
+    "xformers": AttentionKernel(
+        backend="xformers", torchs=False, multiple=8,
+        package=("xformers", "0.0.34", "pip install 'flowrl-toolkit[gpu]'"),
+    ),
+    "flash_attn": AttentionKernel(
+        backend="flash", torchs=False, capability=(_AMPERE, _NEWEST), package=_FLASH, low=True, largest=256,
+        mask="none",
+    ),
+    "flash_attn_varlen": AttentionKernel(
+        backend="flash_varlen", torchs=False, capability=(_AMPERE, _NEWEST), package=_FLASH, low=True, largest=256,
+        mask="keys",
+    ),
+    "flash_hub": AttentionKernel(
+        backend="flash_hub", torchs=False, capability=(_AMPERE, _NEWEST), package=_HUB, low=True, largest=256,
+        mask="none",
+    ),
+    "flash_varlen_hub": AttentionKernel(
+        backend="flash_varlen_hub", torchs=False, capability=(_AMPERE, _NEWEST), package=_HUB, low=True, largest=256,
+        mask="keys",
+    ),
+    "flash_3_varlen": AttentionKernel(
+        backend="_flash_varlen_3", torchs=False, capability=(_HOPPER, _HOPPER), package=_FLASH_3, low=True,
+        largest=256, mask="keys",
+    ),
+    "flash_3_hub": AttentionKernel(
+        backend="_flash_3_hub", torchs=False, capability=(_HOPPER, _HOPPER), package=_HUB, low=True, largest=256,
+        mask="none",
+    ),
+    "flash_3_varlen_hub": AttentionKernel(
+        backend="_flash_3_varlen_hub", torchs=False, capability=(_HOPPER, _HOPPER), package=_HUB, low=True,
+        largest=256, mask="keys",
+    ),
+    "flash_4_hub": AttentionKernel(
+        backend="flash_4_hub", torchs=False, capability=(_HOPPER, _NEWEST), package=("kernels", "0.12.3", _HUB[2]),
+        low=True, largest=128, mask="none",
+    ),
+}  # fmt: skip
+"""Word of `pipeline.attention` -> kernel; all have a backward pass."""
+
+_INT8 = "multiplies in 8 bits and has no backward pass, so that no gradient would pass through attention"
+_REFUSED = {
+    **dict.fromkeys(
+        ("sage", "sage_hub", "sage_blackwell_hub", "sage_varlen", "_sage_qk_int8_pv_fp8_cuda",
+         "_sage_qk_int8_pv_fp8_cuda_sm90", "_sage_qk_int8_pv_fp16_cuda", "_sage_qk_int8_pv_fp16_triton"),
+        (_INT8, "cudnn, or flash_hub"),
+    ),
+    **dict.fromkeys(
+        ("_flash_3", "flash_3"),
+        ("is called by diffusers through an operator without a backward pass", "flash_3_hub or flash_3_varlen"),
+    ),
+    "flex": ("is called by diffusers uncompiled, which holds every score and has no backward pass on a CPU", "native"),
+    "aiter_fa2_hub": ("comes with a forward pass alone", "native"),
+    "_native_npu": ("needs a device that pipeline.device has no word for", "native"),
+    "_native_xla": ("needs a device that pipeline.device has no word for", "native"),
+}  # fmt: skip
+"""What diffusers has beside them -> why it is refused, and what to take."""
+
+_THEIRS = {kernel.backend: word for word, kernel in KERNELS.items() if not kernel.casts}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """How a checkpoint attends: sizes of its heads, none where nothing is known, and the family's mask."""
+
+    head_sizes: tuple[int, ...] = ()
+    mask: Mask = "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attends:
+    """How a family attends.
+
+    Attributes:
+        head_sizes: numbers of a head of every attention that has a kernel to choose, of the denoiser's configuration.
+        mask: what its attention may be given in a batch whose prompts differ.
+    """
+
+    head_sizes: Callable[[Any], tuple[int, ...]] = lambda config: (config.attention_head_dim,)
+    mask: Mask = "none"
+
+    def known(self, card: Card | None) -> Known:
+        """Of a checkpoint, of which perhaps nothing is known."""
+        sizes = () if card is None or card.network is None else self.head_sizes(card.network)
+        return Known(head_sizes=sizes, mask=self.mask)
+
+
+UNMASKED = Attends()
+"""Heads of `attention_head_dim` numbers, and no mask: most families."""
+
+
+# ---- before weights load ---------------------------------------------------------------------------------------------
+
+
+def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
+    """Refuses what no machine could do: a word without a backward pass, another dtype, heads or masks it cannot take.
+
+    Raises:
+        ValueError: says why, and what to choose.
+    """
+    if word == "auto":
+        return
+    if word in _REFUSED:
+        why, instead = _REFUSED[word]
+        raise ValueError(f"pipeline.attention={word} {why}: choose {instead}")
+    if word in _THEIRS and word not in KERNELS:
+        raise ValueError(f"pipeline.attention={word} is diffusers' name of what is called {_THEIRS[word]} here")
+    kernel = entry_of(KERNELS, word, "pipeline.attention")
+    if fault := _unsuited(kernel, dtype, known):
+        fitting = [name for name, other in KERNELS.items() if not _unsuited(other, dtype, known)]
+        raise ValueError(f"pipeline.attention={word} {fault}: choose among {', '.join(fitting)}")
+
+
+def check_here(word: str, machine: Machine) -> None:
+    """Refuses a kernel of our words that a machine does not have.
+
+    Raises:
+        ValueError: says what is missing, and what to do.
+    """
+    if word != "auto" and (fault := _absent(KERNELS[word], machine)):
+        raise ValueError(f"pipeline.attention={word} {fault}; or choose auto")
+
+
+def usable(machine: Machine, dtype: torch.dtype, known: Known) -> list[str]:
+    """Words that a machine has and that suit a checkpoint in a dtype; float32 is left out where that is the dtype."""
+    words = [word for word, kernel in KERNELS.items() if not (kernel.casts and dtype == torch.float32)]
+    return [w for w in words if not _absent(KERNELS[w], machine) and not _unsuited(KERNELS[w], dtype, known)]
+
+
+def chosen(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str:
+    """What a word means on a machine: "auto" is its fastest kernel that needs nothing to be installed.
+
+    On a CPU in 16 bits that is float32: torch's backward pass is 3 to 5 times slower in bfloat16 and float16 there
+    (24 x 96 tokens, 4 heads of 32, forward and backward: 54 ms, in float32 16 ms; 1024 tokens of 64: 2.2 s and 0.28 s).
+    On Hopper it is cuDNN's, which reaches FlashAttention 3; with a mask it is torch's own choice, as everywhere else.
+    """
+    if word != "auto":
+        return word
+    if machine.device == "cpu" and dtype in _LOW:
+        return "float32"
+    hopper = machine.capability is not None and machine.capability[0] == _HOPPER[0]
+    if hopper and known.mask == "none" and known.head_sizes and "cudnn" in usable(machine, dtype, known):
+        return "cudnn"
+    return "native"
+
+
+def _unsuited(kernel: AttentionKernel, dtype: torch.dtype, known: Known) -> str:
+    """Why a kernel does not suit dtype, heads or masks; empty where it does."""
+    if kernel.low and dtype not in _LOW:
+        return f"takes bfloat16 and float16, and pipeline.dtype is {str(dtype).removeprefix('torch.')}"
+    largest = max(known.head_sizes, default=0)
+    if kernel.largest is not None and largest > kernel.largest:
+        return f"takes heads of at most {kernel.largest} numbers, and this model has heads of {largest}"
+    if odd := [size for size in known.head_sizes if size % kernel.multiple]:
+        return f"takes heads of a multiple of {kernel.multiple} numbers, and this model has heads of {odd[0]}"
+    if known.mask != "none" and kernel.mask == "none":
+        return "takes no mask, and attention of this family has one where prompts of a batch differ in length"
+    if known.mask == "bias" and kernel.mask == "keys":
+        return "takes no mask of added numbers, which attention of this family has"
+    return ""
+
+
+def _absent(kernel: AttentionKernel, machine: Machine) -> str:
+    """What a machine lacks for a kernel, and what to do; empty where nothing."""
+    if kernel.gpu and machine.device != "cuda":
+        return f"runs on CUDA devices, and the device is {machine.device}: set pipeline.device=cuda where there is one"
+    if kernel.capability is not None and machine.capability is not None:
+        least, most = kernel.capability
+        if not least <= machine.capability <= (most[0], 9):
+            wanted = f"{least[0]}.{least[1]} and later" if most == _NEWEST else f"{least[0]}.x (Hopper)"
+            own = ".".join(map(str, machine.capability))
+            return f"needs a GPU of compute capability {wanted}, and this one has {own}: choose another kernel"
+    if kernel.package is None:
+        return ""
+    name, least_version, install = kernel.package
+    if name in machine.faults:
+        return f"needs {name}, which is {machine.faults[name]}: {install}"
+    version = machine.packages.get(name)
+    if version is None:
+        return f"needs {name} {least_version} or newer, which is not installed: {install}"
+    if not at_least_version(version, least_version):
+        return f"needs {name} {least_version} or newer, and {version} is installed: {install}"
+    return ""
+
+
+def kernels_line(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str:
+    """What a word means on a machine, and what else there is, for `flowrl plan`."""
+    found = chosen(word, machine, dtype, known)
+    arrow = f"{word} -> {found}" if found != word else word
+    return f"{arrow} on this machine (usable: {', '.join(usable(machine, dtype, known))})"
