@@ -78,15 +78,17 @@ class Policy:
 
     def __init__(self, network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
         """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero."""
-        from peft import LoraConfig, inject_adapter_in_model  # seconds, which what only plans or checks does without
+        from peft import LoraConfig  # seconds, which what only plans or checks does without
         from peft.tuners.lora import LoraLayer
+
+        from flowrl.pipelines.lora_linear import add_lora
 
         check_targets(network, targets)
         self.network = network
         self.config: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "target_modules": list(targets)}
         network.requires_grad_(False)
         lora = LoraConfig(init_lora_weights="gaussian", **self.config)
-        inject_adapter_in_model(lora, network, adapter_name=ADAPTER)
+        add_lora(network, lora, ADAPTER)
         self._layers = [module for module in network.modules() if isinstance(module, LoraLayer)]
         self.parameters: dict[str, nn.Parameter] = {}
         for name, parameter in network.named_parameters():
