@@ -82,7 +82,7 @@ class Loop:
         """
         self.config, self.run, self.prompts = config, run, prompts
         self.geometry = config.resolve_batch(run.world)
-        self.pipeline, self.policy, reward = load_parts(config, run.device)
+        self.pipeline, self.policy, reward = run.parts or load_parts(config, run.device)
         if run.main:
             tell_cut_prompts(self.pipeline, prompts)
         check_groups(config.group_size, self.geometry, reward)

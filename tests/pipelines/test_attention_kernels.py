@@ -11,11 +11,8 @@ import pytest
 import torch
 from test_pipeline_families import SETTINGS, save_tiny
 from torch import Tensor
-from torch.nn import functional as F
 
 from flowrl.pipelines import family
-from flowrl.pipelines.attention import attention_of, backends_here, check_backward
-from flowrl.pipelines.attention_words import KERNELS
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.trajectory import Conditioning

@@ -8,6 +8,7 @@ and no weights, so that evaluations, FLOPs and activations are counted and not g
     published_models.py  sizes of the other parts, of rewards' models and of downloads; licences
     memory.py       what a process holds, and the micro-batches that fit on cards
     gather.py       a configuration's `Plan`, from all of these
+    throughput.py   the pace of this machine, from the newest bench of it
     refusals.py     what `flowrl train` would refuse, and what would only come to light once weights are loaded
     plan_text.py    a `Plan` for a terminal of 80 columns
 """

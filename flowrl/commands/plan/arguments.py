@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes", type=count, default=1, metavar="N", help="processes (GPUs) of the run (default: 1)"
     )
     parser.add_argument(
-        "--tflops", type=float, default=DEFAULT_TFLOPS, metavar="X",
-        help=f"sustained TFLOP/s of one GPU, used to estimate the hours (default: {DEFAULT_TFLOPS:g})",
+        "--tflops", type=float, metavar="X",
+        help="sustained TFLOP/s of one GPU, used to estimate the hours (default: what flowrl bench measured here, else "
+        f"{DEFAULT_TFLOPS:g})",
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from flowrl.commands.plan.throughput import pace
 from flowrl.config.train import find_config, load_config
 
 
@@ -14,7 +15,7 @@ def run(parsed: argparse.Namespace) -> int:
     Raises:
         ValueError: the configuration cannot be read, or its model cannot draw the configured size.
     """
-    if not parsed.tflops > 0:
+    if parsed.tflops is not None and not parsed.tflops > 0:
         raise ValueError(f"--tflops must be above 0, got {parsed.tflops:g}")
     path = find_config(parsed.config)
     config = load_config(path, parsed.overrides)
@@ -31,5 +32,7 @@ def run(parsed: argparse.Namespace) -> int:
         for reason in found.refused:
             print(f"flowrl: {reason}", file=sys.stderr)
         return 1
-    print(as_text(gather(config, path.stem, family, processes=parsed.processes, tflops=parsed.tflops), found))
+    tflops, told = pace(config, parsed.tflops)
+    print(as_text(gather(config, path.stem, family, processes=parsed.processes, tflops=tflops), found))
+    print(f"\n{told}")
     return 0

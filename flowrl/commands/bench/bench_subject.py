@@ -1,0 +1,289 @@
+"""What is measured: the pipeline, LoRA, rewards and prompts of a configuration, on random weights if need be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.commands.plan.network import FewBlocks, Network, few_blocks, measure
+from flowrl.commands.plan.published_models import in_cache
+from flowrl.commands.plan.refusals import is_here
+from flowrl.commands.train.run import check_before_loading
+from flowrl.config.rewards import RewardConfig
+from flowrl.config.train import Geometry, TrainConfig
+from flowrl.failures import explain
+from flowrl.pipelines import Pipeline
+from flowrl.pipelines.family_pipeline import Family
+from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.random_weights import fewer_blocks, random_pipeline
+from flowrl.randomness import counter_normal
+from flowrl.rewards import Reward
+from flowrl.rewards.compose import sum_of
+from flowrl.rewards.specs import validate_reward_specs
+from flowrl.training.parts import (
+    DTYPES,
+    encode_everything,
+    family_options,
+    load_pipeline,
+    lora_of,
+    model_family,
+    model_location,
+    sampler_of,
+)
+from flowrl.training.prompting import RunPrompts, encode_prompts
+from flowrl.trajectory import Conditioning, Schedule
+
+STAND_IN_PROMPTS = "asset:prompts/world_train.jsonl"
+STAND_IN_REWARD = "jpeg_compressibility"
+_LORA_STD = 0.01
+CANNOT_LOAD = (ValueError, OSError, ImportError, RuntimeError)
+"""What rewards raise whose weights, packages or servers are not there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Subject:
+    """Everything that phases are measured on.
+
+    Attributes:
+        name: of the configuration.
+        config: what is measured, with what is not here replaced.
+        family: of the model.
+        device: where.
+        pipeline: loaded, or on random weights.
+        policy: its LoRA.
+        rewards: loaded ones, with their entries.
+        absent: rewards that are not measured, with the reason.
+        prompts: of a few iterations.
+        network: one evaluation, counted; None where nothing is known of the model.
+        geometry: of one process.
+        text_encoders: whether they are there.
+        notes: what a reader has to know first.
+    """
+
+    name: str
+    config: TrainConfig
+    family: str
+    device: torch.device
+    pipeline: Pipeline
+    policy: Policy
+    rewards: tuple[tuple[Reward, RewardConfig], ...]
+    absent: tuple[tuple[str, str], ...]
+    prompts: RunPrompts
+    network: Network | None
+    geometry: Geometry
+    text_encoders: bool
+    notes: tuple[str, ...]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Trained weights."""
+        return list(self.policy.parameters.values())
+
+    @property
+    def schedule(self) -> Schedule:
+        """Noise levels of the rollout."""
+        return sampler_of(self.config.sampler, self.pipeline)[1]
+
+    @property
+    def passes(self) -> int:
+        """Network rows of an image and step."""
+        return self.pipeline.passes(self.config.sampler.guidance_scale)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the denoiser's weights."""
+        return sum(weight.nbytes for weight in self.pipeline.denoiser.parameters())
+
+    def conditioning(self, rows: int) -> Conditioning:
+        """Prompts of so many rows, with their negative prompts, as rollouts have them."""
+        cond = encode_prompts(self.pipeline, self.prompts.train[: max(1, rows // self.config.group_size)])
+        return cond[torch.arange(rows) % len(cond)]
+
+    def latents(self, rows: int) -> Tensor:
+        """Random latents `[rows, *latent]`."""
+        return counter_normal((rows, *self.pipeline.latent_shape), "bench").to(self.device)
+
+    def evaluation(self, rows: int) -> Callable[[], Tensor]:
+        """One evaluation of so many rows without guidance, in the middle of the schedule, its inputs made before."""
+        schedule, latents = self.schedule, self.latents(rows)
+        tensors = self.conditioning(rows).tensors
+        positive = Conditioning({name: value for name, value in tensors.items() if not name.startswith("negative/")})
+        timestep = schedule.timestep[schedule.num_steps // 2].to(self.device).expand(rows)
+        return lambda: self.pipeline.network(latents, timestep, positive)
+
+    @property
+    def denoisers(self) -> list[Any]:
+        """The network, or its experts."""
+        whole = self.pipeline.denoiser
+        return list(whole.values()) if isinstance(whole, nn.ModuleDict) else [whole]
+
+    def forward_flops(self, rows: int) -> float:
+        """FLOPs of a forward pass of so many rows; 0 where they are not known."""
+        return 0.0 if self.network is None else self.network.forward * rows
+
+    def backward_flops(self, rows: int) -> float:
+        """FLOPs of the backward pass after it."""
+        return 0.0 if self.network is None else self.network.backward * rows
+
+    @contextmanager
+    def unchanged_weights(self) -> Iterator[None]:
+        """Inside, the LoRA may be trained; afterwards it is what it was."""
+        kept = [weight.detach().clone() for weight in self.parameters]
+        try:
+            yield
+        finally:
+            for weight, before in zip(self.parameters, kept, strict=True):
+                weight.data.copy_(before)
+                weight.grad = None
+
+
+def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int | None) -> Subject:
+    """Checks a configuration as `flowrl train` does, but for prompts and rewards that are not here, and loads it.
+
+    Args:
+        config: settings.
+        name: of the configuration.
+        random_weights: whether to leave the checkpoint alone where it is here.
+        layers: blocks of each kind that stay; None leaves all. Fewer go with random weights.
+
+    Raises:
+        ValueError: a setting that cannot work, or a model of which nothing is known.
+    """
+    notes = list[str]()
+    config = _with_prompts(config, notes)
+    config, absent = _with_rewards(config)
+    prompts = check_before_loading(config)
+    model = model_location(config.pipeline.model)
+    drawn = random_weights or layers is not None or not (Path(model).is_dir() or in_cache(model))
+    device = device_of_config(config)
+    family = cast(Family, model_family(config.pipeline))
+    if drawn:
+        options = family_options(config.pipeline)
+        made: Pipeline = random_pipeline(
+            family,
+            model,
+            dtype=DTYPES[config.pipeline.dtype],
+            device=device,
+            layers=layers,
+            attention=config.pipeline.attention,
+            options=options,
+        )
+        notes.append(f"Random weights of the dimensions of {config.pipeline.model}: prompts are random embeddings, "
+                     "and images are noise; text encoders are not there")  # fmt: skip
+    else:
+        made = load_pipeline(config.pipeline, device)
+    if layers is not None:
+        notes.append(
+            f"SHORTENED: at most {layers} blocks of each kind are left, so no number here is that of the model"
+        )
+    rank, alpha, targets = lora_of(config.policy, made.lora_targets)
+    targets = targets if layers is None else _present(made.denoiser, targets)
+    policy = Policy(made.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed)
+    for number, (key, weight) in enumerate(policy.parameters.items()):
+        if "lora_B" in key:  # zeros are faster than real numbers on some GPUs
+            weight.data.copy_(_LORA_STD * counter_normal(weight.shape, "lora", number))
+    if config.policy.ema_decay > 0:
+        policy.add_slot("ema")
+    rewards, more = _loaded_rewards(config, device)
+    if not rewards:
+        entry = RewardConfig(name=STAND_IN_REWARD)
+        rewards = [(validate_reward_specs([entry])[0].build(device), entry)]
+        notes.append(f"No reward of the configuration is here: iterations are scored by {STAND_IN_REWARD} instead")
+    config = replace(config, rewards=tuple(entry for _, entry in rewards))
+    few = replace(prompts, train=prompts.train[: 4 * config.prompts_per_step], held_out=())
+    return Subject(
+        name=name, config=config, family=family.name, device=device, pipeline=made, policy=policy,
+        rewards=tuple(rewards),
+        absent=(*absent, *more), prompts=few, network=_network(config, family, model, layers),
+        geometry=config.resolve_batch(1), text_encoders=not drawn, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def device_of_config(config: TrainConfig) -> torch.device:
+    """The device that a run of a configuration takes."""
+    if config.pipeline.device != "auto":
+        return torch.device(config.pipeline.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def free_encoders(subject: Subject) -> None:
+    """Embeds the prompts of all phases, and drops the text encoders where the configuration says so."""
+    if subject.text_encoders and subject.config.pipeline.free_text_encoders:
+        encode_everything(subject.pipeline, subject.pipeline, subject.prompts)
+
+
+def _with_prompts(config: TrainConfig, notes: list[str]) -> TrainConfig:
+    """The configuration with stand-ins for prompt files that are not here, and without evaluations."""
+    train = config.prompts.train
+    if not is_here(train):
+        notes.append(f"prompts.train, {train}, is not here: prompts are those of {STAND_IN_PROMPTS}")
+        train = STAND_IN_PROMPTS
+    return replace(
+        config, prompts=replace(config.prompts, train=train, eval=None), eval_every=0,
+        eval=replace(config.eval, rewards=(), initial=False),
+    )  # fmt: skip
+
+
+def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str]]]:
+    """The configuration with the rewards that pass their checks, and the others with the reason."""
+    kept, absent = list[RewardConfig](), list[tuple[str, str]]()
+    for entry in config.rewards:
+        try:
+            validate_reward_specs([replace(entry, weight=1.0)])
+        except CANNOT_LOAD as error:
+            absent.append((entry.called, explain(error)))
+        else:
+            kept.append(entry)
+    return replace(config, rewards=tuple(kept or [RewardConfig(name=STAND_IN_REWARD)])), absent
+
+
+def _loaded_rewards(
+    config: TrainConfig, device: torch.device
+) -> tuple[list[tuple[Reward, RewardConfig]], list[tuple[str, str]]]:
+    loaded, absent = list[tuple[Reward, RewardConfig]](), list[tuple[str, str]]()
+    for checked in validate_reward_specs(config.rewards):
+        try:
+            loaded.append((checked.build(device), checked.entry))
+        except CANNOT_LOAD as error:
+            absent.append((checked.entry.called, explain(error)))
+    return loaded, absent
+
+
+def _network(config: TrainConfig, family: Family, model: str, layers: int | None) -> Network | None:
+    """One evaluation, counted on the meta device."""
+    options = family_options(config.pipeline)
+    size, card = family.planned_size(model, options), family.card(model)
+    if size is None or card is None:
+        return None
+    rank, _, targets = lora_of(config.policy, family.lora_targets)
+    if layers is None:
+        denoisers = few_blocks(family, model, targets)
+    else:
+        least = family.meta_denoiser(model, fewer_blocks(card, layers))
+        denoisers = None if least is None else FewBlocks(least=least)
+        targets = targets if least is None else _present(least, targets)
+    if denoisers is None:
+        return None
+    call: dict[str, Any] = family.meta_call(model, size, family.text_tokens(model, options))
+    return measure(denoisers, call, targets=targets, rank=rank, dtype=DTYPES[config.pipeline.dtype])
+
+
+def _present(denoiser: nn.Module, targets: Sequence[str]) -> list[str]:
+    """The LoRA's layers that a shortened network still has: the last block of some families lacks a few."""
+    names = [name for name, _ in denoiser.named_modules()]
+    return [target for target in targets if any(f".{name}".endswith(f".{target}") for name in names)]
+
+
+def joined_reward(subject: Subject) -> Any:
+    """The rewards of a subject as one, as runs have them."""
+    how = subject.config.reward_aggregation
+    return sum_of(
+        list(subject.rewards), merge=how if how in ("geometric", "harmonic") else "sum",
+        partial=subject.config.reward_partial,
+    )  # fmt: skip
