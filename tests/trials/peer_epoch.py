@@ -81,7 +81,7 @@ class Epochs:
             cpu=True, mixed_precision=precision,
             gradient_accumulation_steps=self.num_trained * self.batches,
         )  # fmt: skip
-        self.pipe: Any = StableDiffusion3Pipeline.from_pretrained(model, torch_dtype=torch.float32)
+        self.pipe: Any = StableDiffusion3Pipeline.from_pretrained(model, dtype=torch.float32)
         self.pipe.set_progress_bar_config(disable=True)
         for name, part in self.pipe.components.items():
             if isinstance(part, torch.nn.Module):
