@@ -26,6 +26,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -110,16 +112,43 @@ class Kernel:
         given = {"noise_level": noise_level, "sigma_max": sigma_max}
         if changed := {key: value for key, value in given.items() if value is not None}:
             return replace(self, **changed)(x, velocity, sigma, sigma_next)  # type: ignore[arg-type]
-        s, s_next = torch.broadcast_tensors(_number(sigma), _number(sigma_next))
-        if not bool(((s_next >= 0) & (s_next < s) & (s <= 1)).all()):
-            raise ValueError(
-                f"a step needs 0 <= sigma_next < sigma <= 1, got sigma {s.tolist()} and sigma_next {s_next.tolist()}: "
-                "sigma is the noise fraction and decreases during sampling"
-            )
-        k, std = self.rule(s, s_next, self.noise_level, _number(self.sigma_max))
-        clean, noise = clean_from_velocity(x, velocity, s), noise_from_velocity(x, velocity, s)
-        mean = column(1 - s_next, clean, "sigma_next") * clean + column(k, clean) * noise
-        return Transition(mean, column(std, clean), least_std=float(std.min()))
+        step = self._coefficients(sigma, sigma_next)
+        clean, noise = clean_from_velocity(x, velocity, step.sigma), noise_from_velocity(x, velocity, step.sigma)
+        mean = column(step.kept, clean, "sigma_next") * clean + column(step.k, clean) * noise
+        return Transition(mean, column(step.std, clean), least_std=step.least_std)
+
+    def _coefficients(self, sigma: Sigma, sigma_next: Sigma) -> _Coefficients:
+        """Found once for a step of the schedule, which all pieces of a rollout and all micro-batches take again."""
+        given = (sigma, sigma_next, self.sigma_max)
+        if all(isinstance(value, float) or (isinstance(value, Tensor) and value.ndim == 0) for value in given):
+            return _of_step(self.rule, self.noise_level, *map(float, given))
+        return _coefficients(self.rule, self.noise_level, *map(_number, given))
+
+
+class _Coefficients(NamedTuple):
+    """What a step mixes with, float64 on the CPU; `kept` is 1 - sigma_next."""
+
+    sigma: Tensor
+    kept: Tensor
+    k: Tensor
+    std: Tensor
+    least_std: float
+
+
+def _coefficients(rule: Rule, noise_level: float, sigma: Tensor, sigma_next: Tensor, bound: Tensor) -> _Coefficients:
+    s, s_next = torch.broadcast_tensors(sigma, sigma_next)
+    if not bool(((s_next >= 0) & (s_next < s) & (s <= 1)).all()):
+        raise ValueError(
+            f"a step needs 0 <= sigma_next < sigma <= 1, got sigma {s.tolist()} and sigma_next {s_next.tolist()}: "
+            "sigma is the noise fraction and decreases during sampling"
+        )
+    k, std = rule(s, s_next, noise_level, bound)
+    return _Coefficients(s, 1 - s_next, k, std, float(std.min()))
+
+
+@lru_cache(maxsize=4096)
+def _of_step(rule: Rule, noise_level: float, *numbers: float) -> _Coefficients:
+    return _coefficients(rule, noise_level, *map(_number, numbers))
 
 
 def _number(value: Sigma) -> Tensor:

@@ -73,8 +73,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 count = total_of(run, int(live))
                 if count == 0:
                     continue
-                for total in gradient.total:
-                    total *= share * run.world / count
+                torch._foreach_mul_(gradient.total, share * run.world / count)
                 loop.update(gradient, stats)
 
         # 3. Log.

@@ -104,10 +104,11 @@ class GradientSum:
     def add(self, loss: Tensor) -> None:
         """Back-propagates a loss and adds its gradient."""
         scale = 2.0 ** self.counters["loss_scale_log2"]
-        gradients = torch.autograd.grad(loss * scale, self.parameters, allow_unused=True)
-        for total, gradient in zip(self.total, gradients, strict=True):
-            if gradient is not None:
-                total += gradient.to(total.dtype) / scale
+        gradients = torch.autograd.grad(loss if scale == 1 else loss * scale, self.parameters, allow_unused=True)
+        known = [(total, own) for total, own in zip(self.total, gradients, strict=True) if own is not None]
+        if known:
+            totals, own = (list(column) for column in zip(*known, strict=True))
+            torch._foreach_add_(totals, own, alpha=1 / scale)  # the product with a power of two is exact
 
     def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor | None:
         """Adds up the processes, clips, and takes an optimizer step.

@@ -40,9 +40,9 @@ from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.devices import peak_memory_gib
-from flowrl.training.drift import KL_PROMPTS, spread, velocity_distance
+from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
-from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, clock, make_optimizer
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, clock, joined_lists, make_optimizer
 from flowrl.training.parts import (
     at_eval_size,
     encode_everything,
@@ -120,6 +120,7 @@ class Loop:
                     trained.restore(state["rewards"][key])
         self.iteration = self.first
         self.finished = False
+        self._base: list[BaseSide] | None = None  # of this process's prompts, from the first evaluation on
         self._saved = -1  # finished iterations of the weights that `lora/` holds, where this process wrote it
         run.begin(self.first)
         if state is not None:  # what lies there may be of a later iteration, or of none
@@ -337,10 +338,14 @@ class Loop:
         if row is None:
             return False
         distinct = spread([item for item in items if item.sample == 0], KL_PROMPTS)
-        row["eval/kl"] = velocity_distance(
-            self.drawn, self.policy, distinct, schedule, scale=scale, seed=settings.seed, slot=self.eval_slot,
-            batch_size=settings.batch_size,
-        )  # fmt: skip
+        if self._base is None:
+            share = -(-len(distinct) // self.run.world)
+            self._base = base_sides(
+                self.drawn, self.policy, distinct[self.run.rank * share : (self.run.rank + 1) * share], schedule,
+                scale=scale, seed=settings.seed, batch_size=settings.batch_size,
+            )  # fmt: skip
+        mine = velocity_distances(self.drawn, self.policy, self._base, schedule, scale=scale, slot=self.eval_slot)
+        row["eval/kl"] = sum(joined_lists(self.run, mine)) / len(distinct)
         row |= self.budget.row() | {"seconds/eval": round(time.perf_counter() - begun, 4)}
         held_out = len(settings.rewards)  # they come last of those that are measured
         names = self.measured.keys[-held_out:] if self.measured is not None and held_out else ()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from counted_operations import CountedOperations
 from pretend_gpu import pretend_gpu
 from tiny_runs import differences, metrics, state
 from toy_pipeline import QuickRun, write_toy
@@ -66,6 +68,37 @@ def test_means_are_those_of_live_rows_and_wait_once(tmp_path: Path) -> None:
     assert row == {"loss": 7.0, "kl": 0.5, "deviation": 13.0}
     with pytest.raises(KeyError, match="no mean was announced of margin"):
         stats.mean(None, margin=torch.ones(2))
+
+
+def _sum_of(parameters: list[torch.Tensor], *, scale_loss: bool) -> GradientSum:
+    named = {str(number): parameter for number, parameter in enumerate(parameters)}
+    return GradientSum(SimpleNamespace(parameters=named), {}, scale_loss=scale_loss)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale_loss", [False, True])
+def test_gradients_are_added_exactly_and_in_one_operation(scale_loss: bool) -> None:
+    parameters = [torch.zeros(3, size, requires_grad=True) for size in range(1, 20)]
+    given = [[torch.randn(3, size) for size in range(1, 19)] for _ in range(3)]  # the last of them is not used
+    total = _sum_of(parameters, scale_loss=scale_loss)
+    for gradients in given:
+        loss = torch.stack([(p * g).sum() for p, g in zip(parameters, gradients, strict=False)]).sum()
+        with CountedOperations() as alone:
+            torch.autograd.grad(loss * 2 if scale_loss else loss, parameters, allow_unused=True, retain_graph=True)
+        with CountedOperations() as asked:
+            total.add(loss)
+        assert asked.counts - alone.counts == {"_foreach_add_": 1}
+    for place, found in enumerate(total.total):
+        own = [gradients[place].double().numpy() for gradients in given if place < len(gradients)]
+        expected = own[0] + own[1] + own[2] if own else 0.0 * found.numpy()
+        assert (found.numpy() == expected).all()
+
+
+def test_rows_cost_no_operation_before_they_are_read() -> None:
+    stats, values, keep = Statistics("kl"), torch.arange(4.0), torch.tensor([True, False, True, True])
+    with CountedOperations() as asked:
+        stats.mean(keep, loss=values, kl=values)
+        stats.largest(keep, deviation=values)
+    assert not asked.counts - Counter(detach=3)
 
 
 # ---- float16 ---------------------------------------------------------------------------------------------------------

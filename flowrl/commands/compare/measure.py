@@ -17,7 +17,7 @@ from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import add_saved_lora
 from flowrl.prompts.loading import EvalItem, eval_items
 from flowrl.randomness import sample_normals
-from flowrl.training.drift import KL_PROMPTS, spread, velocity_distance
+from flowrl.training.drift import KL_PROMPTS, base_sides, spread, velocity_distances
 from flowrl.training.heldout import generate
 from flowrl.training.parts import at_eval_size, eval_schedule, load_pipeline, read_prompts
 from flowrl.training.prompting import device_of
@@ -56,10 +56,10 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
     assert config.prompts.eval is not None
     items = eval_items(read_prompts(config.prompts, config.prompts.eval), num_prompts=config.eval.num_prompts)
     prompts = [item for item in items if item.sample == 0]  # each once
+    compared = spread(prompts, KL_PROMPTS)
+    sides = base_sides(pipeline, policy, compared, schedule, scale=scale, seed=config.eval.seed)
     result = {
-        "kl": velocity_distance(
-            pipeline, policy, spread(prompts, KL_PROMPTS), schedule, scale=scale, seed=config.eval.seed
-        ),
+        "kl": sum(velocity_distances(pipeline, policy, sides, schedule, scale=scale)) / len(compared),
         "diversity": diversity_of(pipeline, spread(prompts, DIVERSITY_PROMPTS), schedule, scale=scale),
     }
     if base:

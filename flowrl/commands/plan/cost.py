@@ -67,6 +67,7 @@ def cost_of(
     elif run.evaluation_rows is not None:
         images = (run.evaluation_images or 0) * (eval_decode or 0.0)
         evaluation = run.evaluations * (run.evaluation_rows * eval_forward + images)
+        evaluation += (run.base_rows or 0) * eval_forward
     return Cost(
         stages={name: value for name, value in stages.items() if value}, evaluation=evaluation,
         decoding=None if decode is None else decode * total.images,

@@ -58,13 +58,17 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCounts:
-    """A whole run: iterations until its end or its budget's, their sum, and evaluations with the rows of one."""
+    """A whole run: iterations until its end or its budget's, their sum, and evaluations with the rows of one.
+
+    `base_rows` come once: at the first evaluation, of the base that policies are compared with.
+    """
 
     iterations: int
     total: Counts
     evaluations: int
     evaluation_rows: int | None
     evaluation_images: int | None
+    base_rows: int | None
 
 
 def of_iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometry) -> Counts:
@@ -98,10 +102,11 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
         evaluations += budget.evaluation_due(done, last=last)
         if last:
             break
-    rows = None if num_eval_items is None else _of_evaluation(config, num_eval_items, passes)
+    rows, base = (None, None) if num_eval_items is None else _of_evaluation(config, num_eval_items, passes)
     return RunCounts(
-        iterations=done, total=total, evaluations=evaluations, evaluation_rows=rows, evaluation_images=num_eval_items
-    )
+        iterations=done, total=total, evaluations=evaluations, evaluation_rows=rows, evaluation_images=num_eval_items,
+        base_rows=base,
+    )  # fmt: skip
 
 
 def _pruned_depths(config: TrainConfig, iteration: int) -> frozenset[int]:
@@ -110,14 +115,15 @@ def _pruned_depths(config: TrainConfig, iteration: int) -> frozenset[int]:
     return credit.pruned(iteration) if isinstance(credit, BranchGrpo) else frozenset()
 
 
-def _of_evaluation(config: TrainConfig, num_items: int, passes: Passes) -> int:
-    """Rows of one evaluation: every image by the ODE, and the distance of the policy to its base."""
+def _of_evaluation(config: TrainConfig, num_items: int, passes: Passes) -> tuple[int, int]:
+    """Rows of one evaluation, every image by the ODE and the policy where it is compared; rows of the base there."""
     settings, sampler = config.eval, config.sampler
     steps = settings.num_steps or sampler.num_steps
     scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
-    compared = len({quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)})
+    compared = {quarter * steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
     prompts = min(KL_PROMPTS, num_items // settings.samples_per_prompt)
-    return (num_items * steps + prompts * (steps + compared)) * passes(scale)
+    rows, base = num_items * steps + prompts * len(compared), prompts * (max(compared) + 1)
+    return rows * passes(scale), base * passes(scale)
 
 
 # ---- recipe grpo -----------------------------------------------------------------------------------------------------
