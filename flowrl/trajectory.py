@@ -98,7 +98,7 @@ class Conditioning:
     """What a network is told besides latent and time: named tensors that share their first dimension.
 
     Attributes:
-        tensors: Name to [b, ...]; at least one.
+        tensors: Name to [b, ...]; at least one. Names that end in `_on_host` are of numbers that stay on the host.
 
     Raises:
         ValueError: there is no tensor, one has no batch dimension, or the batch sizes differ.
@@ -119,8 +119,9 @@ class Conditioning:
         return Conditioning({name: _select(tensor, index) for name, tensor in self.tensors.items()})
 
     def to(self, device: torch.device | str) -> Conditioning:
-        """Move every tensor."""
-        return Conditioning({name: tensor.to(device) for name, tensor in self.tensors.items()})
+        """Move every tensor but those named `..._on_host`: by these the host decides how a network is called."""
+        moved = {n: t if n.endswith("_on_host") else t.to(device) for n, t in self.tensors.items()}
+        return Conditioning(moved)
 
     def expand(self, b: int) -> Conditioning:
         """Repeat a batch of one b times without copying.

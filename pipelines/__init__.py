@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flowrl.config.options import entry_of
 from flowrl.files import read_json
 from flowrl.pipelines.known_checkpoints import AGAIN, checkpoints, tables
-from flowrl.samplers.guidance import Network, Velocity
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
 PIPELINES = {name: f"flowrl.pipelines.{name}" for name in tables()["families"]}
@@ -61,8 +61,15 @@ class Pipeline(Protocol):
     def passes(self, scale: float) -> int:
         """Network rows that guidance needs per sample and step: 2 where a negative prompt is read, else 1."""
 
-    def guided(self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float) -> Velocity:
-        """The family's guidance of a network; `negative` may be None where `passes(scale)` is 1."""
+    def guided(
+        self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+        train_negative: TrainNegative = True,
+    ) -> Velocity:  # fmt: skip
+        """The family's guidance of a network; `negative` may be None where `passes(scale)` is 1.
+
+        How the half with the negative prompt is trained (`flowrl.samplers.guidance.classifier_free_guidance`) has no
+        meaning there either: the one half is always trained.
+        """
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """The model's own noise levels for a number of steps; `shift` replaces the model's own shift."""

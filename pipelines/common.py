@@ -18,7 +18,7 @@ from flowrl.files import read_json
 from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.lora import LORA_FILE, lora_ready_for_diffusers
 from flowrl.pipelines.wide_products import WideProducts, has_products
-from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, embedded_guidance, linear_cfg
 from flowrl.trajectory import Conditioning
 
@@ -213,9 +213,12 @@ def _with_wide_products(region: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def two_pass_guidance(
-    network: Network, cond: Conditioning, negative: Conditioning | None, scale: float, *, rule: Rule = linear_cfg
-) -> Velocity:
+    network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+    train_negative: TrainNegative = True, *, rule: Rule = linear_cfg, apart: bool = False,
+) -> Velocity:  # fmt: skip
     """Classifier-free guidance by a rule; scale 1 is the positive alone, for every rule.
+
+    `train_negative` and `apart` are those of `flowrl.samplers.guidance.classifier_free_guidance`.
 
     Raises:
         ValueError: the scale asks for a negative prompt and there is none.
@@ -224,7 +227,9 @@ def two_pass_guidance(
         return conditioned(network, cond)
     if negative is None:
         raise ValueError(f"guidance at scale {scale} reads a negative prompt, and none was encoded")
-    return classifier_free_guidance(network, cond, negative, scale, rule=rule)
+    return classifier_free_guidance(
+        network, cond, negative, scale, rule=rule, train_negative=train_negative, apart=apart
+    )
 
 
 def distilled_guidance(network: Network, cond: Conditioning, scale: float, *, embeds: bool, model: str) -> Velocity:
@@ -243,6 +248,27 @@ def distilled_guidance(network: Network, cond: Conditioning, scale: float, *, em
     return conditioned(network, cond)
 
 
+Guided = Callable[[Any, Network, Conditioning, Conditioning | None, float, TrainNegative], Velocity]
+"""A family's guidance: pipeline, network, positive and negative conditioning, scale, training of the negative."""
+
+
+def two_pass(
+    p: Any, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+    train_negative: TrainNegative,
+) -> Velocity:  # fmt: skip
+    """Classifier-free guidance in two passes; scale 1 is one pass."""
+    return two_pass_guidance(network, cond, negative, scale, train_negative)
+
+
+def embedded(
+    p: Any, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+    train_negative: TrainNegative,
+) -> Velocity:  # fmt: skip
+    """The scale as an input of the network, or none where it has no such input; no negative prompt is read."""
+    embeds = bool(p.card.network.guidance_embeds)
+    return distilled_guidance(network, cond, scale, embeds=embeds, model=p.model)
+
+
 def pack(x: Tensor) -> Tensor:
     """Latents `[b, c, h, w]` as tokens of 2 x 2 pixels, row by row, `[b, h/2 * w/2, 4c]`."""
     b, channels, height, width = x.shape
@@ -255,12 +281,6 @@ def unpack(tokens: Tensor, shape: Sequence[int]) -> Tensor:
     channels, height, width = shape
     patches = tokens.reshape(len(tokens), height // 2, width // 2, channels, 2, 2)
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens), channels, height, width)
-
-
-def trimmed(mask: Tensor) -> int:
-    """Columns up to the last that any row of a mask `[b, n]` uses, at least 1: the rest is padding for all."""
-    used = torch.nonzero(mask.any(0)).flatten()
-    return int(used[-1]) + 1 if len(used) else 1
 
 
 def meta(*shape: int) -> Tensor:

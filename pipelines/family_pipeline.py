@@ -23,7 +23,7 @@ from flowrl.pipelines import common, known_checkpoints
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
 from flowrl.pipelines.lora import LORA_FILE, check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
-from flowrl.samplers.guidance import Network, Velocity
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
 # ---- hooks that most families have -----------------------------------------------------------------------------------
@@ -32,21 +32,6 @@ from flowrl.trajectory import Conditioning, Schedule
 def evaluated(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Velocity in float32 of a denoiser that predicts it; it runs in the pipeline's dtype."""
     return p.call(x, timestep, cond).float()
-
-
-def two_pass(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float
-) -> Velocity:
-    """Classifier-free guidance in two passes; scale 1 is one pass."""
-    return common.two_pass_guidance(network, cond, negative, scale)
-
-
-def embedded(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float
-) -> Velocity:
-    """The scale as an input of the network, or none where it has no such input; no negative prompt is read."""
-    embeds = bool(p.card.network.guidance_embeds)
-    return common.distilled_guidance(network, cond, scale, embeds=embeds, model=p.model)
 
 
 def two_passes(card: Card | None, scale: float) -> int:
@@ -127,7 +112,7 @@ class Family:
     """The denoiser's answer as latents."""
     evaluate: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], Tensor] = evaluated
     """Velocity in float32."""
-    guided: Callable[[FamilyPipeline, Network, Conditioning, Conditioning | None, float], Velocity] = two_pass
+    guided: common.Guided = common.two_pass
     """Guidance of a network."""
     passes: Callable[[Card | None, float], int] = two_passes
     """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
@@ -447,9 +432,12 @@ class FamilyPipeline:
         """Network rows that guidance at a scale needs per sample and step."""
         return self.family.passes(self.card, scale)
 
-    def guided(self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float) -> Velocity:
+    def guided(
+        self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+        train_negative: TrainNegative = True,
+    ) -> Velocity:  # fmt: skip
         """The family's guidance of a network."""
-        return self.family.guided(self, network, cond, negative, scale)
+        return self.family.guided(self, network, cond, negative, scale, train_negative)
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Noise levels; grid "diffusers" is what the stock pipeline visits."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, square
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, embedded, given, one_pass
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given, one_pass
 from flowrl.pipelines.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning
 
@@ -96,6 +96,6 @@ FAMILY = Family(
     name="flux", title="FLUX.1", network=FluxTransformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder", "text_encoder_2"), own_size=square(128), grid=packed_grid, embed=embed,
     arguments=arguments, read=read, conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"),
-    schedule=stock_schedules.by_image_size, guided=embedded, passes=one_pass,
+    schedule=stock_schedules.by_image_size, guided=common.embedded, passes=one_pass,
     positions=lambda p: {"ids": token_ids(p.latent_shape).to(p.device)}, refuse=refuse, tokens=_tokens,
 )  # fmt: skip

@@ -22,7 +22,7 @@ from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, square
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
 from flowrl.pipelines.lora import JOINT_ATTENTION
-from flowrl.samplers.guidance import Network, Velocity
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = (
@@ -102,8 +102,9 @@ def _passes(card: Card | None, scale: float) -> int:
 
 
 def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float
-) -> Velocity:
+    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+    train_negative: TrainNegative,
+) -> Velocity:  # fmt: skip
     """dev: the scale as an input of the network; klein base: two passes, both with the prompt's references."""
     if not two_passes(p.card):
         embeds = p.card.stock == "Flux2Pipeline" and bool(p.card.network.guidance_embeds)
@@ -111,7 +112,7 @@ def _guided(
     if negative is not None and p.num_sources[1]:
         shared = {name: cond.tensors[name] for name in ("references", "num_references")}
         negative = Conditioning({**negative.expand(len(cond)).tensors, **shared})
-    return common.two_pass_guidance(network, cond, negative, scale)
+    return common.two_pass_guidance(network, cond, negative, scale, train_negative)
 
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:

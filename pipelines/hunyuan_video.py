@@ -15,9 +15,9 @@ from typing import Any
 from diffusers import HunyuanVideoTransformer3DModel
 from torch import Tensor
 
-from flowrl.pipelines import stock_schedules
+from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, embedded, given, one_pass
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given, one_pass
 from flowrl.pipelines.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -63,6 +63,6 @@ FAMILY = Family(
     options=VideoOptions, encoders=("text_encoder", "text_encoder_2"), length=256,
     own_size=lambda card: Size(height=720, width=1280, num_frames=129, fps=24.0), grid=_grid, factors=_factors,
     embed=_embed, arguments=_arguments, conditioning=given("text_embed_dim", pooled="pooled_projection_dim", mask=True),
-    guided=embedded, passes=one_pass, schedule=_schedule, check_scheduler=stock_schedules.check_flow_scheduler,
+    guided=common.embedded, passes=one_pass, schedule=_schedule, check_scheduler=stock_schedules.check_flow_scheduler,
     refuse=_refuse,
 )  # fmt: skip

@@ -2,10 +2,12 @@
 
 Velocity network `QwenImageTransformer2DModel`, fed sigma and 2 x 2 packed latents; one Qwen2.5-VL text encoder, whose
 prompts have different lengths: they are padded to `max_sequence_length` with a mask, and the network is not given the
-columns that are padding in the whole batch, nor a mask without padding, as in stock. Positions of a prompt's tokens
-count from its start, so padding moves nothing. Guidance is two-pass, each token brought back to the norm of the
-positive output; stock guides at scales above 1 only and ignores the others, here 1 alone is none and scales below it
-mix. Noise levels are shifted by the image's size and stretched to end at the checkpoint's terminal value.
+columns that are padding in all rows of a call, nor a mask where all rows are of one length, as in stock: attention
+kernels that take no mask are the fast ones. Lengths stay on the host, so that no call waits for its device. Positions
+of a prompt's tokens count from its start, so padding moves nothing. Guidance is two-pass, each token brought back to
+the norm of the positive output, with a call for each half, as in stock, so that the rows of a group have one length in
+either. Stock guides at scales above 1 only and ignores the others, here 1 alone is none and scales below it mix. Noise
+levels are shifted by the image's size and stretched to end at the checkpoint's terminal value.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.flux import packed_grid, read
 from flowrl.pipelines.lora import JOINT_ATTENTION
-from flowrl.samplers.guidance import Network, Velocity
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 from flowrl.trajectory import Conditioning
 
@@ -45,16 +47,19 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
 
 
 def padded(embeds: Tensor, length: int) -> dict[str, Tensor]:
-    """One prompt's embeddings `[1, n, d]` padded to a fixed length, and the mask `[1, length]` of its tokens."""
+    """One prompt's embeddings `[1, n, d]` padded to a fixed length, the mask `[1, length]` of its tokens, and n."""
     n = embeds.shape[1]
     mask = (torch.arange(length, device=embeds.device) < n)[None]
-    return {"embeds": nn.functional.pad(embeds, (0, 0, 0, length - n)), "mask": mask}
+    return {
+        "embeds": nn.functional.pad(embeds, (0, 0, 0, length - n)), "mask": mask, "length_on_host": torch.tensor([n])
+    }  # fmt: skip
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    """Embeddings and mask up to the batch's longest prompt, no mask where all are that long; sources' tokens behind."""
-    longest = common.trimmed(cond.tensors["mask"])
-    mask, sources = cond.tensors["mask"][:, :longest], cond.tensors.get("sources")
+    """Embeddings and mask up to the call's longest prompt, no mask where all are that long; sources' tokens behind."""
+    lengths, sources = cond.tensors["length_on_host"].tolist(), cond.tensors.get("sources")
+    longest = max(1, *lengths)
+    mask = None if min(lengths) == longest else cond.tensors["mask"][:, :longest]
     tokens, shapes = pack(x), [_rows_and_columns(x)]
     if sources is not None:
         b, count = sources.shape[:2]
@@ -63,7 +68,7 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     return {
         "hidden_states": tokens, "timestep": timestep / 1000,
         "encoder_hidden_states": cond.tensors["embeds"][:, :longest],
-        "encoder_hidden_states_mask": None if bool(mask.all()) else mask, "img_shapes": [shapes] * len(x),
+        "encoder_hidden_states_mask": mask, "img_shapes": [shapes] * len(x),
     }  # fmt: skip
 
 
@@ -73,17 +78,18 @@ def _rows_and_columns(x: Tensor) -> tuple[int, int, int]:
 
 
 def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    """What a prompt gives, without numbers but with its mask."""
+    """What a prompt gives, without numbers but with its mask and length."""
     return {
         "embeds": common.meta(1, tokens, p.card.network.joint_attention_dim),
-        "mask": torch.ones(1, tokens, dtype=torch.bool),
-    }
+        "mask": torch.ones(1, tokens, dtype=torch.bool), "length_on_host": torch.tensor([tokens]),
+    }  # fmt: skip
 
 
 def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float
-) -> Velocity:
-    return common.two_pass_guidance(network, cond, negative, scale, rule=rescaled_by_token)
+    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+    train_negative: TrainNegative,
+) -> Velocity:  # fmt: skip
+    return common.two_pass_guidance(network, cond, negative, scale, train_negative, rule=rescaled_by_token, apart=True)
 
 
 def rescaled_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor:

@@ -27,7 +27,7 @@ from flowrl.pipelines import cogvideox, common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
-from flowrl.samplers.guidance import Network, Velocity
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.samplers.parametrization import Sigma, column
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -152,13 +152,14 @@ def _held(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tens
 
 
 def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float
-) -> Velocity:
+    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+    train_negative: TrainNegative,
+) -> Velocity:  # fmt: skip
     """In two passes; below the boundary the scale is `guidance_scale_2`, where given and the first's is not 1."""
-    above = common.two_pass_guidance(network, cond, negative, scale)
+    above = common.two_pass_guidance(network, cond, negative, scale, train_negative)
     below, limit, second = above, boundary(p), p.options.guidance_scale_2
     if scale != 1 and second is not None:
-        below = common.two_pass_guidance(network, cond, negative, second)
+        below = common.two_pass_guidance(network, cond, negative, second, train_negative)
 
     def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
         high = timestep >= limit

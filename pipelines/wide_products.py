@@ -1,8 +1,8 @@
 """Half-precision products on a CPU that has no instructions for them, taken in float32 and rounded.
 
 Without such instructions (AVX512 on x86) torch multiplies bfloat16 and float16 matrices by plain loops, ten to forty
-times slower than float32 ones. Here operands are rounded to the low dtype as autocast does it, multiplied in float32, and the
-result is rounded: what the instructions would give, but for the order of sums.
+times slower than float32 ones. Here operands are rounded to the low dtype as autocast does it, multiplied in float32,
+and the result is rounded: what the instructions would give, but for the order of sums.
 """
 
 from __future__ import annotations

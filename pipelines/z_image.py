@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
-from flowrl.samplers.guidance import Network, Velocity, classifier_free_guidance, conditioned
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import z_image
 from flowrl.trajectory import Conditioning
 
@@ -75,8 +75,9 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
 
 
 def _guided(
-    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float
-) -> Velocity:
+    p: FamilyPipeline, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+    train_negative: TrainNegative,
+) -> Velocity:  # fmt: skip
     """Guidance in two passes, `positive + scale * (positive - negative)`; scale 0 is one pass.
 
     Raises:
@@ -98,8 +99,9 @@ def _guided(
     cap = p.options.norm_cap
     # The rule is stated for the network's own sign, which `_read` has turned.
     return classifier_free_guidance(
-        network, cond, negative, scale, rule=lambda no, yes, w: z_image(-no, -yes, w, norm_cap=cap)
-    )
+        network, cond, negative, scale, rule=lambda no, yes, w: z_image(-no, -yes, w, norm_cap=cap),
+        train_negative=train_negative,
+    )  # fmt: skip
 
 
 def _longest(card: Card) -> int:

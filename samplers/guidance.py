@@ -9,11 +9,15 @@ guidance of each network first, then reinforcement learning guidance between two
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from flowrl.placement import sent
 from flowrl.samplers.guidance_rules import Rule, linear_cfg
@@ -25,6 +29,10 @@ Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 ScaleAt = Callable[[float], float]
 """A schedule: the scale of reinforcement learning guidance at a sigma."""
 Scale = float | ScaleAt
+TrainNegative = bool | Literal["recompute"]
+"""How the half of guidance without the prompt is trained; see `classifier_free_guidance`."""
+
+_RECOMPUTING = ContextVar("recomputing", default=False)
 
 
 def _evaluate(network: Network, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
@@ -62,19 +70,31 @@ def conditioned(network: Network, cond: Conditioning) -> Velocity:
 
 
 def classifier_free_guidance(
-    network: Network, cond: Conditioning, negative: Conditioning, scale: float, *, rule: Rule = linear_cfg
-) -> Velocity:
+    network: Network, cond: Conditioning, negative: Conditioning, scale: float, *, rule: Rule = linear_cfg,
+    train_negative: TrainNegative = True, apart: bool = False,
+) -> Velocity:  # fmt: skip
     """Classifier-free guidance `v_neg + scale (v_pos - v_neg)` (Ho and Salimans, arXiv 2207.12598, eq. 6).
 
-    Negative and positive run in one batched call, negative first, and gradient flows through both. The mixture is taken
-    in float32. Scale 1 of this rule is one evaluation of the positive alone, without the negative.
+    The mixture is taken in float32. Scale 1 of this rule is one evaluation of the positive alone, without the negative.
+    Else the network answers for both, negative first, and `train_negative` says what is kept for a backward pass:
+
+        True          both halves, from one call of 2b rows; the gradient is that of the mixture
+        "recompute"   the positive; the negative is computed once more when the positive's graph has been walked back
+                      and freed: the same gradient for half the activations and one more forward pass of b rows
+        False         the positive; the negative is a constant, `dv = scale dv_pos`: half the activations, and half of
+                      the backward pass. It is a constant as a function of x, too
+
+    But for True the halves are calls of b rows each, with gradient or without, so that a rollout and an update under
+    the same setting agree to the bit. Numbers of calls of b and of 2b rows differ by rounding.
 
     Args:
-        network: As in `conditioned`; sees a batch of 2b, except at scale 1.
+        network: As in `conditioned`; sees a batch of 2b or two of b, except at scale 1.
         cond: [b].
         negative: [b], or one sample for all.
         scale: Finite.
         rule: Another family's way of guiding (`flowrl.samplers.guidance_rules`); its scale means what that says.
+        train_negative: See above.
+        apart: Two calls of b rows with True too, for networks that are better off with prompts of one length.
 
     Raises:
         ValueError: scale is not finite, or the two conditionings do not fit together.
@@ -83,7 +103,10 @@ def classifier_free_guidance(
         raise ValueError(f"guidance scale must be finite, got {scale}: 1 means no guidance")
     if scale == 1 and rule is linear_cfg:
         return conditioned(network, cond)
-    both = Conditioning.cat([negative.expand(len(cond)), cond])
+    negative = negative.expand(len(cond))
+    if apart or train_negative is not True:
+        return _guided_apart(network, cond, negative, scale, rule, train_negative)
+    both = Conditioning.cat([negative, cond])
 
     def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
         doubled = timestep if timestep.ndim == 0 else torch.cat([timestep, timestep])
@@ -91,6 +114,48 @@ def classifier_free_guidance(
         return rule(without, with_prompt, scale)
 
     return velocity
+
+
+def _guided_apart(
+    network: Network, cond: Conditioning, negative: Conditioning, scale: float, rule: Rule, train: TrainNegative
+) -> Velocity:
+    """Guidance in a call for each half.
+
+    A backward pass walks the newest call back first: the negative comes before the positive, so that the positive's
+    graph is gone when the negative's is built for the second time.
+    """
+
+    def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
+        if train == "recompute" and torch.is_grad_enabled():
+            without = checkpoint(
+                _evaluate, network, x, timestep, negative, use_reentrant=False, preserve_rng_state=False,
+                context_fn=_recomputation,
+            )  # fmt: skip
+        else:
+            with torch.set_grad_enabled(train is not False and torch.is_grad_enabled()):
+                without = _evaluate(network, x, timestep, negative)
+        return rule(without, _evaluate(network, x, timestep, cond), scale)
+
+    return velocity
+
+
+def recomputing() -> bool:
+    """Whether a network is being called from a backward pass, for what its forward pass did not keep."""
+    return _RECOMPUTING.get()
+
+
+def _recomputation() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What surrounds a call whose activations are not kept, and its repetition."""
+    return nullcontext(), _marked()
+
+
+@contextmanager
+def _marked() -> Iterator[None]:
+    before = _RECOMPUTING.set(True)
+    try:
+        yield
+    finally:
+        _RECOMPUTING.reset(before)
 
 
 # ---- reinforcement learning guidance ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 An iteration samples G images for each of P prompts by the ODE, decodes and scores them with gradient, and updates the
 LoRA with the reward's own gradient: no density, no advantage. Methods differ in which network calls keep their gradient
 and in where the sampling ends (`flowrl.objectives.gradient_paths.PATHS`): refl, draft, alignprop, drtune. Gradient
-flows through both branches of guidance.
+flows through both branches of guidance, unless `sampler.train_negative` is false.
 
 Sampling, reward and backward pass are one, `micro_batch_size` images at a time: the graph of a micro-batch is all that
 memory must hold. `pipeline.gradient_checkpointing` makes it smaller. With `updates_per_rollout` the images are split
@@ -118,7 +118,25 @@ def check(config: TrainConfig) -> None:
         raise ValueError(
             f"recipe backprop follows the ODE, but sampler.kernel is {sampler.kernel}: set sampler.kernel=ode"
         )
+    if sampler.train_negative is False and sampler.guidance_scale != 1:
+        refuse_broken_chain(config)
     refuse_unread(config, (), "recipe backprop")
+
+
+def refuse_broken_chain(config: TrainConfig) -> None:
+    """Refuses a constant negative half where gradient has to come through it from later steps.
+
+    It is then left out of dv/dx as well, `scale dv_pos/dx` in the place of `scale dv_pos/dx + (1 - scale) dv_neg/dx`:
+    another chain than that of the samples. A single trained step and stopped inputs have no such product.
+    """
+    path_of, _ = objective_of(config)
+    paths = (path_of(config.sampler.num_steps, seed=config.seed, iteration=i) for i in range(config.num_iterations))
+    if any(len(path.train_steps) > 1 and not path.stop_input for path in paths):
+        raise ValueError(
+            f"sampler.train_negative is false, and objective {config.objective.name or 'draft'} sends the gradient of "
+            "several steps through the network's input, where the negative half counts: set it to recompute, which "
+            "takes as little memory, or train one step, or take objective drtune"
+        )
 
 
 def check_reward(reward: WeightedSum) -> None:

@@ -71,6 +71,12 @@ def objective_of(config: TrainConfig) -> Objective:
     return Objective(name=name, method=method, loss=loss, options=options)
 
 
+def trained_scale(config: TrainConfig) -> float:
+    """Guidance of the velocity that a run of any recipe trains."""
+    own = objective_of(config).options.guidance_scale if config.recipe == "forward" else None
+    return config.sampler.guidance_scale if own is None else own
+
+
 def slot_decays(config: TrainConfig) -> dict[str, str]:
     """The copies of the policy that a method keeps, and how each follows."""
     objective = objective_of(config)

@@ -19,6 +19,7 @@ from flowrl.config.sections import OptimConfig
 from flowrl.pipelines.lora import Policy
 from flowrl.placement import sent_wide, widest
 from flowrl.samplers import Network
+from flowrl.samplers.guidance import recomputing
 from flowrl.training.devices import wait_for
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning
@@ -51,9 +52,10 @@ class NetworkCounter:
         self._own = dict.fromkeys(_EVALUATIONS, 0)
 
     def __call__(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        self._own[self._kind] += len(x)
-        if torch.is_grad_enabled():
-            self._own["backward"] += len(x)
+        if not recomputing():
+            self._own[self._kind] += len(x)
+            if torch.is_grad_enabled():
+                self._own["backward"] += len(x)
         return self._network(x, timestep, cond)
 
     def join(self, run: Run) -> None:

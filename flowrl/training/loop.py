@@ -187,7 +187,7 @@ class Loop:
     def velocity(self, cond: Conditioning, scale: float | None = None) -> Velocity:
         """The guided, counted velocity of the weights that the network runs under."""
         scale = self.config.sampler.guidance_scale if scale is None else scale
-        return guided(self.pipeline, self.network, cond, scale)
+        return guided(self.pipeline, self.network, cond, scale, self.config.sampler.train_negative)
 
     def normals(self, tag: str, batch: Batch, places: Sequence[tuple[int, ...]]) -> Tensor:
         """Standard normal latents `[b, *latent]`, each a function of (seed, tag, iteration, its place)."""

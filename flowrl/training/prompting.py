@@ -12,6 +12,7 @@ from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt, load_references, load_sources
 from flowrl.rewards import RewardInputs
 from flowrl.samplers import Network, Velocity
+from flowrl.samplers.guidance import TrainNegative
 from flowrl.trajectory import Conditioning
 
 
@@ -65,13 +66,16 @@ def reads_negative(pipeline: Pipeline) -> bool:
     return pipeline.passes(2.0) == 2
 
 
-def guided(pipeline: Pipeline, network: Network, cond: Conditioning, scale: float) -> Velocity:
+def guided(
+    pipeline: Pipeline, network: Network, cond: Conditioning, scale: float, train_negative: TrainNegative = True
+) -> Velocity:
     """The family's guided velocity of a network, for conditioning made by `encode_prompts`."""
     negative = {
         name.removeprefix(_NEGATIVE): tensor for name, tensor in cond.tensors.items() if name.startswith(_NEGATIVE)
     }
     positive = {name: tensor for name, tensor in cond.tensors.items() if not name.startswith(_NEGATIVE)}
-    return pipeline.guided(network, Conditioning(positive), Conditioning(negative) if negative else None, scale)
+    against = Conditioning(negative) if negative else None
+    return pipeline.guided(network, Conditioning(positive), against, scale, train_negative)
 
 
 def device_of(pipeline: Pipeline) -> torch.device:

@@ -31,6 +31,7 @@ from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.samplers import Network, Velocity, build_schedule
+from flowrl.samplers.guidance import TrainNegative
 from flowrl.training.parts import read_run_prompts
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -129,8 +130,11 @@ class Toy:
     def passes(self, scale: float) -> int:
         return 1 if scale == 1 else 2
 
-    def guided(self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float) -> Velocity:
-        return two_pass_guidance(network, cond, negative, scale)
+    def guided(
+        self, network: Network, cond: Conditioning, negative: Conditioning | None, scale: float,
+        train_negative: TrainNegative = True,
+    ) -> Velocity:  # fmt: skip
+        return two_pass_guidance(network, cond, negative, scale, train_negative)
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         return build_schedule({"shift": shift or 2.0}, num_steps, grid=grid)

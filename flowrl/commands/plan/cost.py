@@ -42,7 +42,7 @@ class Cost:
 
 def cost_of(
     network: Network, run: RunCounts, *, eval_forward: float, decode: float | None, eval_decode: float | None,
-    checkpointing: bool,
+    recomputed: float,
 ) -> Cost:  # fmt: skip
     """FLOPs of a whole run.
 
@@ -52,13 +52,13 @@ def cost_of(
         eval_forward: FLOPs of an evaluation at the size that evaluations draw.
         decode: FLOPs of decoding one image, None where not known.
         eval_decode: likewise of evaluations.
-        checkpointing: blocks are computed once more on the way back.
+        recomputed: forward passes that a row of the backward pass costs once more.
     """
     total = run.total
     stages = {
         "rollout": network.forward * (total.rollout + total.completion),
         "update": network.forward * total.update + network.backward * total.backward,
-        "recomputation": network.forward * total.backward if checkpointing else 0.0,
+        "recomputation": network.forward * total.backward * recomputed,
         "reference": network.forward * total.reference,
     }
     evaluation = None

@@ -16,7 +16,7 @@ from flowrl.credit import CREDIT, Method
 from flowrl.credit.trees import BranchGrpo
 from flowrl.objectives.gradient_paths import Path
 from flowrl.recipes import backprop, preference_settings
-from flowrl.recipes.forward_settings import objective_of
+from flowrl.recipes.forward_settings import objective_of, trained_scale
 from flowrl.recipes.preference_settings import Offline, Steps
 from flowrl.samplers.windows import flash_tail, thinned_steps
 from flowrl.training.assignment import credit_options
@@ -161,7 +161,8 @@ def _grpo(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometr
     rows = passes(sampler.guidance_scale)
     return Counts(
         rollout=paths.rollout * rows, completion=paths.completion * rows, update=(again + trained) * rows,
-        reference=trained * rows if config.kl_coef > 0 else 0, backward=trained * rows, images=paths.images,
+        reference=trained * rows if config.kl_coef > 0 else 0, backward=trained * walked(config, passes),
+        images=paths.images,
     )  # fmt: skip
 
 
@@ -237,7 +238,7 @@ def _forward(config: TrainConfig, passes: Passes) -> Counts:
     others += passes(reference) if method.needs_reference or config.kl_coef > 0 else 0
     return Counts(
         rollout=config.num_images * sampler.num_steps * passes(sampler.guidance_scale),
-        update=trained * passes(scale), backward=trained * passes(scale), reference=trained * others,
+        update=trained * passes(scale), backward=trained * walked(config, passes), reference=trained * others,
         images=config.num_images,
     )  # fmt: skip
 
@@ -253,17 +254,19 @@ def _preference(config: TrainConfig, iteration: int, passes: Passes) -> Counts:
             num_steps = flash_tail(num_steps, max(steps), config.sampler.flash_tail).num_steps
     drawn = 0 if isinstance(options, Offline) else config.num_images
     rows = passes(config.sampler.guidance_scale)
-    compared = 2 * config.prompts_per_step * draws * rows
+    compared = 2 * config.prompts_per_step * draws
     return Counts(
-        rollout=drawn * num_steps * rows, update=compared, backward=compared, reference=compared, images=drawn
-    )
+        rollout=drawn * num_steps * rows, update=compared * rows, backward=compared * walked(config, passes),
+        reference=compared * rows, images=drawn,
+    )  # fmt: skip
 
 
 def _backprop(config: TrainConfig, iteration: int, passes: Passes) -> Counts:
     path = backprop_path(config, iteration)
     rows = config.num_images * passes(config.sampler.guidance_scale)
     return Counts(
-        rollout=rows * (path.last_step + 1), backward=rows * len(path.train_steps), images=config.num_images
+        rollout=rows * (path.last_step + 1), images=config.num_images,
+        backward=config.num_images * walked(config, passes) * len(path.train_steps),
     )  # fmt: skip
 
 
@@ -277,12 +280,19 @@ def graph_rows(config: TrainConfig, passes: Passes) -> int:
     """Network rows whose activations an image of a micro-batch holds at once.
 
     Recipes walk the graph of one call per row back before they build the next; backprop keeps those of all that are
-    trained.
+    trained. A negative half that is recomputed takes the place of a positive one that is freed.
     """
-    scale = config.sampler.guidance_scale
-    if config.recipe == "forward":
-        own = objective_of(config).options.guidance_scale
-        scale = scale if own is None else own
+    rows = passes(trained_scale(config)) if config.sampler.train_negative is True else 1
     if config.recipe != "backprop":
-        return passes(scale)
-    return passes(scale) * max(len(backprop_path(config, i).train_steps) for i in range(config.num_iterations))
+        return rows
+    return rows * max(len(backprop_path(config, i).train_steps) for i in range(config.num_iterations))
+
+
+def walked(config: TrainConfig, passes: Passes) -> int:
+    """Network rows of a trained velocity that the backward pass goes through."""
+    return 1 if config.sampler.train_negative is False else passes(trained_scale(config))
+
+
+def negative_again(config: TrainConfig, passes: Passes) -> float:
+    """Forward passes that `sampler.train_negative: recompute` costs for a row of the backward pass."""
+    return 0.5 if config.sampler.train_negative == "recompute" and passes(trained_scale(config)) == 2 else 0.0

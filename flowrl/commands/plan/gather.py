@@ -10,7 +10,7 @@ from torch import nn
 
 from flowrl.commands.plan import published_models as checkpoints
 from flowrl.commands.plan.cost import Cost, cost_of, decode_flops
-from flowrl.commands.plan.counts import RunCounts, graph_rows, of_run
+from flowrl.commands.plan.counts import RunCounts, graph_rows, negative_again, of_run
 from flowrl.commands.plan.memory import Memory, trained_bytes
 from flowrl.commands.plan.network import Flops, Network, cast, measure
 from flowrl.commands.plan.published_models import Parts
@@ -119,7 +119,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         cost = cost_of(
             network, run, eval_forward=eval_forward, decode=decode_flops(model, parts, size),
             eval_decode=decode_flops(model, parts, _eval_size(config, size)),
-            checkpointing=settings.gradient_checkpointing and network.blocks > 0,
+            recomputed=(settings.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes),
         )  # fmt: skip
     geometry = _geometry(config, processes)
     if network is not None:

@@ -20,6 +20,7 @@ from flowrl.training.run_folder import refuse_taken
 from flowrl.training.seal import ALLOW, RESUME_KEYS, inputs_of
 
 if TYPE_CHECKING:
+    from flowrl.pipelines import ModelFamily
     from flowrl.prompts.loading import Prompt
     from flowrl.training.prompting import RunPrompts
     from flowrl.training.run import Run
@@ -250,6 +251,7 @@ def check_before_loading(config: TrainConfig) -> RunPrompts:
     known = check_pipeline(config.pipeline)
     rank, _, _ = lora_of(config.policy, known.lora_targets)
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
+    _check_negative(config, known)
     return prompts
 
 
@@ -259,6 +261,20 @@ def describe(config: TrainConfig) -> str:
         f"{config.recipe} on {config.pipeline.model}, {config.num_iterations} iterations of "
         f"{config.prompts_per_step} prompts x {config.group_size} images"
     )
+
+
+def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
+    """Refuses to leave out, or to recompute, a half of guidance that is not there."""
+    from flowrl.recipes.forward_settings import trained_scale
+    from flowrl.training.parts import model_location
+
+    trained, scale = config.sampler.train_negative, trained_scale(config)
+    if trained is not True and known.rows(model_location(config.pipeline.model), scale) == 1:
+        raise ValueError(
+            f"sampler.train_negative is {str(trained).lower()}, but at guidance scale {scale:g} this model of family "
+            f"{known.name} is evaluated with the prompt alone, so nothing is negative: remove train_negative, or set a "
+            "scale that guides by a negative prompt, where the family has one"
+        )
 
 
 def _check_prompts(text: str, rows: Sequence[Prompt], rewards: Sequence[RewardConfig]) -> None:
