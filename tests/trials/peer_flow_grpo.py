@@ -166,9 +166,10 @@ class Comparison:
         self._start()
 
     def result(self) -> dict[str, Any]:
-        """Medians and spread of all turns but the first, which is a warm-up."""
+        """Medians and spread of all turns but the first, which is a warm-up, and those where a side left rows out."""
         turns = self.turns[1:]
-        whole = [turn for turn in turns if turn["flowrl"]["forward"] == turn["flow_grpo"]["forward"]]
+        most = {side: max(turn[side]["forward"] for turn in turns) for side in _SIDES}
+        whole = [turn for turn in turns if all(turn[side]["forward"] == most[side] for side in _SIDES)]
         return {
             "rounds": len(whole), "rounds with fewer rows": len(turns) - len(whole),
             "rows": {side: {kind: whole[0][side][kind] for kind in ("forward", "graph")} for side in _SIDES},
