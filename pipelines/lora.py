@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
+from peft import LoraConfig, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowrl.files import parse_json, read_json
+from flowrl.pipelines.lora_linear import add_lora
 from flowrl.randomness import counter_normal
 
 ADAPTER = "default"
@@ -85,7 +86,7 @@ class Policy:
         self.config: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "target_modules": list(targets)}
         network.requires_grad_(False)
         lora = LoraConfig(init_lora_weights="gaussian", **self.config)
-        inject_adapter_in_model(lora, network, adapter_name=ADAPTER)
+        add_lora(network, lora, ADAPTER)
         self._layers = [module for module in network.modules() if isinstance(module, LoraLayer)]
         self.parameters: dict[str, nn.Parameter] = {}
         for name, parameter in network.named_parameters():

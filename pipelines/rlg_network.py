@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from peft import LoraConfig, inject_adapter_in_model
+from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from flowrl.pipelines.lora import Policy, read_lora
+from flowrl.pipelines.lora_linear import add_lora
 from flowrl.samplers.guidance import Network
 from flowrl.trajectory import Conditioning
 
@@ -80,7 +81,7 @@ def add_adapter(network: nn.Module, folder: Path, name: str) -> None:
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)  # several adapters are meant
-        inject_adapter_in_model(config, network, adapter_name=name)
+        add_lora(network, config, name)
     own = {n.replace(f".{name}.", "."): p for n, p in network.named_parameters() if "lora_" in n and f".{name}." in n}
     if wrong := sorted(own.keys() ^ tensors.keys()) or [k for k in own if own[k].shape != tensors[k].shape]:
         raise ValueError(f"the LoRA in {folder} does not fit this network: {len(wrong)} tensors, first {wrong[0]}")

@@ -302,7 +302,7 @@ def test_a_policy_continues_from_the_peft_layout(tiny_sd3_folder: Path, tmp_path
     expected = write_peft(tiny_sd3_folder, tmp_path / "peft")
     pipeline = load_tiny(tiny_sd3_folder)
     new_policy(pipeline).initialise_from(tmp_path / "peft")
-    assert torch.equal(probe(pipeline), expected)
+    torch.testing.assert_close(probe(pipeline), expected, rtol=1e-5, atol=1e-5)  # PEFT adds in another order
     fresh = load_tiny(tiny_sd3_folder)
     assert add_saved_lora(fresh.denoiser, tmp_path / "peft").config["lora_alpha"] == ALPHA
     assert torch.equal(probe(fresh), expected)

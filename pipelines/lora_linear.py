@@ -1,0 +1,108 @@
+"""A linear layer with a LoRA in fewer operations than PEFT's own: `y = W x + b + s B A x`, s = alpha / rank.
+
+PEFT stays the container: names, adapters and switches are its own, and what is not one plain adapter on a plain linear
+layer is computed by it. Two ways, both without a cache, so that they follow whatever weights the layer holds:
+
+- On the CPU in float32 (or float64) a call multiplies by `V = W + s B A`. Making V costs rank / rows of the product
+  with x, and the answer is equal to the sum up to float32's rounding.
+- Elsewhere `s B (A x)` is added within the matrix product that makes it. In 16 bits V would lose small updates to
+  rounding; on a GPU TF32 rounds nearly as much.
+
+The backward pass knows that W and b are frozen: with g = dL/dy over n rows,
+`dL/dx = W^T g + s A^T B^T g`, `dL/dA = s (B^T g) x^T`, `dL/dB = s g (A x)^T`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import Linear
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def add_lora(network: nn.Module, config: LoraConfig, name: str) -> None:
+    """Adds an adapter under a name to the layers that the configuration targets; linear ones become `LoraLinear`."""
+    config._register_custom_module({nn.Linear: LoraLinear})
+    inject_adapter_in_model(config, network, adapter_name=name)
+
+
+def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """`scale * a @ b` of two matrices in one operation."""
+    return torch.addmm(a.new_empty(()), a, b, beta=0, alpha=scale)  # beta 0: what is in the first is not read
+
+
+class LoraLinear(Linear):  # type: ignore[misc]
+    """PEFT's layer, with a forward pass of its own for the usual case."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The layer with its active adapter at work; several active ones, and uncommon kinds, are left to PEFT."""
+        base = self.base_layer
+        names = [] if self._disable_adapters else [name for name in self.active_adapters if name in self.lora_A]
+        if len(names) != 1 or args or kwargs or self.merged or type(base) is not nn.Linear:
+            return super().forward(x, *args, **kwargs)
+        name, kind = names[0], x.device.type
+        first, second = self.lora_A[name], self.lora_B[name]
+        cast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if cast else first.weight.dtype
+        plain = name not in self.lora_variant and isinstance(self.lora_dropout[name], nn.Identity)
+        if not plain or second.bias is not None or base.weight.dtype != dtype or not (cast or x.dtype == dtype):
+            return super().forward(x)
+        whole = kind == "cpu" and dtype in (torch.float32, torch.float64)
+        rule = Merged if whole and first.weight.dtype == dtype else Added
+        given = (x.to(dtype), base.weight, base.bias, first.weight, second.weight, self.scaling[name])
+        answer: Tensor = rule.apply(*given)  # type: ignore[no-untyped-call]
+        return answer
+
+
+class Merged(torch.autograd.Function):
+    """By the sum of weights, made at each call; all of one dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float) -> Tensor:
+        ctx.save_for_backward(x, w, lora_a, lora_b)
+        ctx.scale = s
+        return F.linear(x, torch.addmm(w, lora_b, lora_a, alpha=s), b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, w, lora_a, lora_b = ctx.saved_tensors
+        rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        for_x = for_a = for_b = None
+        if ctx.needs_input_grad[0]:
+            for_x = grads.mm(torch.addmm(w, lora_b, lora_a, alpha=ctx.scale)).view(x.shape)
+        if ctx.needs_input_grad[3]:
+            for_a = scaled_product(grads.mm(lora_b).t(), rows, ctx.scale)
+        if ctx.needs_input_grad[4]:
+            for_b = scaled_product(grads.t(), rows.mm(lora_a.t()), ctx.scale)
+        return for_x, None, None, for_a, for_b, None
+
+
+class Added(torch.autograd.Function):
+    """By a product of low rank on top of the layer's; LoRA weights are rounded to the dtype of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float) -> Tensor:
+        first, second = lora_a.to(x.dtype), lora_b.to(x.dtype)
+        y = F.linear(x, w, b)
+        low = x.reshape(-1, x.shape[-1]).mm(first.t())
+        y.view(-1, y.shape[-1]).addmm_(low, second.t(), alpha=s)
+        ctx.save_for_backward(x, w, first, second, low)
+        ctx.scale, ctx.dtype = s, lora_a.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, w, first, second, low = ctx.saved_tensors
+        rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        through = grads.mm(second)
+        for_x = for_a = for_b = None
+        if ctx.needs_input_grad[0]:
+            for_x = grads.mm(w).addmm_(through, first, alpha=ctx.scale).view(x.shape)
+        if ctx.needs_input_grad[3]:
+            for_a = scaled_product(through.t(), rows, ctx.scale).to(ctx.dtype)
+        if ctx.needs_input_grad[4]:
+            for_b = scaled_product(grads.t(), low, ctx.scale).to(ctx.dtype)
+        return for_x, None, None, for_a, for_b, None
