@@ -1,9 +1,10 @@
-"""The comparison with flow_grpo, against small stand-ins of its functions: so that it works when a checkout is there."""
+"""The comparison with flow_grpo, against small stand-ins of its functions: so that it works with a checkout."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -135,7 +136,8 @@ def test_a_function_is_cut_out_of_a_script_with_and_without_its_detach() -> None
 @pytest.mark.parametrize("case", ["float32, kl 0.04", "float32, prompt's branch"])
 def test_gradients_are_equal_and_rows_are_counted(checkout: Path, case: str) -> None:
     """The gradient is that of all rows, or of the prompt's, to float32 rounding; the other one is far from it."""
-    small = ("num_iterations=2", "prompts_per_step=1", "group_size=2", "sampler.num_steps=2", "policy.lora_rank=2")
+    small = ("num_iterations=2", "prompts_per_step=1", "group_size=2", "sampler.num_steps=2", "policy.lora_rank=2",
+             "rewards=[{name: jpeg_compressibility}]")  # fmt: skip
     found = measure(load_checkout(checkout, digests(checkout)), CASES[case], small)
     gradients, detached = found["gradients"], CASES[case].detached
     same, other = ("of the prompt's branch", "of both branches")[:: 1 if detached else -1]
@@ -173,6 +175,7 @@ def test_the_command_writes_what_its_cases_found(
         out = next(word.removeprefix("--out=") for word in reversed(words) if word.startswith("--out="))
         Path(out).write_text(json.dumps({"rounds": 8, "rows": rows, "times faster": phase}))
 
+    monkeypatch.setattr(peer_flow_grpo, "origin", lambda: {"command": shlex.join(["python", *sys.argv])})
     monkeypatch.setattr(peer_flow_grpo.subprocess, "run", started)
     monkeypatch.setattr(peer_flow_grpo, "load_checkout", lambda folder: None)
     out = tmp_path / "found.json"

@@ -287,10 +287,13 @@ def main() -> None:
     with progress("cases", len(names)) as advance, tempfile.TemporaryDirectory() as folder:
         for name in names:
             part = Path(folder) / "case.json"
-            words = [sys.executable, __file__, *sys.argv[1:], "--inside", f"--case={name}", f"--out={part}"]
-            # Options that are given twice take the last value, but --case gathers them.
-            kept = [word for word in words if not word.startswith("--case") or word == f"--case={name}"]
-            subprocess.run(kept, check=True, stdout=subprocess.DEVNULL)
+            words = ["--inside", f"--checkout={asked.checkout}", f"--case={name}", f"--out={part}"]
+            words += [
+                f"--rounds={asked.rounds}",
+                f"--prompts={asked.prompts}",
+                *(f"--set={text}" for text in asked.set),
+            ]
+            subprocess.run([sys.executable, __file__, *words], check=True, stdout=subprocess.DEVNULL)
             found["cases"][name] = json.loads(part.read_text())
             advance(name)
             asked.out.parent.mkdir(parents=True, exist_ok=True)
