@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from flowrl.failures import out_of_memory
 from flowrl.files import read_json
 from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.lora import LORA_FILE, lora_ready_for_diffusers
+from flowrl.pipelines.wide_products import WideProducts, has_products
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, embedded_guidance, linear_cfg
 from flowrl.trajectory import Conditioning
@@ -199,11 +200,19 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     """The network's arithmetic in a low dtype, while LoRA weights stay float32.
 
     Without a cache of casts: a call reads each LoRA weight once, and inside a caller's own autocast region the cache
-    would keep the weights of the slot that ran before.
+    would keep the weights of the slot that ran before. On a CPU without instructions for the dtype, products are taken
+    in float32 and rounded.
     """
     if dtype == torch.float32:
         return nullcontext()
-    return torch.autocast(device.type, dtype, cache_enabled=False)
+    region = torch.autocast(device.type, dtype, cache_enabled=False)
+    return region if device.type != "cpu" or has_products(dtype) else _with_wide_products(region)
+
+
+@contextmanager
+def _with_wide_products(region: AbstractContextManager[Any]) -> Iterator[None]:
+    with region, WideProducts():
+        yield
 
 
 def two_pass_guidance(

@@ -20,7 +20,7 @@ _READ_BY = {
     "paths": "clip_range ratio loss_aggregation loss_denominator kl_type kl_coef log_ratio credit shaping reward_map "
     "curriculum sampler.noise_levels",
     # how these are sampled: image by image, as branches of an anchor, as trees; with images on the way scored too
-    "trajectories": "best_of sampler.trained_fraction sampler.trained_steps",
+    "trajectories": "keep_graphs best_of sampler.trained_fraction sampler.trained_steps",
     "branches": "credit.branches credit.strides",
     "tree": "credit.splits credit.split_noise credit.children",
     "values": "credit.completion sampler.calibration",

@@ -46,6 +46,7 @@ from flowrl.training.assignment import (
     credit_of,
 )
 from flowrl.training.batch import Asked
+from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.learner import Statistics
 from flowrl.training.loop import Loop
 from flowrl.training.paths import check_plan, readers_of, sample_paths, sampler_at, shared_sources
@@ -159,17 +160,20 @@ def sample_rounds(
     """Samples and scores an iteration's images: more rounds where a method asks for groups that disagree."""
     rounds: list[tuple[Asked, Sampled, RewardOutput, Ends]] = []
     iteration, method = loop.iteration, CREDIT[loop.config.credit.method]
+    graphs = KeptGraphs() if loop.config.keep_graphs and loop.trains_policy(iteration) else None
     while not rounds or (len(rounds) < loop.config.curriculum.max_rounds and not enough(loop, [r[3] for r in rounds])):
         batch = loop.batch(iteration, round=len(rounds), prompt_ids=choose_prompts(loop, iteration, len(rounds)))
         scoring = loop.scorer.start(batch)
         with loop.clock("rollout"), torch.no_grad():
-            sampled = sample_paths(loop, batch, method, kernel, schedule, steps, scoring, keep_means=keep_means)
+            sampled = sample_paths(
+                loop, batch, method, kernel, schedule, steps, scoring, keep_means=keep_means, graphs=graphs
+            )
         sampled = sampled.on_host()
         with loop.clock("reward"):
             output = scoring.result()
         rounds.append((batch.asked, sampled, output, all_ends(loop, batch, sampled, output)))
     asked, table, outputs, ends = zip(*rounds, strict=True)
-    record = Record(loop, Asked.cat(asked), Sampled.cat(table), kernel, schedule)
+    record = Record(loop, Asked.cat(asked), Sampled.cat(table), kernel, schedule, graphs)
     return record, joined(list(outputs)), Ends.cat(ends)
 
 
@@ -202,7 +206,7 @@ def update(
                 continue
             reference = record.reference(part) if config.kl_coef > 0 else None
             with loop.network.counting("update"):
-                new = record.replay(part)
+                new = record.trained(part)
             scored = record.scored(part, index, new)
             device = new.mean.device
             if whole is None:
@@ -222,6 +226,8 @@ def update(
             check_first_ratio(stats, run, config, loop.iteration)
             first_update = False
         loop.update(gradient, stats)
+    if record.graphs is not None:
+        record.graphs.clear()
 
 
 def rows_of(

@@ -19,6 +19,7 @@ from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
 from flowrl.training.devices import num_launched
+from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.scoring import Scoring
@@ -58,17 +59,21 @@ def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int) -> tupl
 
 def sample(
     loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], scoring: Scoring | None, *,
-    keep_means: bool = False, keep_velocity: bool = False,
+    keep_means: bool = False, keep_velocity: bool = False, graphs: KeptGraphs | None = None,
 ) -> Trajectory:  # fmt: skip
     """This process's images with the current weights, `rollout_batch_size` at once; call it without gradient.
 
-    `steps` are the stochastic ones (none is sampling by the ODE); `scoring` is handed each piece's finished latents.
+    `steps` are the stochastic ones (none is sampling by the ODE); `scoring` is handed each piece's finished latents,
+    and `graphs` those of the stochastic steps.
     """
     size, solver, parts = loop.geometry.rollout_batch_size, loop.config.sampler.solver, []
     for start in range(0, len(batch.own), size):
         images, group = batch.own[start : start + size], batch.group[start : start + size]
+        velocity = loop.velocity(batch.asked.cond_of(group))
+        if graphs is not None:
+            velocity = graphs.recording(velocity, start, schedule, steps)
         parts.append(rollout(
-            loop.velocity(batch.asked.cond_of(group)), loop.start_noise(batch, images), schedule, kernel,
+            velocity, loop.start_noise(batch, images), schedule, kernel,
             loop.step_noise(batch, images), stochastic=steps, keep_means=keep_means, keep_velocity=keep_velocity,
             solver=solver,
         ))  # fmt: skip
@@ -79,7 +84,7 @@ def sample(
 
 def sample_paths(
     loop: Loop, batch: Batch, method: Method, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...],
-    scoring: Scoring, *, keep_means: bool,
+    scoring: Scoring, *, keep_means: bool, graphs: KeptGraphs | None = None,
 ) -> Sampled:  # fmt: skip
     """Samples what a credit method asks for, with the current weights, and hands finished latents to `scoring`.
 
@@ -89,7 +94,7 @@ def sample_paths(
         # Where values on the way are scored too, images are finished from every step, below.
         trajectory = sample(
             loop, batch, kernel, schedule, steps, None if method.values else scoring, keep_means=keep_means,
-            keep_velocity=method.values,
+            keep_velocity=method.values, graphs=graphs,
         )  # fmt: skip
         sampled = _completed(loop, batch, method, trajectory, schedule)
     else:
@@ -202,8 +207,31 @@ def readers_of(config: TrainConfig) -> list[str]:
     return [name for name, reads in found.items() if reads]
 
 
+def check_graphs(config: TrainConfig) -> None:
+    """Refuses to keep the rollout's graphs where the update would not walk them back as they are.
+
+    Raises:
+        ValueError: names the key.
+    """
+    geometry, sampler = config.resolve_batch(num_launched()), config.sampler
+    reasons = {
+        f"updates_per_rollout is {config.updates_per_rollout}": config.updates_per_rollout > 1,
+        f"micro_batch_size is {geometry.micro_batch_size} and rollout_batch_size {geometry.rollout_batch_size}":
+            geometry.micro_batch_size != geometry.rollout_batch_size,
+        f"sampler.trained_fraction is {sampler.trained_fraction:g}": sampler.trained_fraction < 1,
+        f"curriculum.max_rounds is {config.curriculum.max_rounds}": config.curriculum.max_rounds > 1,
+    }  # fmt: skip
+    if found := [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(
+            "keep_graphs walks the rollout's own evaluations back, batch by batch and once, but "
+            f"{' and '.join(found)}: set keep_graphs=false, or one update of equal batches from one round"
+        )
+
+
 def check_plan(config: TrainConfig, method: Method) -> None:
     """Refuses settings of the method's way of sampling that do not fit each other or the group."""
+    if config.keep_graphs:
+        check_graphs(config)
     credit, name, sampler = config.credit, config.credit.method, config.sampler
     steps = stochastic_steps(sampler, config.seed, 0)  # refuses a window that does not fit
     if sampler.trained_fraction != 1 and int(len(steps) * sampler.trained_fraction) < 1:

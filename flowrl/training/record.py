@@ -14,6 +14,7 @@ from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequen
 from flowrl.placement import sent, taken
 from flowrl.samplers import Kernel, Transition, gaussian_kl, published_kl
 from flowrl.training.batch import Asked
+from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.trajectory import Rows, Sampled, Schedule
 
@@ -28,6 +29,7 @@ class Record:
         sampled: the transitions, with the means of the rollout where an objective needs them.
         kernel: they were drawn with.
         schedule: of the rollout.
+        graphs: of the rollout's own evaluations, where it kept them.
     """
 
     loop: Loop
@@ -35,6 +37,7 @@ class Record:
     sampled: Sampled
     kernel: Kernel
     schedule: Schedule
+    graphs: KeptGraphs | None = None
 
     @property
     def dims(self) -> int:
@@ -57,6 +60,12 @@ class Record:
         velocity = self.loop.velocity(self.asked.cond_of(rows.group[first]))
         predicted = velocity(taken(states, sources), sigma, self.schedule.timestep[int(rows.step[0])])
         return self.kernel(taken(states, rows.source), taken(predicted, place), sigma, sigma_next)
+
+    def trained(self, rows: Rows) -> Transition:
+        """The transition with its graph under the policy, from a graph that the rollout kept or replayed."""
+        if self.graphs is None:
+            return self.replay(rows)
+        return self.kernel(taken(self.sampled.states, rows.source), self.graphs.take(rows), *self.levels(rows))
 
     @torch.no_grad()
     def rescore(self, rows: Rows, blocks: list[Tensor]) -> tuple[Tensor, Tensor | None]:

@@ -159,8 +159,9 @@ def _grpo(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometr
     if config.ratio != "step":  # whole trajectories are scored before every update but the first
         again += everything * (updates - 1) // updates
     rows = passes(sampler.guidance_scale)
+    replayed = 0 if config.keep_graphs else again + trained
     return Counts(
-        rollout=paths.rollout * rows, completion=paths.completion * rows, update=(again + trained) * rows,
+        rollout=paths.rollout * rows, completion=paths.completion * rows, update=replayed * rows,
         reference=trained * rows if config.kl_coef > 0 else 0, backward=trained * walked(config, passes),
         images=paths.images,
     )  # fmt: skip
@@ -276,13 +277,17 @@ def backprop_path(config: TrainConfig, iteration: int) -> Path:
     return path_of(config.sampler.num_steps, seed=config.seed, iteration=iteration)
 
 
-def graph_rows(config: TrainConfig, passes: Passes) -> int:
+def graph_rows(config: TrainConfig, passes: Passes, processes: int = 1) -> int:
     """Network rows whose activations an image of a micro-batch holds at once.
 
     Recipes walk the graph of one call per row back before they build the next; backprop keeps those of all that are
-    trained. A negative half that is recomputed takes the place of a positive one that is freed.
+    trained, and `keep_graphs` those of the whole rollout. A negative half that is recomputed takes the place of a
+    positive one that is freed.
     """
     rows = passes(trained_scale(config)) if config.sampler.train_negative is True else 1
+    if config.keep_graphs:
+        batches = config.resolve_batch(processes).micro_batches_per_update
+        return rows * len(stochastic_steps(config.sampler, config.seed, 0)) * batches
     if config.recipe != "backprop":
         return rows
     return rows * max(len(backprop_path(config, i).train_steps) for i in range(config.num_iterations))

@@ -119,7 +119,9 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         )  # fmt: skip
     geometry = _geometry(config, processes)
     if network is not None:
-        memory = _memory(config, network, geometry, parts, rewards, unknown_rewards, slots, graph_rows(config, passes))
+        memory = _memory(
+            config, network, geometry, parts, rewards, unknown_rewards, slots, graph_rows(config, passes, processes)
+        )
     known = known_checkpoints.checkpoints().get(model)
     return Plan(
         name=name, config=config, model=model, family=family.name, processes=processes, tflops=tflops,
