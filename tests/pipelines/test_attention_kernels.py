@@ -111,6 +111,19 @@ def test_every_attention_is_computed_by_the_kernel_and_other_models_keep_theirs(
     assert seen["auto"] == [torch.float32] * len(seen["native"])
 
 
+@pytest.mark.parametrize("name", ["flux", "sd"])
+def test_a_kernel_can_be_changed_for_another(name: str) -> None:
+    pipeline: Any = family(name).load(folder_of(name), dtype=torch.bfloat16, **SETTINGS.get(name, {}))
+    seen = []
+    for word in ("math", "float32", "native", "float32", "native"):
+        give_kernel([pipeline.denoiser], word, pipeline.family.attends(pipeline.model), torch.bfloat16, "cpu")
+        pipeline.encode(PROMPTS)
+        with torch.no_grad(), Called() as called:
+            velocity_of(pipeline)
+        seen.append(set(called.dtypes))
+    assert seen == [set(), {torch.float32}, {torch.bfloat16}, {torch.float32}, {torch.bfloat16}]
+
+
 def test_auto_in_float32_is_native_bit_for_bit() -> None:
     for name in ("sd3", "sd"):
         found = velocity_and_gradient(loaded(name, "auto", torch.float32))
