@@ -30,7 +30,7 @@ class Called(TorchDispatchMode):
     """Dtypes of queries of every fused attention on the CPU that runs within."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.dtypes: list[torch.dtype] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -172,7 +172,8 @@ def test_a_network_without_attention_has_no_kernel_to_choose() -> None:
 @pytest.mark.slow
 def test_blocks_compile_whole() -> None:
     """One graph of a block with its processor, equal bit for bit with and without gradient."""
-    block = loaded("sd3", "auto", torch.bfloat16).denoiser.transformer_blocks[0]
+    denoiser: Any = loaded("sd3", "auto", torch.bfloat16).denoiser
+    block = denoiser.transformer_blocks[0]
     width, drawn = block.attn.to_q.in_features, torch.Generator().manual_seed(3)
     images, prompt, time = (
         torch.randn(*shape, generator=drawn).bfloat16() for shape in ((2, 16, width), (2, 5, width), (2, width))
