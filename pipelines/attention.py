@@ -190,8 +190,9 @@ def _give(network: nn.Module, word: str) -> int:
         reads, direct = hasattr(processor, "_attention_backend"), kernel.torchs and not kernel.casts
         if reads:
             processor._attention_backend = AttentionBackendName(kernel.backend if direct else "native")
-        if not direct or (not reads and word != "native"):
-            processor.__class__ = _replaced(type(processor), word)
+        stock = type(processor).__bases__[0] if isinstance(processor, _Given) else type(processor)
+        replaced = not direct or (not reads and word != "native")
+        processor.__class__ = _replaced(stock, word) if replaced else stock
         module.set_processor(processor)
         count += 1
     return count
@@ -207,7 +208,11 @@ def _replaced(stock: Any, word: str) -> Any:
         with _Instead(attend):
             return stock.__call__(self, *args, **kwargs)
 
-    return type(f"{stock.__name__}_{word}", (stock,), {"__call__": call})
+    return type(f"{stock.__name__}_{word}", (stock, _Given), {"__call__": call})
+
+
+class _Given:
+    """Marks a processor's class whose attention was replaced; its first base is stock's."""
 
 
 class _Instead(TorchFunctionMode):
