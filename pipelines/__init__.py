@@ -109,7 +109,13 @@ class ModelFamily(Protocol):
         """Refuses `pipeline.options` that the family does not have."""
 
     def load(
-        self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., **options: Any
+        self,
+        model: str,
+        *,
+        dtype: torch.dtype = ...,
+        device: torch.device | str = ...,
+        compile: str = ...,
+        **options: Any,
     ) -> Pipeline:
         """Loads a folder or a hub id; `options` are fields of the family's options class."""
 

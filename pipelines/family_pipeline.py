@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import build_options
-from flowrl.pipelines import common, known_checkpoints
+from flowrl.pipelines import cards, common, known_checkpoints
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
+from flowrl.pipelines.compiling import check_compile, compile_blocks
 from flowrl.pipelines.lora import LORA_FILE, check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
 from flowrl.samplers.guidance import Network, Velocity
@@ -258,19 +259,22 @@ class Family:
     # ---- loading -----------------------------------------------------------------------------------------------------
 
     def load(
-        self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu", **options: Any
-    ) -> FamilyPipeline:
+        self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
+        compile: str = "none", **options: Any,
+    ) -> FamilyPipeline:  # fmt: skip
         """Loads a checkpoint from a folder or the hub.
 
         Args:
             model: folder or hub id.
             dtype: of denoiser and text encoders; the autoencoder is float32.
             device: where everything lives.
+            compile: "blocks" compiles the denoisers' repeated blocks at their first call.
             options: fields of the family's options class.
 
         Raises:
-            ValueError: nothing loadable there, or an option that the checkpoint does not have.
+            ValueError: nothing loadable there, an option that the checkpoint does not have, or nothing to compile with.
         """
+        check_compile(compile, device)
         chosen, card = self.chosen(options), self.card(model)
         if card is None:
             card = self._card(model, {"_class_name": hub_class(model)}, None, {})
@@ -295,12 +299,14 @@ class Family:
             pipe.vae.enable_tiling()
         p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=torch.device(device))
         self.prepare(p)
+        if compile == "blocks":
+            compile_blocks(p.denoiser)
         return p
 
     def _check(self, card: Card, options: Any) -> None:
         """Refuses what the checkpoint cannot take, with options or by itself."""
         self.refuse(card)
-        shapes(self, card, self.size_of(card, options))
+        cards.shapes(card, self.grid(card.network), self.size_of(card, options), videos=self.videos)
         self.suits(card, options)
         self.prompt_tokens(card, options)
 
@@ -390,7 +396,9 @@ class FamilyPipeline:
         self._set_size(size)
 
     def _set_size(self, size: Size) -> None:
-        self.latent_shape, self.image_shape = shapes(self.family, self.card, size)
+        self.latent_shape, self.image_shape = cards.shapes(
+            self.card, self.family.grid(self.card.network), size, videos=self.family.videos
+        )
         self.positions = self.family.positions(self)
         self._images = Embedded(self._embed_sources)  # another size has other latents
 
@@ -479,22 +487,3 @@ class FamilyPipeline:
         for name, part in common.split_experts(tensors, tuple(self.experts)):
             common.write_lora(stock, folder if name == first else folder / name, part, config, part=first)
         return folder / LORA_FILE
-
-
-def shapes(family: Family, card: Card, size: Size) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of one latent and of the image or clip that it is decoded to.
-
-    Raises:
-        ValueError: the model cannot draw this size.
-    """
-    grid, (factor, frame_factor) = family.grid(card.network), card.factors
-    multiple = max(grid.multiple, factor * grid.patch)
-    frames: tuple[int, ...] = ()
-    if family.videos:
-        step = frame_factor * (2 if grid.odd_frames else 1)
-        found = common.check_frames(card.model, size.num_frames or 0, step, grid.frame_patch)
-        frames = (2 * found - 1 if grid.odd_frames else found,)
-    most = None if grid.most is None else multiple * grid.most
-    common.check_size(card.model, (size.height, size.width), multiple, most)
-    latent = (grid.channels, *frames, size.height // factor, size.width // factor)
-    return latent, (*((size.num_frames or 0,) * len(frames)), 3, size.height, size.width)

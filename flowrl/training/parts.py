@@ -60,8 +60,9 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float,
 def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipeline:
     """The generator, frozen; settings that are null are the family's own."""
     return model_family(settings).load(
-        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, **family_options(settings)
-    )
+        model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, compile=settings.compile,
+        **family_options(settings),
+    )  # fmt: skip
 
 
 def model_family(settings: PipelineConfig) -> ModelFamily:
