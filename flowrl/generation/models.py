@@ -210,7 +210,8 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
     from flowrl.training.parts import DTYPES, model_location
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    tokens = {} if source.max_sequence_length is None else {"max_sequence_length": source.max_sequence_length}
+    length = source.max_sequence_length
+    tokens = dict[str, Any]() if length is None else {"max_sequence_length": length}
     pipeline = family(source.family).load(
         model_location(source.model), dtype=DTYPES[source.dtype], device=device, **tokens, **source.options
     )

@@ -7,6 +7,7 @@ Traced by "aot_eager", which runs the traced operations themselves: what generat
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,11 +76,8 @@ def a_round(pipeline: FamilyPipeline, policy: Policy, rollout: int, update: int,
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rounds_after_the_first_compile_nothing_and_all_are_equal_to_eager(
-    tiny_sd3_folder: Path, dtype: torch.dtype
-) -> None:
-    sizes = [(4, 4, 4), (6, 3, 5), (2, 5, 7)]
+def test_rounds_after_the_first_compile_nothing_and_all_are_equal_to_eager(tiny_sd3_folder: Path) -> None:
+    sizes, dtype = [(4, 4, 4), (6, 3, 5), (2, 5, 7)], torch.bfloat16
     eager, policy = adapted(tiny_sd3_folder, dtype)
     policy.add_slot("ema")
     wanted = [a_round(eager, policy, *size) for size in sizes]
@@ -92,11 +90,12 @@ def test_rounds_after_the_first_compile_nothing_and_all_are_equal_to_eager(
     before = graphs["unique_graphs"]
     found = [a_round(pipeline, policy, *sizes[0])]
     first = graphs["unique_graphs"] - before
-    assert 0 < first <= 7  # the last block has no text output, the first no gradient to give: 2 + 3, reference 2
+    assert 0 < first <= 6  # two kinds of block, with gradient, without it, and without the LoRA
     with torch.compiler.set_stance("fail_on_recompile"):
         policy.load(policy.tensors())  # as resuming does
         found += [a_round(pipeline, policy, *size) for size in sizes[1:]]
-        pipeline.denoiser.enable_gradient_checkpointing()
+        network: Any = pipeline.denoiser
+        network.enable_gradient_checkpointing()
         again = a_round(pipeline, policy, *sizes[2])
     assert graphs["unique_graphs"] - before == first
     for ours, eagers in zip([*found, again], [*wanted, wanted[-1]], strict=True):
