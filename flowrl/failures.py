@@ -89,6 +89,11 @@ def explain(error: BaseException) -> str:
         return str(error) or f"a value was refused without a word{_where(error)}"
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("flowrl"):
         return f"the Python package {error.name!r} is missing{_where(error)}: install it, or take what does not need it"
+    if "TorchDynamoException" in names:
+        return (
+            f"the network's blocks could not be compiled: set pipeline.compile=none, which computes the same, slower. "
+            f"{_short(error)}"
+        )
     if re.search(r"connection (closed|reset) by peer|Broken pipe|heartbeat", str(error), re.IGNORECASE):
         return f"another process of this run ended, and says itself why: {_short(error)}"
     if re.search(r"CUDA error|device-side assert|HIP error|cudnn", str(error), re.IGNORECASE):

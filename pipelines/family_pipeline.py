@@ -23,6 +23,7 @@ from flowrl.pipelines import cards, common, known_checkpoints
 from flowrl.pipelines.attention import give_kernel
 from flowrl.pipelines.attention_words import UNMASKED, Attends, Known
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
+from flowrl.pipelines.compiling import check_compile, compile_blocks
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
@@ -266,7 +267,7 @@ class Family:
 
     def load(
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
-        attention: str = "auto", **options: Any,
+        attention: str = "auto", compile: str = "none", **options: Any,
     ) -> FamilyPipeline:  # fmt: skip
         """Loads a checkpoint from a folder or the hub.
 
@@ -275,11 +276,13 @@ class Family:
             dtype: of denoiser and text encoders; the autoencoder is float32.
             device: where everything lives.
             attention: a word of `KERNELS`, or "auto".
+            compile: "blocks" compiles the denoisers' repeated blocks at their first call.
             options: fields of the family's options class.
 
         Raises:
-            ValueError: nothing loadable there, or an option that the checkpoint does not have.
+            ValueError: nothing loadable there, an option that the checkpoint does not have, or nothing to compile with.
         """
+        check_compile(compile, device)
         chosen = self.chosen(options)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
         card = self.card(model) or self._card(model, {"_class_name": hub_class(model)}, None, {})
@@ -305,12 +308,18 @@ class Family:
         p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=torch.device(device))
         self.prepare(p)
         p.attention = give_kernel(denoisers.values(), attention, self.attention.known(card), dtype, device)
+        if compile == "blocks":
+            compile_blocks(p.denoiser)
         return p
 
     def _check(self, card: Card, options: Any) -> None:
         """Refuses what the checkpoint cannot take, with options or by itself."""
         self.refuse(card)
+<<<<<<< HEAD
         cards.shapes(self.grid(card.network), card, self.size_of(card, options), videos=self.videos)
+=======
+        cards.shapes(card, self.grid(card.network), self.size_of(card, options), videos=self.videos)
+>>>>>>> w/compile
         self.suits(card, options)
         self.prompt_tokens(card, options)
 
@@ -397,8 +406,14 @@ class FamilyPipeline:
         self._set_size(size)
 
     def _set_size(self, size: Size) -> None:
+<<<<<<< HEAD
         grid, videos = self.family.grid(self.card.network), self.family.videos
         self.latent_shape, self.image_shape = cards.shapes(grid, self.card, size, videos=videos)
+=======
+        self.latent_shape, self.image_shape = cards.shapes(
+            self.card, self.family.grid(self.card.network), size, videos=self.family.videos
+        )
+>>>>>>> w/compile
         self.positions = self.family.positions(self)
         self._images = Embedded(self._embed_sources)  # another size has other latents
 
@@ -483,4 +498,13 @@ class FamilyPipeline:
 
         A second expert's is in a folder: `load_lora_weights(folder / "transformer_2", load_into_transformer_2=True)`.
         """
+<<<<<<< HEAD
         return common.save_lora(type(self.pipe), folder, tensors, config, tuple(self.experts), self.family.denoisers[0])
+=======
+        first, stock = self.family.denoisers[0], type(self.pipe)
+        if len(self.experts) == 1:
+            return common.write_lora(stock, folder, tensors, config, part=first)
+        for name, part in common.split_experts(tensors, tuple(self.experts)):
+            common.write_lora(stock, folder if name == first else folder / name, part, config, part=first)
+        return folder / LORA_FILE
+>>>>>>> w/compile

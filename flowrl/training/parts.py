@@ -66,6 +66,7 @@ def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipel
     """The generator, frozen; settings that are null are the family's own."""
     return model_family(settings).load(
         model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
+        compile=settings.compile,
         **family_options(settings),
     )  # fmt: skip
 

@@ -1,0 +1,113 @@
+"""Compiling the blocks that a denoiser repeats (`pipeline.compile: blocks`).
+
+Each block is compiled in place and by itself, so that one compiled graph serves all blocks of a kind, whatever their
+number, and names of weights stay. What depends on the prompt or on the family stays outside. A LoRA may be added later,
+before the first call.
+
+A rollout runs without gradient and an update with it: two graphs of the same formula. Left to itself the compiler keeps
+intermediate results in float32 where a graph lets it, so that the two differ by the rounding of bfloat16, and the
+importance ratio would not start at 1. It is told to round where eager code does. Sizes are free in the graphs: other
+batches, the last one of an evaluation for example, compile nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowrl.pipelines.common import first_expert
+from flowrl.progress import clock
+
+_UNNAMED: Mapping[str, tuple[str, ...]] = {
+    "CogVideoXTransformer3DModel": ("CogVideoXBlock",),
+    "SD3Transformer2DModel": ("JointTransformerBlock", "SD3SingleTransformerBlock"),
+    "SanaTransformer2DModel": ("SanaTransformerBlock",),
+    "UNet2DConditionModel": ("BasicTransformerBlock", "ResnetBlock2D"),
+}
+"""Classes of repeated blocks by class of network, for those that diffusers names none of."""
+
+_MOST_GRAPHS = 48
+"""Of one class of blocks: with gradient and without, LoRA on and off, first and last blocks of other inputs."""
+
+
+def repeated_blocks(network: nn.Module) -> list[nn.Module]:
+    """The blocks of a denoiser that are compiled, in their order; of all experts, where there are several."""
+    one: Any = first_expert(network)
+    own = type(one).__name__
+    names = _UNNAMED[own] if own in _UNNAMED else tuple(one._repeated_blocks)
+    return [module for module in network.modules() if type(module).__name__ in names]
+
+
+def check_compile(compile: str, device: torch.device | str) -> None:
+    """Refuses to compile where it cannot work, before weights load.
+
+    Raises:
+        ValueError: no such choice; on MPS; on a CPU without a C++ compiler; on a GPU without Triton.
+    """
+    if compile == "none":
+        return
+    if compile != "blocks":
+        raise ValueError(f"pipeline.compile must be none or blocks, got {compile!r}")
+    kind = torch.device(device).type
+    advice = "set pipeline.compile=none"
+    if kind == "mps":
+        raise ValueError(f"pipeline.compile=blocks is for CUDA and CPU devices, and pipeline.device is mps: {advice}")
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if kind == "cpu" and shutil.which(compiler.split()[0]) is None:
+        raise ValueError(
+            f"pipeline.compile=blocks on a CPU needs a C++ compiler, and {compiler} was not found: install it (Debian: "
+            f"apt install g++), name another by the variable CXX, or {advice}"
+        )
+    if kind == "cuda" and importlib.util.find_spec("triton") is None:
+        raise ValueError(f"pipeline.compile=blocks on a GPU needs the package triton, which is not installed: {advice}")
+
+
+@cache
+def _told() -> None:
+    """Has it said on standard error, from now on in this process, that time goes into compiling."""
+    from torch._dynamo.callback import callback_handler  # seconds to import
+
+    spent = _Clock()
+    callback_handler.register_start_callback(spent.begin)
+    callback_handler.register_end_callback(spent.end)
+
+
+class _Clock:
+    """Counts graphs and seconds of compiling, and says both whenever three more seconds are spent."""
+
+    def __init__(self) -> None:
+        self.graphs, self.seconds, self.said, self.begun = 0, 0.0, 0.0, 0.0
+
+    def begin(self, _: object) -> None:
+        self.begun = time.monotonic()
+
+    def end(self, _: object) -> None:
+        self.graphs += 1
+        self.seconds += time.monotonic() - self.begun
+        if self.seconds - self.said >= 3:
+            self.said = self.seconds
+            print(f"compiling blocks ... {self.graphs} graphs, {clock(self.seconds)}", file=sys.stderr, flush=True)
+
+
+def compile_blocks(network: nn.Module, *, backend: str = "inductor") -> None:
+    """Compiles the repeated blocks of a denoiser in place, each kind at its first call.
+
+    Args:
+        network: a denoiser or a ModuleDict of experts.
+        backend: of `torch.compile`; "aot_eager" traces without generating code, for tests.
+    """
+    _told()
+    options: dict[str, Any] = {"emulate_precision_casts": True} if backend == "inductor" else {}
+    for block in repeated_blocks(network):
+        block.compile(
+            fullgraph=True, dynamic=True, backend=backend, options=options or None, recompile_limit=_MOST_GRAPHS
+        )

@@ -1,0 +1,130 @@
+"""Compiled blocks: the same numbers, no compiling after the first round, refusals before anything loads.
+
+Traced by "aot_eager", which runs the traced operations themselves: what generated code does to numbers is measured by
+`tests/trials/compiled_blocks.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family_sampling import start_noise
+from tiny_models import PROMPTS, adapted
+from torch import Tensor, nn
+
+from flowrl.config.sections import PipelineConfig
+from flowrl.failures import explain
+from flowrl.pipelines import PIPELINES, family
+from flowrl.pipelines.compiling import check_compile, compile_blocks, repeated_blocks
+from flowrl.pipelines.family_pipeline import FamilyPipeline
+from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.sd3 import FAMILY
+
+# ---- what is compiled ------------------------------------------------------------------------------------------------
+
+
+def published(name: str) -> nn.Module:
+    """A family's published network, or its experts, without weights."""
+    from flowrl.pipelines.known_checkpoints import checkpoints
+
+    model = next(model for model, known in checkpoints().items() if known.family == name)
+    network = family(name).meta_denoiser(model)
+    assert network is not None
+    return network
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_family_has_blocks_that_hold_most_of_its_weights(name: str) -> None:
+    network = published(name)
+    blocks = repeated_blocks(network)
+    inside = sum(weight.numel() for block in blocks for weight in block.parameters())
+    assert len(blocks) > 4
+    assert inside > 0.6 * sum(weight.numel() for weight in network.parameters())
+    assert not any(block is not other and block in set(other.modules()) for other in blocks for block in blocks)
+
+
+# ---- one round compiles, the others do not ---------------------------------------------------------------------------
+
+
+def answer(pipeline: FamilyPipeline, count: int) -> Tensor:
+    prompts = [PROMPTS[row % len(PROMPTS)] for row in range(count)]
+    return pipeline.network(start_noise(pipeline, count), torch.linspace(900, 100, count), pipeline.encode(prompts))
+
+
+def a_round(pipeline: FamilyPipeline, policy: Policy, rollout: int, update: int, held_out: int) -> list[Tensor]:
+    """What an iteration asks of a network: rollout, reference, update, evaluation under a slot."""
+    found = []
+    with torch.no_grad():
+        found.append(answer(pipeline, rollout))
+        with policy.under("reference"):
+            found.append(answer(pipeline, update))
+    policy.network.zero_grad()
+    predicted = answer(pipeline, update)
+    predicted.square().sum().backward()
+    found += [
+        predicted.detach(),
+        *(weight.grad.clone() for weight in policy.parameters.values() if weight.grad is not None),
+    ]
+    with torch.no_grad(), policy.under("ema"):
+        found.append(answer(pipeline, held_out))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the tracer looks at .grad of every tensor
+def test_rounds_after_the_first_compile_nothing_and_all_are_equal_to_eager(tiny_sd3_folder: Path) -> None:
+    sizes, dtype = [(4, 4, 4), (6, 3, 5), (2, 5, 7)], torch.bfloat16
+    eager, policy = adapted(tiny_sd3_folder, dtype)
+    policy.add_slot("ema")
+    wanted = [a_round(eager, policy, *size) for size in sizes]
+    torch.compiler.reset()
+    pipeline, policy = adapted(tiny_sd3_folder, dtype)
+    names = list(pipeline.denoiser.state_dict())
+    compile_blocks(pipeline.denoiser, backend="aot_eager")
+    policy.add_slot("ema")
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    found = [a_round(pipeline, policy, *sizes[0])]
+    first = graphs["unique_graphs"] - before
+    assert 0 < first <= 6  # two kinds of block, with gradient, without it, and without the LoRA
+    with torch.compiler.set_stance("fail_on_recompile"):
+        policy.load(policy.tensors())  # as resuming does
+        found += [a_round(pipeline, policy, *size) for size in sizes[1:]]
+        network: Any = pipeline.denoiser
+        network.enable_gradient_checkpointing()
+        again = a_round(pipeline, policy, *sizes[2])
+    assert graphs["unique_graphs"] - before == first
+    for ours, eagers in zip([*found, again], [*wanted, wanted[-1]], strict=True):
+        for one, other in zip(ours, eagers, strict=True):
+            assert torch.equal(one, other)
+    assert list(pipeline.denoiser.state_dict()) == names
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_compile_is_refused_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"pipeline\.device is mps"):
+        FAMILY.load("nowhere", device="mps", compile="blocks")
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    with pytest.raises(ValueError, match=r"no-such-compiler -O2 was not found.*set pipeline\.compile=none"):
+        FAMILY.load("nowhere", compile="blocks")
+    with pytest.raises(ValueError, match="must be none or blocks, got 'all'"):
+        FAMILY.load("nowhere", compile="all")
+    check_compile("none", "mps")
+    assert PipelineConfig(model="m").compile == "none"
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+def test_a_block_that_cannot_be_compiled_is_told_with_the_key() -> None:
+    def broken(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x
+
+    with pytest.raises(RuntimeError) as told:
+        torch.compile(broken, backend="aot_eager", fullgraph=True)(torch.ones(2))
+    assert "set pipeline.compile=none" in explain(told.value)
