@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from flowrl.placement import sent, taken
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import Kernel
 from flowrl.samplers.step import Moved, advance, euler
@@ -118,12 +119,12 @@ def complete_branches(
             alike.setdefault(first if step <= steps[row] + 2 else path, []).append(path)
         if not alike:
             continue
-        leaders = torch.tensor(list(alike), device=x.device)
+        leaders = torch.tensor(list(alike))  # on the host, as all that tells rows apart
         for part, velocity in chunked_velocities(
-            velocity_of, x_F[leaders], prompt[leaders // len(strides)], schedule, step, batch_size
+            velocity_of, taken(x_F, leaders), prompt[leaders // len(strides)], schedule, step, batch_size
         ):
             members = [(place, path) for place, first in enumerate(list(alike)[part]) for path in alike[first]]
-            places, paths = (torch.tensor(column, device=x.device) for column in zip(*members, strict=True))
+            places, paths = (sent(torch.tensor(column), x.device) for column in zip(*members, strict=True))
             following = [next((s for s in evaluated[p] if s > step), schedule.num_steps) for _, p in members]
             x_F[paths] = euler(x_F[paths], velocity[places], schedule.sigma[step], schedule.sigma[following])
     return x_F
@@ -170,7 +171,7 @@ def sample_branches(
     Returns:
         `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path, and
         `M * L` finished latents ordered (transition, stride). The pool holds the anchor states by (step, anchor), then
-        the products in row order.
+        the products in row order. What tells rows apart is on the host, as prompt_a and group_a are.
 
     Raises:
         ValueError: a step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
@@ -180,7 +181,6 @@ def sample_branches(
     if branches < 1 or not strides or min(strides) < 1 or len(set(strides)) != len(strides):
         raise ValueError(f"branches and strides are at least 1, strides distinct, got {branches} and {list(strides)}")
     a, x = len(x), start_state(x, schedule)
-    prompt_a, group_a = prompt_a.to(x.device), group_a.to(x.device)
     anchors, drawn = [], []
     for step in range(steps[-1] + 1):
         branching = step in steps
@@ -194,9 +194,9 @@ def sample_branches(
             following.append(euler(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1]))
         x = torch.cat(following)
     produced, log_prob, mean = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-    row = torch.arange(len(produced), device=x.device)
+    row = torch.arange(len(produced))
     anchor = row // branches % a
-    step_M = torch.tensor(steps, device=x.device).repeat_interleave(a * branches)
+    step_M = torch.tensor(steps).repeat_interleave(a * branches)
     group = group_a[anchor]
     return Sampled(
         states=torch.cat([*anchors, produced]),

@@ -104,7 +104,8 @@ def sample_trajectories(
     """Flatten a rollout of b samples with K stochastic steps into transitions and finished latents.
 
     Transition `i * K + k` is stochastic step k of sample i. Finished latents are the b images of the rollout or, with
-    completions, `i * (K + 1) + k`: value k of sample i, the last of them the rollout's own image.
+    completions, `i * (K + 1) + k`: value k of sample i, the last of them the rollout's own image. What tells rows apart
+    is on the host.
 
     Args:
         trajectory: The rollout.
@@ -114,7 +115,7 @@ def sample_trajectories(
     Raises:
         ValueError: there is no stochastic step, or a shape does not fit.
     """
-    b, count, device = len(trajectory), len(trajectory.steps), trajectory.final.device
+    b, count = len(trajectory), len(trajectory.steps)
     if count == 0:
         raise ValueError("the trajectory has no stochastic step, so nothing to train: name some in the rollout")
     wanted = (b, count, *trajectory.final.shape[1:])
@@ -123,10 +124,10 @@ def sample_trajectories(
             f"{b} samples of {count} stochastic steps have group_b ({b},) and completions {wanted} or None, got "
             f"{tuple(group_b.shape)} and {None if completed is None else tuple(completed.shape)}"
         )
-    row = torch.arange(b * count, device=device).reshape(b, count)
-    sample = torch.arange(b, device=device).repeat_interleave(count)
-    group = group_b.to(device=device, dtype=torch.long)
-    position = torch.tensor([trajectory.kept.index(step) for step in trajectory.steps], device=device)
+    row = torch.arange(b * count).reshape(b, count)
+    sample = torch.arange(b).repeat_interleave(count)
+    group = group_b.cpu().long()
+    position = torch.tensor([trajectory.kept.index(step) for step in trajectory.steps])
     source = sample * len(trajectory.kept) + position.repeat(b)
     finished, after = trajectory.final[:, None], row[:, -1:]
     if completed is not None:
@@ -136,7 +137,7 @@ def sample_trajectories(
         states=trajectory.states.flatten(0, 1),
         source=source,
         produced=source + 1,  # step and step + 1 are both kept, hence neighbours
-        step=torch.tensor(trajectory.steps, device=device).repeat(b),
+        step=torch.tensor(trajectory.steps).repeat(b),
         sample=sample,
         group=group[sample],
         parent=torch.cat([torch.full_like(row[:, :1], -1), row[:, :-1]], 1).flatten(),

@@ -54,7 +54,8 @@ def rollout(
         x: [b, *latent] start noise, usually standard normal; times `schedule.start_scale` it is state 0.
         schedule: T steps.
         kernel: With noise_level and sigma_max bound, `replace(KERNELS[name], noise_level=..., sigma_max=...)`.
-        noise: `noise(step) -> [b, *latent]` standard normal, asked for stochastic steps only.
+        noise: `noise(step) -> [b, *latent]` standard normal, asked for stochastic steps only, and after the network,
+            so that the host draws while a GPU computes.
         stochastic: Step indexes in 0 .. T-1 that are stochastic and recorded; may be empty, need not be contiguous.
         keep_means: Record the transition means too.
         keep_velocity: Record the network output at the source of each stochastic step too.

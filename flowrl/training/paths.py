@@ -117,7 +117,7 @@ def _completed(loop: Loop, batch: Batch, method: Method, trajectory: Trajectory,
                 mode=loop.config.credit.completion or method.completion,
                 batch_size=loop.geometry.rollout_batch_size,
             )  # fmt: skip
-    return sample_trajectories(trajectory, batch.group.to(trajectory.final.device), completed)
+    return sample_trajectories(trajectory, batch.group, completed)
 
 
 def _branches(

@@ -12,7 +12,7 @@ class CountedOperations(TorchDispatchMode):
     """Inside, `counts` has the operations by name, without views: `add_`, `_foreach_add_`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -26,6 +26,7 @@ from flowrl.rewards import REWARDS
 from flowrl.training.learner import GradientSum
 from flowrl.training.run import Run
 from flowrl.training.seal import inputs_of
+from flowrl.training.stages import Stages
 
 SHORT = (
     "num_iterations=2", "prompts_per_step=2", "group_size=4", "micro_batch_size=4", "eval_every=2",
@@ -68,12 +69,14 @@ class Watched:
             of its own.
         places: where the last of them waited.
         total: all waits of the last iteration over its micro-batches.
+        stages: waits of the last iteration by stage, "" for none of them.
     """
 
     findings: Findings
     waits: list[int]
     places: Counter[str]
     total: float
+    stages: Counter[str]
 
 
 @contextmanager
@@ -91,19 +94,33 @@ def watched_run(name: str, folder: Path, kind: Kind, *overrides: str) -> Watched
     """Trains a configuration of ours for two iterations; `overrides` come after those that make it short."""
     config = load_config(find_config(name), (*SHORT, *overrides))
     prompts, marks, begun = check_before_loading(config), list[tuple[GradientSum, int]](), list[int]()
-    add = GradientSum.add
+    add, begin, turn = GradientSum.add, Stages.begin, Stages._turn_to
+    stages, counted = Counter[str](), [0]
     with one_thread(), pretend_gpu(kind) as findings:
 
         def watched_add(self: GradientSum, loss: torch.Tensor) -> None:
             add(self, loss)
             marks.append((self, len(findings.waits)))
 
+        def watched_begin(self: Stages) -> None:
+            begin(self)
+            stages.clear()
+            counted[0] = len(findings.waits)
+
+        def watched_turn(self: Stages, stage: str) -> None:
+            stages[self._stage] += len(findings.waits) - counted[0]
+            counted[0] = len(findings.waits)
+            turn(self, stage)
+
         def watched_log(self: Run, row: Any) -> None:
             begun.append(len(findings.waits))
 
         (folder / "run").mkdir()
         run = Run(folder / "run", config, name=name, inputs=inputs_of(config, prompts), resumed=False)
-        with mock.patch.object(GradientSum, "add", watched_add), mock.patch.object(Run, "log", watched_log):
+        with (
+            mock.patch.object(GradientSum, "add", watched_add), mock.patch.object(Run, "log", watched_log),
+            mock.patch.object(Stages, "begin", watched_begin), mock.patch.object(Stages, "_turn_to", watched_turn),
+        ):  # fmt: skip
             assert recipe_of(config).main(config, run, prompts)
     assert (folder / "run" / "lora").is_dir()
     steps = [(before, after) for (one, before), (same, after) in pairwise(marks) if one is same]
@@ -111,7 +128,7 @@ def watched_run(name: str, folder: Path, kind: Kind, *overrides: str) -> Watched
     return Watched(
         findings=findings, waits=[after - before for before, after in steps],
         places=Counter(findings.waits[slice(*steps[-1])]) if steps else Counter(),
-        total=(begun[-2] - begun[-3]) / max(1, len(last)),
+        total=(begun[-2] - begun[-3]) / max(1, len(last)), stages=+stages,
     )  # fmt: skip
 
 

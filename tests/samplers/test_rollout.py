@@ -147,3 +147,20 @@ def test_rollouts_refuse_steps_without_noise_and_noise_that_does_not_fit(name: s
             run(stochastic=bad)
     with pytest.raises(ValueError, match=r"step noise .* \(2, 3\), got \(1, 3\)"):
         rollout(velocity, torch.zeros(2, 3), uniform_schedule(4), KERNELS[name], noise_of((1, 3)), stochastic=[0])
+
+
+def test_noise_is_drawn_after_the_network_was_asked_and_for_stochastic_steps_only() -> None:
+    """A GPU computes the velocity while the host draws, so that nobody waits for noise."""
+    said: list[str] = []
+
+    def network(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
+        said.append("network")
+        return velocity(x, sigma, timestep)
+
+    def noise(step: int) -> Tensor:
+        said.append(f"noise {step}")
+        return counter_normal((2, 50), step)
+
+    x = counter_normal((2, 50), "start")
+    rollout(network, x, uniform_schedule(4), KERNELS["flow_sde"], noise, stochastic=[1, 2])
+    assert said == ["network", "network", "noise 1", "network", "noise 2", "network"]

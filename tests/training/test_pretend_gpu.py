@@ -6,6 +6,7 @@ On the toy pipeline where it is of the toy's family, on the embedded model where
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ TINY = sorted(path.stem for path in Path(__file__).parents[2].glob("configs/tiny
 ON_MPS = ("tiny_dance_grpo", "tiny_dgpo", "tiny_dhpo", "tiny_dpo", "tiny_nft", "tiny_refl")
 """One configuration for each kind of arithmetic, so that float64 on the device is found."""
 MOST_WAITS = 2  # for the device, of a micro-batch
+STAGES = {
+    "tiny_grpo_geneval": {"": 3, "reward": 4, "update": 8},
+    "tiny_g2rpo": {"": 3, "reward": 4, "update": 8},
+    "tiny_nft": {"": 6, "reward": 4, "update": 3},
+    "tiny_dpo": {"": 7, "reward": 4, "update": 3},
+    "tiny_draft": {"reward": 4, "update": 4},
+}
+"""Waits of an iteration by stage, however many micro-batches it has: no rollout waits."""
 
 
 @pytest.mark.slow
@@ -25,6 +34,7 @@ def test_no_configuration_mixes_devices_or_waits(name: str, tmp_path: Path) -> N
     watched = toy_run(name, tmp_path, "cuda")
     assert not watched.findings.faults, said(name, watched)
     assert max(watched.waits, default=0) <= MOST_WAITS, watched.places
+    assert name not in STAGES or dict(watched.stages) == STAGES[name], Counter(watched.findings.waits)
 
 
 @pytest.mark.slow

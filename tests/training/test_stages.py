@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -109,10 +110,12 @@ def test_memory_of_each_stage_is_that_of_its_own_peak(monkeypatch: pytest.Monkey
 
 def test_work_is_done_in_order_in_one_thread_without_gradient() -> None:
     aside, seen = Beside(torch.device("cpu")), list[tuple[int, str, bool]]()
+
+    def note(number: int) -> None:
+        seen.append((number, threading.current_thread().name, torch.is_grad_enabled()))
+
     for number in range(20):
-        aside.start(
-            lambda number=number: seen.append((number, threading.current_thread().name, torch.is_grad_enabled()))
-        )  # type: ignore[misc]
+        aside.start(partial(note, number))
     aside.finish()
     assert [number for number, _, _ in seen] == list(range(20))
     assert {(name, grad) for _, name, grad in seen} == {("beside_0", False)}
