@@ -18,7 +18,6 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torchvision.transforms import functional as vision
 
 from flowrl.rewards.clip import DEFAULT_MODEL
 from flowrl.rewards.embedded.attributes import PAIRS, load_net, shipped_weights
@@ -108,6 +107,8 @@ def _dinov2(model: str, revision: str | None, image_size: int, device: torch.dev
     network = load_dinov2(model, device=device, revision=revision, owner=owner, image_size=image_size)
 
     def of(images: Tensor, prompts: list[str]) -> Tensor:
+        from torchvision.transforms import functional as vision
+
         mode = vision.InterpolationMode.BICUBIC
         square = vision.center_crop(vision.resize(images.to(device), [image_size], mode, antialias=True), [image_size])
         tokens: Tensor = network(
