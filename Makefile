@@ -3,6 +3,9 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.complete
 
+# Where this is set, every process compiles its libraries again, which takes longer than importing them.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types check format clean
 
@@ -29,7 +32,7 @@ $(STAMP): pyproject.toml requirements.lock
 	hand_over UV_FIND_LINKS find-links ','; \
 	hand_over SSL_CERT_FILE cert ' '; \
 	if [ -n "$$UV_INDEX" ]; then export UV_INDEX_STRATEGY="$${UV_INDEX_STRATEGY:-unsafe-best-match}"; fi; \
-	.venv/bin/uv pip install --quiet --python $(PY) -r requirements.lock && \
+	.venv/bin/uv pip install --quiet --compile-bytecode --python $(PY) -r requirements.lock && \
 	.venv/bin/uv pip install --quiet --python $(PY) --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 	@echo "setup: done; the command is .venv/bin/flowrl"

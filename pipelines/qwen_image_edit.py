@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import Qwen2VLImageProcessor
 
 from flowrl.media.images import to_pixels
 from flowrl.pipelines import common, qwen_image
@@ -112,6 +111,8 @@ def image_tokens(model: str, height: int, width: int) -> int:
 
     Sides are those that a folder's image processor brings it to, else the published one.
     """
+    from transformers import Qwen2VLImageProcessor
+
     folder = Path(model) / "processor"
     usual = {"shortest_edge": 56 * 56, "longest_edge": 12_845_056}
     reader: Any = Qwen2VLImageProcessor(size=usual)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers import SanaPipeline, SanaTransformer2DModel
+from diffusers import SanaTransformer2DModel
 from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules
@@ -29,10 +29,12 @@ from flowrl.trajectory import Conditioning, Schedule
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 """All projections of self- and cross-attention."""
 
-INSTRUCTION: tuple[str, ...] = tuple(
-    inspect.signature(SanaPipeline.__call__).parameters["complex_human_instruction"].default
-)
-"""Lines that stock's own call puts before every prompt."""
+
+def instruction() -> list[str]:
+    """Lines that stock's own call puts before every prompt."""
+    from diffusers import SanaPipeline  # which imports transformers
+
+    return list(inspect.signature(SanaPipeline.__call__).parameters["complex_human_instruction"].default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ def _grid(config: Any) -> Grid:
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
     embeds, mask, _none, _none = p.pipe.encode_prompt(
         [prompt], do_classifier_free_guidance=False, device=p.device, max_sequence_length=p.max_sequence_length,
-        complex_human_instruction=list(INSTRUCTION) if prompt and p.options.instruction else None,
+        complex_human_instruction=instruction() if prompt and p.options.instruction else None,
     )  # fmt: skip
     return {"embeds": embeds.to(p.dtype), "mask": mask}
 

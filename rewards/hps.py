@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
-from torchvision.transforms import functional as vision
 
 from flowrl.rewards import Model, Reward
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, encoder_of, prompt_reward
@@ -111,6 +110,8 @@ def padded_pixels(images: Float[Tensor, " b 3 h w"], *, size: int = 224) -> Floa
     # The value is that of the 8-bit image, the gradient that of the float one.
     images = images + (images.detach().mul(255.0).round().clamp(0, 255) / 255.0 - images.detach())
     height, width = fitted_size(images.shape[-2], images.shape[-1], size)
+    from torchvision.transforms import functional as vision
+
     images = vision.resize(images, [height, width], vision.InterpolationMode.BICUBIC, antialias=True)
     top, left = (size - height) // 2, (size - width) // 2
     images = functional.pad(images, (left, size - width - left, top, size - height - top))

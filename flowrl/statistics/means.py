@@ -31,7 +31,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
-from scipy.special import ndtri, stdtrit
 
 from flowrl.statistics.bootstrap import LEVEL, Interval, codes, point
 
@@ -208,6 +207,8 @@ def over_seeds(score_of_seed: ArrayLike) -> Interval:
 
 def student_quantile(level: float, degrees: float) -> float:
     """The t with P(|T| <= t) = level for Student's T with `degrees` degrees of freedom, infinite for the normal's."""
+    from scipy.special import ndtri, stdtrit
+
     upper = (1 + level) / 2
     return float(stdtrit(degrees, upper)) if math.isfinite(degrees) else float(ndtri(upper))
 

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import functional as vision
 
 from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, tensor_output, to_uint8
@@ -110,6 +109,8 @@ def float_pixels(
     images: Float[Tensor, " b 3 h w"], *, size: int, interpolation: Literal["bilinear", "bicubic"]
 ) -> Float[Tensor, " b 3 size size"]:
     """CLIP's input without rounding to 8 bits: short side to `size`, the middle square, normalised."""
+    from torchvision.transforms import functional as vision  # a second, and most options are only checked
+
     mode = vision.InterpolationMode(interpolation)
     square = vision.center_crop(vision.resize(images, [size], mode, antialias=True), [size, size])
     return vision.normalize(square, CLIP_MEAN, CLIP_STD)
@@ -117,6 +118,8 @@ def float_pixels(
 
 def clip_pixels(image: Image.Image, size: int) -> Float[Tensor, " 3 size size"]:
     """CLIP's input from an 8-bit image: short side to `size` (Pillow's bicubic), the middle square, normalised."""
+    from torchvision.transforms import functional as vision
+
     square = vision.center_crop(vision.resize(image, [size], vision.InterpolationMode.BICUBIC), [size, size])
     return vision.normalize(vision.pil_to_tensor(square).float() / 255.0, CLIP_MEAN, CLIP_STD)
 

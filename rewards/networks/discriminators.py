@@ -25,7 +25,6 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
-from torchvision.transforms.functional import normalize
 
 from flowrl.randomness import counter_normal
 from flowrl.rewards.embedded.attributes import GRID, load_net, shipped_weights
@@ -188,6 +187,8 @@ def dinov2_discriminator(
     network = load_dinov2(model, device=device, revision=revision, owner=OWNER, image_size=image_size)
 
     def pixels(images: Sequence[Pixels], antialias: bool) -> Tensor:
+        from torchvision.transforms.functional import normalize
+
         return normalize(_squares(images, image_size, device, antialias=antialias), IMAGENET_MEAN, IMAGENET_STD)
 
     return HeadDiscriminator(

@@ -18,7 +18,6 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torchvision.transforms import functional as vision
 
 from flowrl.precision import network_autocast
 from flowrl.rewards.clip import DEFAULT_MODEL
@@ -109,6 +108,8 @@ def _dinov2(model: str, revision: str | None, image_size: int, device: torch.dev
     network = load_dinov2(model, device=device, revision=revision, owner=owner, image_size=image_size)
 
     def of(images: Tensor, prompts: list[str]) -> Tensor:
+        from torchvision.transforms import functional as vision
+
         mode = vision.InterpolationMode.BICUBIC
         square = vision.center_crop(vision.resize(images.to(device), [image_size], mode, antialias=True), [image_size])
         pixels = vision.normalize(square.clamp(0.0, 1.0), IMAGENET_MEAN, IMAGENET_STD)

@@ -24,8 +24,6 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as vision
 
 from flowrl.rewards.networks import pretrained
 
@@ -93,6 +91,9 @@ def resized_frames(
     """A clip's frames at the size of `smart_resize`, by torchvision's bicubic filter with antialiasing."""
     size = smart_resize(frames.shape[1], frames.shape[2], min_pixels=min_pixels, max_pixels=max_pixels)
     pixels = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2)
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms import functional as vision
+
     return vision.resize(pixels, list(size), interpolation=InterpolationMode.BICUBIC, antialias=True)
 
 

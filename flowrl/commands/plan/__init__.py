@@ -4,6 +4,7 @@ Configurations are checked as `flowrl train` checks them; networks are built on 
 and no weights, so that evaluations, FLOPs and activations are counted and not guessed. Nothing here asks the network.
 
     counts.py       network evaluations of an iteration and of a run, as `NetworkCounter` counts them
+    light_libraries.py  imports of a process that only plans
     network.py      a family's denoiser on the meta device: parameters, FLOPs and saved activations of one evaluation
     published_models.py  sizes of the other parts, of rewards' models and of downloads; licences
     memory.py       what a process holds, and the micro-batches that fit on cards

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from flowrl.commands.plan.light_libraries import import_lightly
 from flowrl.commands.plan.throughput import pace
 from flowrl.config.train import find_config, load_config
 
@@ -20,6 +21,8 @@ def run(parsed: argparse.Namespace) -> int:
     path = find_config(parsed.config)
     config = load_config(path, parsed.overrides)
     config.resolve_batch(parsed.processes)  # before anything heavy is imported
+    if parsed.own_process:
+        import_lightly()
 
     from flowrl.commands.plan.gather import gather
     from flowrl.commands.plan.plan_text import as_text
