@@ -56,10 +56,9 @@ def _overlaps(masks: Sequence[np.ndarray]) -> np.ndarray:
     """Soft intersections over union `[n, 3]` of n cropped masks with each template."""
     side = (_TEMPLATE, _TEMPLATE)
     resized = [Image.fromarray(mask.astype(np.uint8) * 255).resize(side, Image.Resampling.BOX) for mask in masks]
-    grids, templates = np.stack(resized)[:, None] / 255.0, _templates()
-    return np.asarray(
-        np.minimum(templates, grids).sum(axis=(2, 3)) / np.maximum(templates, grids).sum(axis=(2, 3))
-    )  # fmt: skip
+    grids, templates = np.stack([np.asarray(one) for one in resized])[:, None] / 255.0, _templates()
+    common, either = np.minimum(templates, grids).sum(axis=(2, 3)), np.maximum(templates, grids).sum(axis=(2, 3))
+    return np.asarray(common / either)
 
 
 def _best_fits(masks: Sequence[np.ndarray]) -> tuple[list[int], list[float]]:
