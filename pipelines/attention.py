@@ -185,6 +185,7 @@ def _give(network: nn.Module, word: str) -> int:
         if not isinstance(module, Attention | AttentionModuleMixin):
             continue
         processor: Any = copy(module.processor)  # one that other networks share stays as it is
+        processor.__class__ = vars(type(processor)).get(_STOCK, type(processor))  # it may have had another kernel
         if isinstance(processor, LinearAttention):
             continue
         reads, direct = hasattr(processor, "_attention_backend"), kernel.torchs and not kernel.casts
@@ -207,7 +208,10 @@ def _replaced(stock: Any, word: str) -> Any:
         with _Instead(attend):
             return stock.__call__(self, *args, **kwargs)
 
-    return type(f"{stock.__name__}_{word}", (stock,), {"__call__": call})
+    return type(f"{stock.__name__}_{word}", (stock,), {"__call__": call, _STOCK: stock})
+
+
+_STOCK = "stock"  # of a class whose calls are replaced: the class that it was
 
 
 class _Instead(TorchFunctionMode):

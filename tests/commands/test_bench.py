@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tiny_runs import TinyRuns, tiny_runs
 
 from flowrl.cli import main
@@ -19,7 +20,9 @@ from flowrl.commands.bench import iterations, part_phases
 from flowrl.commands.bench.bench_subject import prepare
 from flowrl.commands.bench.bench_text import compared
 from flowrl.commands.bench.iterations import fitting, settings_of
+from flowrl.commands.bench.network_phases import attention
 from flowrl.commands.bench.result import SECTIONS, Bench, Phase, Spread, read_bench, write_bench
+from flowrl.commands.bench.stopwatch import Stopwatch
 from flowrl.commands.plan.throughput import pace
 from flowrl.config.train import load_config
 
@@ -115,6 +118,28 @@ def test_saved_bytes_are_those_that_plan_foresees(measured: Path, tiny: TinyRuns
     assert 8 * network.saved <= found <= 1.1 * 8 * network.saved
 
 
+def test_each_kernel_of_attention_is_the_one_that_is_named(tiny: TinyRuns) -> None:
+    """The same operations as of a network that was loaded with that word, and at the end what it was before."""
+    low = [GUIDED, "pipeline.dtype=bfloat16"]
+    subject = prepare(load_config(tiny.config, low), "tiny", random_weights=False, layers=None)
+    before = [type(part.processor) for part in subject.pipeline.denoiser.modules() if hasattr(part, "processor")]
+    found = {phase.name: phase.operations for phase in attention(subject, WATCH) if phase.seconds is not None}
+    assert {name.rpartition(", ")[2] for name in found} == {"native", "float32", "math"}
+    assert [
+        type(part.processor) for part in subject.pipeline.denoiser.modules() if hasattr(part, "processor")
+    ] == before
+    for word in ("native", "math"):
+        fresh = prepare(load_config(tiny.config, [*low, f"pipeline.attention={word}"]), "tiny", random_weights=False,
+                        layers=None)  # fmt: skip
+        with torch.no_grad():
+            one = WATCH.phase("x", "x", fresh.evaluation(16))
+        assert found[f"forward, {word}"] == one.operations, word
+    assert found["forward, math"] != found["forward, native"]
+
+
+WATCH = Stopwatch(device=torch.device("cpu"), repeats=1, warm_ups=1, deadline=float("inf"))
+
+
 def test_utilisation_is_flops_over_seconds_over_the_ceiling() -> None:
     def spread(seconds: float) -> Spread:
         return Spread.of([seconds, 2 * seconds, seconds / 2])
@@ -129,7 +154,9 @@ def test_utilisation_is_flops_over_seconds_over_the_ceiling() -> None:
     assert bench.utilisation(phase) == pytest.approx(0.25)
     assert bench.utilisation(phase, recomputed=True) == pytest.approx(0.5)
     assert bench.roofline(phase) == pytest.approx(3.0)  # by bytes: 1 s by FLOPs
-    assert bench.throughput == (pytest.approx(0.125e12), "forward and backward")
+    flops, of = bench.throughput or (0.0, "")
+    assert flops == pytest.approx(0.125e12)
+    assert of == "forward and backward"
 
 
 def test_the_file_gives_back_what_was_measured(measured: Path) -> None:
@@ -270,11 +297,16 @@ def test_plan_takes_the_newest_bench_of_its_model_here(
     tiny: TinyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(tiny.config, [])
-    here = {"device": "cpu", "cpu_count": os.cpu_count(), "model": config.pipeline.model, "dtype": "float32"}
+    here: dict[str, Any] = {
+        "device": "cpu",
+        "cpu_count": os.cpu_count(),
+        "model": config.pipeline.model,
+        "dtype": "float32",
+    }
     monkeypatch.chdir(tmp_path)
     assert pace(config, None) == (300.0, "The pace of 300 TFLOP/s is assumed: flowrl bench CONFIG measures that of "
                                          "this machine.")  # fmt: skip
-    cases = {
+    cases: dict[str, tuple[dict[str, Any], float]] = {
         "older": ({"date": "2026-01-01"}, 4.0), "newest": ({"date": "2026-01-02"}, 2.0),
         "shortened": ({"date": "2026-01-03", "layers": 1}, 1.0), "other": ({"date": "2026-01-03", "model": "m"}, 1.0),
         "elsewhere": ({"date": "2026-01-03", "device": "H200"}, 1.0),
