@@ -23,7 +23,7 @@ from flowrl.pipelines.family_pipeline import Family
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.random_weights import fewer_blocks, random_pipeline
 from flowrl.randomness import counter_normal
-from flowrl.rewards import Reward
+from flowrl.rewards import Model, Reward, models_of
 from flowrl.rewards.compose import sum_of
 from flowrl.rewards.specs import validate_reward_specs
 from flowrl.training.parts import (
@@ -235,12 +235,26 @@ def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str
     kept, absent = list[RewardConfig](), list[tuple[str, str]]()
     for entry in config.rewards:
         try:
-            validate_reward_specs([replace(entry, weight=1.0)])
+            options = validate_reward_specs([replace(entry, weight=1.0, schedule=())])[0].options
+            _refuse_downloads(models_of(options) or ())
         except CANNOT_LOAD as error:
             absent.append((entry.called, explain(error)))
         else:
             kept.append(entry)
     return replace(config, rewards=tuple(kept or [RewardConfig(name=STAND_IN_REWARD)])), absent
+
+
+def _refuse_downloads(models: Sequence[Model]) -> None:
+    """Refuses models that would have to be downloaded first.
+
+    Raises:
+        ValueError: names one.
+    """
+    for model in models:
+        if not (Path(model.name).exists() or in_cache(model.name)):
+            raise ValueError(
+                f"{model.name} is not in the hub's cache, and a bench downloads nothing: download it first"
+            )
 
 
 def _loaded_rewards(
