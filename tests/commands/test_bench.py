@@ -215,7 +215,7 @@ def test_a_ratio_that_is_not_one_is_said_and_fails(
 def test_absent_rewards_prompts_and_text_encoders_are_named(
     tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rewards = f"rewards=[{{file: {tiny.folder}/absent.py, function: f}}, {{name: pickscore}}]"
+    rewards = f"rewards=[{{file: {tiny.folder}/absent.py, function: f}}, {{name: pick_score}}]"
     out = tiny.folder / "absent"
     monkeypatch.setenv("HF_HUB_CACHE", str(tiny.folder / "no_cache"))
     given = [rewards, "prompts.train=absent.jsonl", "pipeline.max_sequence_length=16"]
@@ -223,7 +223,7 @@ def test_absent_rewards_prompts_and_text_encoders_are_named(
     assert main([*command, "--phases", "text,rewards", "--out", str(out)]) == 0
     found = phases(out)
     assert "absent.py" in found["rewards: f"].note
-    assert "PickScore_v1 is not in the hub's cache" in found["rewards: pickscore"].note
+    assert "PickScore_v1 is not in the hub's cache" in found["rewards: pick_score"].note
     assert found["rewards: jpeg_compressibility"].seconds is not None
     assert "random weights" in found["text: a prompt"].note
     text = " ".join(capsys.readouterr().out.split())
