@@ -192,7 +192,7 @@ def _give(network: nn.Module, word: str) -> int:
         if reads:
             processor._attention_backend = AttentionBackendName(kernel.backend if direct else "native")
         if not direct or (not reads and word != "native"):
-            processor.__class__ = _replaced(type(processor), word)
+            processor.__class__ = _replaced(processor.__class__, word)
         module.set_processor(processor)
         count += 1
     return count

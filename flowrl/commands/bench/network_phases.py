@@ -91,9 +91,9 @@ def attention(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
             call = subject.evaluation(rows)
             with torch.no_grad():
                 yield watch.phase("attention", f"forward, {word}", call, **_forward(subject, rows), note=told)
-            call = _with_backward(subject, subject.evaluation(images))
+            trained = _with_backward(subject, subject.evaluation(images))
             facts = _both(subject, images, subject.config.pipeline.gradient_checkpointing)
-            yield watch.phase("attention", f"forward and backward, {word}", call, **facts, note=told)
+            yield watch.phase("attention", f"forward and backward, {word}", trained, **facts, note=told)
     finally:
         give_kernel(subject.denoisers, before, known, dtype, subject.device)
 
