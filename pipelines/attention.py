@@ -185,14 +185,14 @@ def _give(network: nn.Module, word: str) -> int:
         if not isinstance(module, Attention | AttentionModuleMixin):
             continue
         processor: Any = copy(module.processor)  # one that other networks share stays as it is
-        processor.__class__ = vars(type(processor)).get(_STOCK, type(processor))  # it may have had another kernel
         if isinstance(processor, LinearAttention):
             continue
         reads, direct = hasattr(processor, "_attention_backend"), kernel.torchs and not kernel.casts
         if reads:
             processor._attention_backend = AttentionBackendName(kernel.backend if direct else "native")
-        if not direct or (not reads and word != "native"):
-            processor.__class__ = _replaced(processor.__class__, word)
+        stock = type(processor).__bases__[0] if isinstance(processor, _Given) else type(processor)
+        replaced = not direct or (not reads and word != "native")
+        processor.__class__ = _replaced(stock, word) if replaced else stock
         module.set_processor(processor)
         count += 1
     return count
@@ -208,10 +208,11 @@ def _replaced(stock: Any, word: str) -> Any:
         with _Instead(attend):
             return stock.__call__(self, *args, **kwargs)
 
-    return type(f"{stock.__name__}_{word}", (stock,), {"__call__": call, _STOCK: stock})
+    return type(f"{stock.__name__}_{word}", (stock, _Given), {"__call__": call})
 
 
-_STOCK = "stock"  # of a class whose calls are replaced: the class that it was
+class _Given:
+    """Marks a processor's class whose attention was replaced; its first base is stock's."""
 
 
 class _Instead(TorchFunctionMode):

@@ -56,7 +56,7 @@ LOOSE |= {"failures", "interrupts", "versions"}
 COMMAND_FILES = {"__init__", "arguments", "run", "result", "page"}
 """The names that may occur more than once: every command's folder has the same ones."""
 HEAVY = {"diffusers", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "torchvision", "tensorboard"}
-PUBLIC = ("rlg_pipeline", "slot_network")
+PUBLIC = ("rlg_pipeline", "slot_network", "backends_here")
 """Definitions that no product code uses, because they are for the users of the package; so are names in `__all__`."""
 _NAME = re.compile(r"[:.]([A-Za-z_]\w*)$|^([A-Za-z_]\w*)$")  # the end of "module:name", or a name alone
 

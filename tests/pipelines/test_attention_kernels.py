@@ -11,16 +11,32 @@ import pytest
 import torch
 from test_pipeline_families import SETTINGS, save_tiny
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from flowrl.pipelines import family
+from flowrl.pipelines import attention, family
+from flowrl.pipelines.attention import backends_here, check_backward, give_kernel
+from flowrl.pipelines.attention_words import Known
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
-from flowrl.trajectory import Conditioning
 
 FAMILIES = ("sd3", "flux", "qwen_image", "wan", "sd")
 EVERY = (*FAMILIES, "cogvideox", "sana", "ltx_video", "z_image", "hunyuan_video")
+PROMPTS = ["a red circle", "two blue squares and a star"]
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}  # of the largest; attention is rounded elsewhere, block after block
-WORDS = {torch.float32: ("native", "math"), torch.bfloat16: ("native", "float32", "math")}
+WORDS = {torch.float32: ("native", "math"), torch.bfloat16: ("native", "auto", "math")}
+
+
+class Called(TorchDispatchMode):
+    """Dtypes of queries of every fused attention on the CPU that runs within."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            self.dtypes.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
 
 
 @cache
@@ -29,8 +45,9 @@ def folder_of(name: str) -> str:
 
 
 @cache
-def loaded(name: str, word: str, dtype: torch.dtype) -> FamilyPipeline:
-    pipeline: Any = family(name).load(folder_of(name), dtype=dtype, attention=word, **SETTINGS.get(name, {}))
+def loaded(name: str, word: str, dtype: torch.dtype, **options: Any) -> FamilyPipeline:
+    settings = SETTINGS.get(name, {}) | options
+    pipeline: Any = family(name).load(folder_of(name), dtype=dtype, attention=word, **settings)
     policy = Policy(pipeline.denoiser, rank=2, alpha=4, targets=pipeline.lora_targets, seed=0)
     for place, parameter in enumerate(policy.parameters.values()):
         drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(place))
@@ -38,21 +55,25 @@ def loaded(name: str, word: str, dtype: torch.dtype) -> FamilyPipeline:
     return pipeline
 
 
-def inputs(pipeline: FamilyPipeline) -> tuple[Tensor, Tensor, Conditioning]:
+def velocity_of(pipeline: FamilyPipeline) -> Tensor:
     x = torch.randn(2, *pipeline.latent_shape, generator=torch.Generator().manual_seed(1))
-    return x, torch.tensor([500.0, 500.0]), pipeline.encode(["a red circle", "two blue squares and a star"])
+    cond = pipeline.encode(PROMPTS)
+    unguided = 0 if pipeline.family.name == "z_image" else 1
+    found: Tensor = pipeline.guided(pipeline.network, cond, None, unguided)(
+        x, torch.tensor([500.0, 500.0]), torch.tensor([0.5, 0.5])
+    )
+    return found
 
 
 def velocity_and_gradient(pipeline: FamilyPipeline) -> tuple[Tensor, Tensor]:
-    given = inputs(pipeline)
     trained = [p for p in pipeline.denoiser.parameters() if p.requires_grad]
-    velocity = pipeline.network(*given)
+    velocity = velocity_of(pipeline)
     drawn = torch.randn(velocity.shape, generator=torch.Generator().manual_seed(2))
     found = torch.autograd.grad(velocity, trained, drawn, allow_unused=True)
     with torch.no_grad():
-        assert torch.equal(pipeline.network(*given), velocity.detach()), "rollout and update differ: ratio is not 1"
-    gradient = torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(trained, found)])
-    return velocity.detach(), gradient
+        assert torch.equal(velocity_of(pipeline), velocity.detach()), "rollout and update differ: the ratio is not 1"
+    parts = [torch.zeros_like(p) if g is None else g for p, g in zip(trained, found, strict=True)]
+    return velocity.detach(), torch.cat([part.flatten() for part in parts])
 
 
 @cache
@@ -68,18 +89,100 @@ def off(found: Tensor, wanted: Tensor) -> float:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_words_give_the_same_velocity_and_gradient(name: str, dtype: torch.dtype) -> None:
     for word in WORDS[dtype][1:]:
-        pipeline = loaded(name, word, dtype)
-        assert pipeline.attention == word
-        velocity, gradient = velocity_and_gradient(pipeline)
+        velocity, gradient = velocity_and_gradient(loaded(name, word, dtype))
         assert off(velocity, native(name, dtype)[0]) < CLOSE[dtype], word
         assert off(gradient, native(name, dtype)[1]) < CLOSE[dtype], word
 
 
-def test_math_is_math() -> None:
-    """Every processor of every kind of network calls the kernel that was chosen, and no other."""
-    for name in EVERY:
-        pipeline = loaded(name, "math", torch.float32)
-        with torch.profiler.profile() as seen, torch.no_grad():
-            pipeline.network(*inputs(pipeline))
-        called = {event.name for event in seen.events() if "scaled_dot_product" in event.name}
-        assert called == {"aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math"}, name
+@pytest.mark.parametrize("name", EVERY)
+def test_every_attention_is_computed_by_the_kernel_and_other_models_keep_theirs(name: str) -> None:
+    """Torch's fused attention runs nowhere under math, and in float32 alone under float32, what auto is here."""
+    pipelines = {word: loaded(name, word, torch.bfloat16) for word in ("native", "math", "auto")}
+    seen = {}
+    for word, pipeline in pipelines.items():
+        pipeline.encode(PROMPTS)  # which keeps them: text encoders attend by themselves
+        with torch.no_grad(), Called() as called:
+            velocity_of(pipeline)
+        seen[word] = called.dtypes
+    assert [pipeline.attention for pipeline in pipelines.values()] == ["native", "math", "float32"]
+    assert seen["native"], "tokens attend"
+    assert set(seen["native"]) == {torch.bfloat16}
+    assert seen["math"] == []
+    assert seen["auto"] == [torch.float32] * len(seen["native"])
+
+
+@pytest.mark.parametrize("name", ["flux", "sd"])
+def test_a_kernel_can_be_changed_for_another(name: str) -> None:
+    pipeline: Any = family(name).load(folder_of(name), dtype=torch.bfloat16, **SETTINGS.get(name, {}))
+    seen = []
+    for word in ("math", "float32", "native", "float32", "native"):
+        give_kernel([pipeline.denoiser], word, pipeline.family.attends(pipeline.model), torch.bfloat16, "cpu")
+        pipeline.encode(PROMPTS)
+        with torch.no_grad(), Called() as called:
+            velocity_of(pipeline)
+        seen.append(set(called.dtypes))
+    assert seen == [set(), {torch.float32}, {torch.bfloat16}, {torch.float32}, {torch.bfloat16}]
+
+
+def test_auto_in_float32_is_native_bit_for_bit() -> None:
+    for name in ("sd3", "sd"):
+        found = velocity_and_gradient(loaded(name, "auto", torch.float32))
+        assert all(torch.equal(own, wanted) for own, wanted in zip(found, native(name, torch.float32), strict=True))
+
+
+def test_a_kernel_survives_recomputed_blocks() -> None:
+    """The backward pass calls the processors once more."""
+    plain, recomputed = (
+        velocity_and_gradient(loaded("flux", "auto", torch.bfloat16, **options))
+        for options in ({}, {"gradient_checkpointing": True})
+    )
+    assert torch.equal(plain[0], recomputed[0])
+    assert torch.equal(plain[1], recomputed[1])
+
+
+def test_a_kernel_without_a_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any of the three, and one that is another's; a kernel that computes something else, too."""
+    own = attention.attention_of("native")
+    faulty = {
+        "d key": lambda q, k, v, **kw: own(q, k.detach(), v, **kw),
+        "d value": lambda q, k, v, **kw: own(q, k, v.detach(), **kw),
+        "d query": lambda q, k, v, **kw: own(q, k, v, **kw).detach(),
+        "output that is": lambda q, k, v, **kw: own(q, k, v, scale=1.0, **kw),
+        "cannot run": lambda q, k, v, **kw: own(q, k, v, nonsense=True),
+    }
+    for said, function in faulty.items():
+        monkeypatch.setattr(attention, "attention_of", lambda word, function=function: function)
+        with pytest.raises(ValueError, match=said):
+            check_backward("native", dtype=torch.float32, device="cpu", head_size=16)
+
+
+def test_kernels_of_this_machine() -> None:
+    for mask in ("none", "keys", "bias"):
+        assert backends_here("cpu", torch.float32, 24, mask) == ["native", "math"]
+        assert backends_here("cpu", torch.bfloat16, 24, mask) == ["native", "float32", "math"]
+
+
+def test_a_network_without_attention_has_no_kernel_to_choose() -> None:
+    network, known = torch.nn.Linear(2, 2), Known(head_sizes=(16,))
+    assert give_kernel([network], "native", known, torch.float32, "cpu") == "native"
+    with pytest.raises(ValueError, match="no attention whose kernel can be chosen"):
+        give_kernel([network], "math", known, torch.float32, "cpu")
+
+
+@pytest.mark.slow
+def test_blocks_compile_whole() -> None:
+    """One graph of a block with its processor, equal bit for bit with and without gradient."""
+    denoiser: Any = loaded("sd3", "auto", torch.bfloat16).denoiser
+    block = denoiser.transformer_blocks[0]
+    width, drawn = block.attn.to_q.in_features, torch.Generator().manual_seed(3)
+    images, prompt, time = (
+        torch.randn(*shape, generator=drawn).bfloat16() for shape in ((2, 16, width), (2, 5, width), (2, width))
+    )
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        wanted, found = block(images, prompt, time)[1], compiled(images, prompt, time)[1]
+        with torch.no_grad():
+            assert torch.equal(compiled(images, prompt, time)[1], found)
+    assert torch.equal(found, wanted)
+    assert found.requires_grad
+    torch.compiler.reset()
