@@ -182,6 +182,9 @@ def _made(cls: Any, config: Mapping[str, Any], device: torch.device, dtype: torc
 class _Uninitialised(TorchDispatchMode):
     """Inside, nothing is filled with random numbers: weights are drawn afterwards."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.ops.aten.uniform_.default, torch.ops.aten.normal_.default):
             return args[0]

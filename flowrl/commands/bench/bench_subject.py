@@ -23,7 +23,7 @@ from flowrl.pipelines.family_pipeline import Family
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.random_weights import fewer_blocks, random_pipeline
 from flowrl.randomness import counter_normal
-from flowrl.rewards import Reward
+from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.compose import sum_of
 from flowrl.rewards.specs import validate_reward_specs
 from flowrl.training.parts import (
@@ -44,6 +44,15 @@ STAND_IN_REWARD = "jpeg_compressibility"
 _LORA_STD = 0.01
 CANNOT_LOAD = (ValueError, OSError, ImportError, RuntimeError)
 """What rewards raise whose weights, packages or servers are not there."""
+
+
+def _brightness(inputs: RewardInputs) -> RewardOutput:
+    """A thousand times the mean of an image's pixels: no two images of noise have the same."""
+    values = 1000 * inputs.images.mean((1, 2, 3))
+    return RewardOutput(values=values, valid=torch.ones_like(values, dtype=torch.bool))
+
+
+_BRIGHTNESS = FunctionReward(name="brightness", score=_brightness, needs=frozenset(), version="bench")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -175,7 +184,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
             options=options,
         )
         notes.append(f"Random weights of the dimensions of {config.pipeline.model}: prompts are random embeddings, "
-                     "and images are noise; text encoders are not there")  # fmt: skip
+                     "and images are noise, whose brightness is rewarded too; text encoders are not there")  # fmt: skip
     else:
         made = load_pipeline(config.pipeline, device)
     if layers is not None:
@@ -235,12 +244,24 @@ def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str
     kept, absent = list[RewardConfig](), list[tuple[str, str]]()
     for entry in config.rewards:
         try:
-            validate_reward_specs([replace(entry, weight=1.0)])
+            options = validate_reward_specs([replace(entry, weight=1.0, schedule=())])[0].options
+            _refuse_downloads(models_of(options) or ())
         except CANNOT_LOAD as error:
             absent.append((entry.called, explain(error)))
         else:
             kept.append(entry)
     return replace(config, rewards=tuple(kept or [RewardConfig(name=STAND_IN_REWARD)])), absent
+
+
+def _refuse_downloads(models: Sequence[Model]) -> None:
+    """Refuses models that would have to be downloaded first.
+
+    Raises:
+        ValueError: names one.
+    """
+    for model in models:
+        if not (Path(model.name).exists() or in_cache(model.name)):
+            raise ValueError(f"{model.name} is not in the hub's cache, and a bench downloads nothing: fetch it first")
 
 
 def _loaded_rewards(
@@ -282,8 +303,10 @@ def _present(denoiser: nn.Module, targets: Sequence[str]) -> list[str]:
 
 def joined_reward(subject: Subject) -> Any:
     """The rewards of a subject as one, as runs have them."""
-    how = subject.config.reward_aggregation
+    how, members = subject.config.reward_aggregation, list(subject.rewards)
+    if not subject.text_encoders:  # images of noise, which most rewards think equal: nothing would be trained
+        members.append((_BRIGHTNESS, RewardConfig(name=_BRIGHTNESS.name)))
     return sum_of(
-        list(subject.rewards), merge=how if how in ("geometric", "harmonic") else "sum",
+        members, merge=how if how in ("geometric", "harmonic") else "sum",
         partial=subject.config.reward_partial,
     )  # fmt: skip

@@ -111,8 +111,7 @@ def _row(bench: Bench, phase: Phase) -> tuple[str, ...]:
         return (name, "-", "", "", "")
     least, share = bench.roofline(phase), bench.utilisation(phase)
     if phase.section == "ceilings" and not phase.ceiling:
-        reached = bench.rate(phase.name)
-        told = "" if reached is None else (rate(reached) if phase.flops else f"{reached / 1e9:.3g} GB/s")
+        told = pace(phase)
         return (name, time(phase.seconds.median), span(phase.seconds), told, "")
     return (
         name, time(phase.seconds.median), span(phase.seconds), "" if share is None else f"{share:.0%}",
@@ -132,6 +131,15 @@ def span(spread: Spread) -> str:
     """Least and most of the repeats, in the unit of the median."""
     size = next((size for size in (1.0, 1e-3) if spread.median >= size), 1e-6)
     return f"{spread.low / size:.3g}..{spread.high / size:.3g}"
+
+
+def pace(phase: Phase) -> str:
+    """FLOPs or bytes a second of a ceiling."""
+    if phase.seconds is None or not phase.seconds.median:
+        return ""
+    if phase.flops:
+        return rate(phase.flops / phase.seconds.median)
+    return f"{phase.least_bytes / phase.seconds.median / 1e9:.3g} GB/s"
 
 
 def rate(flops: float) -> str:

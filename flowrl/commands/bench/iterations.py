@@ -161,6 +161,7 @@ def _asked(subject: Subject, stage: str, counts: Counts, *, recomputed: bool) ->
 
 
 def _evaluations(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """Evaluations by kind of the last iteration; rows hold totals."""
+    """Evaluations by kind of an iteration, the mean of those after the first; rows hold totals."""
     kinds = ("rollout", "completion", "update", "reference", "backward")
-    return {kind: int(rows[-1].get(f"nfe/{kind}", 0) - rows[-2].get(f"nfe/{kind}", 0)) for kind in kinds}
+    sums = {kind: rows[-1].get(f"nfe/{kind}", 0) - rows[0].get(f"nfe/{kind}", 0) for kind in kinds}
+    return {kind: round(total / (len(rows) - 1)) for kind, total in sums.items()}

@@ -10,11 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.capabilities import this_machine
 from flowrl.commands.bench.bench_subject import Subject
 from flowrl.commands.bench.ceilings import GEMM
 from flowrl.commands.bench.result import Phase
 from flowrl.commands.bench.stopwatch import Stopwatch
+from flowrl.pipelines.attention import give_kernel
+from flowrl.pipelines.attention_words import usable
 from flowrl.samplers.guidance import TrainNegative
+from flowrl.training.parts import DTYPES, model_family, model_location
 from flowrl.training.prompting import guided
 
 _SMALLEST, _LARGEST = 1e-3, 1e3
@@ -64,6 +68,34 @@ def guidance(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
         facts = _guided_update(subject, images, trained) | {"items": images, "note": told}
         call = _guided(subject, images, trained)
         yield watch.phase("guidance", f"update, {words}", _with_backward(subject, call), **facts)
+
+
+def attention(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
+    """The network under each word of `pipeline.attention` that this machine has, forward and with backward."""
+    family, model = model_family(subject.config.pipeline), model_location(subject.config.pipeline.model)
+    known, dtype = family.attends(model), DTYPES[subject.config.pipeline.dtype]
+    words = usable(this_machine(subject.device.type), dtype, known)
+    if not words:
+        yield Phase(section="attention", name="kernels", note="nothing is known of this model's attention")
+    images = subject.geometry.micro_batch_size
+    rows = subject.geometry.rollout_batch_size * subject.passes
+    before = subject.pipeline.attention
+    try:
+        for word in words:
+            told = "as configured" if word == before else ""
+            try:
+                give_kernel(subject.denoisers, word, known, dtype, subject.device)
+            except ValueError as error:
+                yield Phase(section="attention", name=word, note=f"not measured: {error}")
+                continue
+            call = subject.evaluation(rows)
+            with torch.no_grad():
+                yield watch.phase("attention", f"forward, {word}", call, **_forward(subject, rows), note=told)
+            trained = _with_backward(subject, subject.evaluation(images))
+            facts = _both(subject, images, subject.config.pipeline.gradient_checkpointing)
+            yield watch.phase("attention", f"forward and backward, {word}", trained, **facts, note=told)
+    finally:
+        give_kernel(subject.denoisers, before, known, dtype, subject.device)
 
 
 def check_answer(answer: Tensor) -> None:

@@ -12,6 +12,7 @@ from flowrl.commands.bench.bench_text import (
     facts_that_differ,
     last_words,
     notes_of,
+    pace,
     rate,
     size,
     span,
@@ -24,6 +25,7 @@ from flowrl.html.markup import DASH, card, code, esc, folded, notes_box, section
 FOOTER = "Written by <code>flowrl bench</code>."
 _TITLES = {
     "ceilings": "What this machine reaches", "text": "Text", "network": "The network", "guidance": "Guidance",
+    "attention": "Kernels of attention",
     "parts": "Other parts", "rewards": "Rewards", "iteration": "Whole iterations",
 }  # fmt: skip
 _HEAD = ("phase", "seconds", "min .. max", "repeats", "of ceiling", "roofline", "memory", "saved", "operations")
@@ -66,12 +68,13 @@ def render_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> st
 
 def _tiles(bench: Bench) -> list[tuple[str, str, str]]:
     found = []
-    whole, pace, ratio = bench.phase("iteration", "whole"), bench.throughput, bench.ratio_first_deviation
+    whole, found_pace, ratio = bench.phase("iteration", "whole"), bench.throughput, bench.ratio_first_deviation
     if whole is not None and whole.wall is not None:
         images = f"{whole.items} images, on the clock"
         found.append(("An iteration", written(whole.wall.median), images))
-    if pace is not None:
-        found.append(("Pace", rate(pace[0]), "of whole iterations" if pace[1] == "whole" else f"of {pace[1]} alone"))
+    if found_pace is not None:
+        flops, of = found_pace
+        found.append(("Pace", rate(flops), "of whole iterations" if of == "whole" else f"of {of} alone"))
     for section_, name in (("network", "forward"), ("network", "forward and backward")):
         phase = bench.phase(section_, name)
         share = None if phase is None else bench.utilisation(phase)
@@ -126,8 +129,7 @@ def _row(bench: Bench, phase: Phase) -> list[str]:
     whole = bench.utilisation(phase, recomputed=True) if phase.recomputed else None
     reached = "" if share is None else f"{share:.0%}" + ("" if whole is None else f" ({whole:.0%} with recomputation)")
     if phase.section == "ceilings" and not phase.ceiling:
-        pace = bench.rate(phase.name)
-        reached = "" if pace is None else rate(pace) if phase.flops else f"{pace / 1e9:.3g} GB/s"
+        reached = pace(phase)
     rows = f" · {phase.rows} rows" if phase.rows else f" · {phase.items}" if phase.items else ""
     return [
         esc(phase.name + rows), written(phase.seconds.median), esc(span(phase.seconds)), str(phase.repeats),

@@ -124,10 +124,11 @@ def _section(name: str, subject: Subject, watch: Stopwatch, bench: Bench) -> Ite
     """The phases of a section, as they are measured."""
     from flowrl.commands.bench import bench_subject, ceilings, iterations, network_phases, part_phases
 
+    pace = None if bench.throughput is None else bench.throughput[0]
     found: dict[str, Callable[[Subject, Stopwatch], Iterator[Phase]]] = {
         "ceilings": ceilings.ceilings, "text": part_phases.text, "network": network_phases.network,
-        "guidance": network_phases.guidance, "parts": part_phases.parts, "rewards": part_phases.rewards,
-        "iteration": partial(iterations.iteration, pace=None if bench.throughput is None else bench.throughput[0]),
+        "guidance": network_phases.guidance, "attention": network_phases.attention, "parts": part_phases.parts,
+        "rewards": part_phases.rewards, "iteration": partial(iterations.iteration, pace=pace),
     }  # fmt: skip
     yield from found[name](subject, watch)
     if name == "text":
