@@ -21,13 +21,22 @@ _PRODUCTS: frozenset[Callable[..., Any]] = frozenset({
 })  # fmt: skip
 
 
-def has_products(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies matrices of a dtype at a speed worth having: what torch asks before it does."""
+def _missing() -> frozenset[torch.dtype]:
+    if not torch.backends.mkldnn.is_available():
+        return frozenset()
     known = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
     }
-    return dtype not in known or not torch.backends.mkldnn.is_available() or bool(known[dtype]())
+    return frozenset(dtype for dtype, supported in known.items() if not supported)
+
+
+_MISSING = _missing()  # found once: compiled code cannot ask
+
+
+def has_products(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies matrices of a dtype by instructions of its own: what torch asks before it does."""
+    return dtype not in _MISSING
 
 
 class WideProducts(TorchFunctionMode):
