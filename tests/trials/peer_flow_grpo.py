@@ -71,7 +71,7 @@ class Case:
 _PROMPT_ALONE, _KEPT = "sampler.train_negative=false", "keep_graphs=true"
 _KL = ("kl_coef=0.04", "kl_type=no_dt")
 _DTYPES: tuple[Literal["float32"], Literal["bfloat16"]] = ("float32", "bfloat16")
-CASES = {
+CASES: dict[str, Case] = {
     **{dtype: Case(dtype=dtype) for dtype in _DTYPES},
     **{f"{dtype}, graphs kept": Case(dtype=dtype, settings=(_KEPT,)) for dtype in _DTYPES},
     **{f"{dtype}, kl 0.04": Case(dtype=dtype, settings=_KL) for dtype in _DTYPES},
