@@ -22,6 +22,8 @@ from peft.tuners.lora import Linear
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flowrl.pipelines.wide_products import has_products
+
 
 def add_lora(network: nn.Module, config: LoraConfig, name: str) -> None:
     """Adds an adapter under a name to the layers that the configuration targets; linear ones become `LoraLinear`."""
@@ -53,8 +55,19 @@ class LoraLinear(Linear):  # type: ignore[misc]
         whole = kind == "cpu" and dtype in (torch.float32, torch.float64)
         rule = Merged if whole and first.weight.dtype == dtype else Added
         given = (x.to(dtype), base.weight, base.bias, first.weight, second.weight, self.scaling[name])
+        if kind == "cpu" and not has_products(dtype):
+            return _widened(*given)
         answer: Tensor = rule.apply(*given)  # type: ignore[no-untyped-call]
         return answer
+
+
+def _widened(x: Tensor, w: Tensor, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float) -> Tensor:
+    """The layer in float32 on operands that are rounded to the dtype of x, and its answer rounded to it: for 16 bits on
+    a CPU that has no products of them (`pipelines/wide_products.py`)."""
+    rounded = (None if t is None else t.to(x.dtype).float() for t in (x, w, b, lora_a, lora_b))
+    with torch.autocast("cpu", enabled=False):
+        answer: Tensor = Merged.apply(*rounded, s).to(x.dtype)  # type: ignore[no-untyped-call]
+    return answer
 
 
 class Merged(torch.autograd.Function):

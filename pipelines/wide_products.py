@@ -2,7 +2,8 @@
 
 Without such instructions (AVX512 on x86) torch multiplies bfloat16 and float16 matrices by plain loops, ten to forty
 times slower than float32 ones. Here operands are rounded to the low dtype as autocast does it, multiplied in float32,
-and the result is rounded: what the instructions would give, but for the order of sums.
+and the result is rounded: what the instructions would give, but for the order of sums. Attention likewise, whose
+backward pass in bfloat16 is slower by far.
 """
 
 from __future__ import annotations
@@ -17,17 +18,26 @@ from torch.overrides import TorchFunctionMode
 
 _PRODUCTS: frozenset[Callable[..., Any]] = frozenset({
     F.linear, F.conv1d, F.conv2d, F.conv3d, torch.matmul, torch.bmm, torch.baddbmm, Tensor.matmul, Tensor.bmm,
-    Tensor.__matmul__,
+    Tensor.__matmul__, F.scaled_dot_product_attention,
 })  # fmt: skip
 
 
-def has_products(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies matrices of a dtype at a speed worth having: what torch asks before it does."""
+def _missing() -> frozenset[torch.dtype]:
+    if not torch.backends.mkldnn.is_available():
+        return frozenset()
     known = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported(),
     }
-    return dtype not in known or not torch.backends.mkldnn.is_available() or bool(known[dtype]())
+    return frozenset(dtype for dtype, supported in known.items() if not supported)
+
+
+_MISSING = _missing()  # found once: compiled code cannot ask
+
+
+def has_products(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies matrices of a dtype by instructions of its own: what torch asks before it does."""
+    return dtype not in _MISSING
 
 
 class WideProducts(TorchFunctionMode):

@@ -176,7 +176,7 @@ def test_the_command_writes_what_its_cases_found(
         Path(out).write_text(json.dumps({"rounds": 8, "rows": rows, "times faster": phase}))
 
     monkeypatch.setattr(peer_flow_grpo, "origin", lambda: {"command": shlex.join(["python", *sys.argv])})
-    monkeypatch.setattr(peer_flow_grpo.subprocess, "run", started)
+    monkeypatch.setattr("subprocess.run", started)
     monkeypatch.setattr(peer_flow_grpo, "load_checkout", lambda folder: None)
     out = tmp_path / "found.json"
     monkeypatch.setattr(sys, "argv", ["peer_flow_grpo.py", "--checkout", str(checkout), "--out", str(out),

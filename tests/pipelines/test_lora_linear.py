@@ -87,8 +87,14 @@ def test_only_gradients_that_are_asked_for_are_made(rule: type[torch.autograd.Fu
     assert [leaf.grad is not None for leaf in leaves] == [place == wanted for place in range(3)]
 
 
+@pytest.mark.parametrize("products", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
-def test_a_layer_gives_what_pefts_gives(dtype: torch.dtype, tolerance: float) -> None:
+def test_a_layer_gives_what_pefts_gives(
+    dtype: torch.dtype, tolerance: float, products: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CPUs with instructions for bfloat16 and without."""
+    missing = frozenset[torch.dtype]() if products else frozenset({torch.bfloat16})
+    monkeypatch.setattr("flowrl.pipelines.wide_products._MISSING", missing)
     layer, x, weight = layer_of(dtype), normal(7, 2, 9, IN).to(dtype), normal(8, 2, 9, OUT).to(dtype)
     with in_dtype(dtype):
         ours = with_gradients(layer, layer, x, weight)
@@ -211,7 +217,10 @@ class Counting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("dtype", "wanted"), [(torch.float32, (2, 6)), (torch.bfloat16, (5, 7))], ids=str)
-def test_a_layer_takes_fewer_operations_than_pefts(dtype: torch.dtype, wanted: tuple[int, int]) -> None:
+def test_a_layer_takes_fewer_operations_than_pefts(
+    dtype: torch.dtype, wanted: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrl.pipelines.lora_linear.has_products", lambda dtype: True)  # with or without instructions
     layer, x = layer_of(dtype), normal(7, 2, 9, IN).to(dtype).requires_grad_()
     found = []
     for forward in (layer, lambda x: Linear.forward(layer, x)):

@@ -37,6 +37,20 @@ def test_a_product_is_the_rounded_one_of_rounded_operands(name: str, dtype: torc
     torch.testing.assert_close(found.double(), exact, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-4)
 
 
+def test_attention_is_that_of_float32() -> None:
+    q, k, v = (counter_normal((2, 4, 6, 8), 5, name).bfloat16().requires_grad_() for name in "qkv")
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    wide = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask)
+    with torch.autocast("cpu", torch.bfloat16), WideProducts():
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    assert torch.equal(found, wide.bfloat16())
+    weight = counter_normal(wide.shape, 6)
+    wanted = torch.autograd.grad((wide * weight.bfloat16()).sum(), [q, k, v])
+    given = torch.autograd.grad((found * weight.bfloat16()).sum(), [q, k, v])
+    for a, b in zip(given, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_gradients_are_those_of_the_rounded_product() -> None:
     x, weight = (counter_normal(shape, 1).requires_grad_() for shape in ((5, 7), (3, 7)))
     with torch.autocast("cpu", torch.bfloat16), WideProducts():

@@ -68,16 +68,21 @@ class Case:
     detached: bool = False
 
 
-_PROMPT_ALONE = ("sampler.train_negative=false",)
+_PROMPT_ALONE, _KEPT = "sampler.train_negative=false", "keep_graphs=true"
 _KL = ("kl_coef=0.04", "kl_type=no_dt")
-CASES = {
-    "float32": Case(dtype="float32"),
-    "bfloat16": Case(dtype="bfloat16"),
-    "float32, kl 0.04": Case(dtype="float32", settings=_KL),
-    "bfloat16, kl 0.04": Case(dtype="bfloat16", settings=_KL),
-    "float32, prompt's branch": Case(dtype="float32", settings=_PROMPT_ALONE, detached=True),
-    "bfloat16, prompt's branch": Case(dtype="bfloat16", settings=_PROMPT_ALONE, detached=True),
-}
+_DTYPES: tuple[Literal["float32"], Literal["bfloat16"]] = ("float32", "bfloat16")
+CASES: dict[str, Case] = {
+    **{dtype: Case(dtype=dtype) for dtype in _DTYPES},
+    **{f"{dtype}, graphs kept": Case(dtype=dtype, settings=(_KEPT,)) for dtype in _DTYPES},
+    **{f"{dtype}, kl 0.04": Case(dtype=dtype, settings=_KL) for dtype in _DTYPES},
+    **{
+        f"{dtype}, prompt's branch": Case(dtype=dtype, settings=(_PROMPT_ALONE,), detached=True) for dtype in _DTYPES
+    },
+    **{
+        f"{dtype}, prompt's branch, graphs kept": Case(dtype=dtype, settings=(_PROMPT_ALONE, _KEPT), detached=True)
+        for dtype in _DTYPES
+    },
+}  # fmt: skip
 
 
 class Comparison:
