@@ -162,22 +162,3 @@ def hub_class(model: str) -> str | None:
         return str(DiffusionPipeline.load_config(model)["_class_name"])
     except (OSError, ValueError, KeyError):
         return None  # loading it says what is wrong
-
-
-def shapes(card: Card, grid: Grid, size: Size, *, videos: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of one latent and of the image or clip that it is decoded to.
-
-    Raises:
-        ValueError: the model cannot draw this size.
-    """
-    factor, frame_factor = card.factors
-    multiple = max(grid.multiple, factor * grid.patch)
-    frames: tuple[int, ...] = ()
-    if videos:
-        step = frame_factor * (2 if grid.odd_frames else 1)
-        found = common.check_frames(card.model, size.num_frames or 0, step, grid.frame_patch)
-        frames = (2 * found - 1 if grid.odd_frames else found,)
-    most = None if grid.most is None else multiple * grid.most
-    common.check_size(card.model, (size.height, size.width), multiple, most)
-    latent = (grid.channels, *frames, size.height // factor, size.width // factor)
-    return latent, (*((size.num_frames or 0,) * len(frames)), 3, size.height, size.width)

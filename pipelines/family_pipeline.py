@@ -315,11 +315,7 @@ class Family:
     def _check(self, card: Card, options: Any) -> None:
         """Refuses what the checkpoint cannot take, with options or by itself."""
         self.refuse(card)
-<<<<<<< HEAD
         cards.shapes(self.grid(card.network), card, self.size_of(card, options), videos=self.videos)
-=======
-        cards.shapes(card, self.grid(card.network), self.size_of(card, options), videos=self.videos)
->>>>>>> w/compile
         self.suits(card, options)
         self.prompt_tokens(card, options)
 
@@ -406,14 +402,8 @@ class FamilyPipeline:
         self._set_size(size)
 
     def _set_size(self, size: Size) -> None:
-<<<<<<< HEAD
         grid, videos = self.family.grid(self.card.network), self.family.videos
         self.latent_shape, self.image_shape = cards.shapes(grid, self.card, size, videos=videos)
-=======
-        self.latent_shape, self.image_shape = cards.shapes(
-            self.card, self.family.grid(self.card.network), size, videos=self.family.videos
-        )
->>>>>>> w/compile
         self.positions = self.family.positions(self)
         self._images = Embedded(self._embed_sources)  # another size has other latents
 
@@ -498,13 +488,4 @@ class FamilyPipeline:
 
         A second expert's is in a folder: `load_lora_weights(folder / "transformer_2", load_into_transformer_2=True)`.
         """
-<<<<<<< HEAD
         return common.save_lora(type(self.pipe), folder, tensors, config, tuple(self.experts), self.family.denoisers[0])
-=======
-        first, stock = self.family.denoisers[0], type(self.pipe)
-        if len(self.experts) == 1:
-            return common.write_lora(stock, folder, tensors, config, part=first)
-        for name, part in common.split_experts(tensors, tuple(self.experts)):
-            common.write_lora(stock, folder if name == first else folder / name, part, config, part=first)
-        return folder / LORA_FILE
->>>>>>> w/compile
