@@ -164,7 +164,8 @@ class SamplerConfig:
     """Whether the half of guidance with the negative prompt is trained: the whole velocity's gradient (true), as in
     Flow-GRPO's later code; or (false) a call of its own without gradient, which halves activations and the backward
     pass, and is the gradient of Flow-GRPO's release of July 2025. ``recompute`` is the gradient of true at the
-    activations of false: that half is computed once more in the backward pass."""
+    activations of false: that half is computed once more in the backward pass. Both are refused where guidance has no
+    such half: at scale 1, and in distilled models."""
     grid: Literal["diffusers", "linspace", "unipc_flow"] = "diffusers"
     """Noise levels visited: as diffusers' scheduler spaces them, evenly before the shift, or UniPC's of Wan 2.1."""
     shift: float | None = None

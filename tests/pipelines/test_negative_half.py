@@ -100,8 +100,8 @@ def test_half_is_kept_and_the_positive_graph_is_gone_when_the_negative_is_recomp
 
 
 def test_blocks_are_recomputed_inside_of_a_recomputed_half(folders: Path) -> None:
-    found = []
-    for checkpointing, train in ((False, True), (True, "recompute")):
+    found, ways = [], list[tuple[bool, TrainNegative]]([(False, True), (True, "recompute")])
+    for checkpointing, train in ways:
         pipeline = load("sd3", folders, gradient_checkpointing=checkpointing)
         velocity = pipeline.guided(pipeline.network, pipeline.encode(PROMPTS), pipeline.encode([""]), 3.0, train)
         out = velocity(start_noise(pipeline), torch.tensor(0.7), torch.tensor(700.0))

@@ -108,7 +108,8 @@ def test_a_rule_that_reads_norms_guides_a_constant_half_alike() -> None:
 
     constant = torch.tanh(x @ weight + 0.5).detach()
     by_hand = gradient(qwen_norm_rescale(constant, mixed(x, time, cond), 4.0))
-    for train, wanted in ((False, by_hand), ("recompute", None)):
+    ways: list[tuple[TrainNegative, Tensor | None]] = [(False, by_hand), ("recompute", None)]
+    for train, wanted in ways:
         velocity = classifier_free_guidance(mixed, cond, negative, 4.0, rule=qwen_norm_rescale, train_negative=train)
         whole = classifier_free_guidance(mixed, cond, negative, 4.0, rule=qwen_norm_rescale)(x, time, time)
         out = velocity(x, time, time)
