@@ -178,7 +178,7 @@ def test_blocks_compile_whole() -> None:
     images, prompt, time = (
         torch.randn(*shape, generator=drawn).bfloat16() for shape in ((2, 16, width), (2, 5, width), (2, width))
     )
-    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    compiled: Any = torch.compile(block, fullgraph=True, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         wanted, found = block(images, prompt, time)[1], compiled(images, prompt, time)[1]
         with torch.no_grad():
