@@ -42,7 +42,7 @@ demo: $(STAMP) ## Train the embedded model with its embedded reward (minutes on 
 	@echo "report: $$(ls -td runs/*/report.html | head -n 1)"
 
 test: $(STAMP) ## Run the tests
-	@$(PY) -m pytest -q -n auto --dist loadfile
+	@$(PY) -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP) ## Check style and formatting
 	@.venv/bin/ruff check .

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from flowrl.media.images import to_pixels
 from flowrl.pipelines import common, qwen_image
-from flowrl.pipelines.cards import Card, ImageOptions
+from flowrl.pipelines.cards import Card, ImageOptions, read_part
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 
 MOST_SOURCES = 3
@@ -111,14 +110,21 @@ def image_tokens(model: str, height: int, width: int) -> int:
 
     Sides are those that a folder's image processor brings it to, else the published one.
     """
-    from transformers import Qwen2VLImageProcessor
-
-    folder = Path(model) / "processor"
-    usual = {"shortest_edge": 56 * 56, "longest_edge": 12_845_056}
-    reader: Any = Qwen2VLImageProcessor(size=usual)
-    if folder.is_dir():
-        reader = Qwen2VLImageProcessor.from_pretrained(folder)
-    return int(reader.get_number_of_image_patches(height, width)) // int(reader.merge_size) ** 2
+    config = read_part(model, "processor/preprocessor_config.json")
+    size = {"shortest_edge": 56 * 56, "longest_edge": 12_845_056}  # as published; fewest and most pixels
+    if config is not None:
+        size = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280, **config.get("size", {})}
+        size["shortest_edge"] = config.get("min_pixels") or size["shortest_edge"]
+        size["longest_edge"] = config.get("max_pixels") or size["longest_edge"]
+    side = (config or {}).get("patch_size", 14) * (config or {}).get("merge_size", 2)
+    rows, columns = round(height / side), round(width / side)
+    if rows * columns * side**2 > size["longest_edge"]:
+        scale = math.sqrt(height * width / size["longest_edge"])
+        rows, columns = max(1, math.floor(height / scale / side)), max(1, math.floor(width / scale / side))
+    elif rows * columns * side**2 < size["shortest_edge"]:
+        scale = math.sqrt(size["shortest_edge"] / (height * width))
+        rows, columns = math.ceil(height * scale / side), math.ceil(width * scale / side)
+    return int(rows * columns)
 
 
 def _tokens(card: Card, options: Any) -> int:

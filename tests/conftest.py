@@ -24,6 +24,23 @@ CHECKED = ("samplers", "advantages", "credit", "objectives", "prompts.curriculum
 jaxtyping.install_import_hook([f"flowrl.{name}" for name in CHECKED], "shape_checks.check")
 
 
+LONGEST = (
+    "training/test_processes.py", "pretrain/test_pretrain.py", "training/test_pretend_gpu.py",
+    "training/test_resume.py", "test_golden_embedded.py", "commands/test_compare.py", "test_packaging.py",
+    "rewards/judges/test_local_chat.py", "commands/test_plan_families.py", "statistics/test_interval_coverage.py",
+    "test_golden_toy.py", "pipelines/test_pipeline_families.py", "training/test_seal.py",
+)  # fmt: skip
+"""Files that take tens of seconds. They go first: one that begins last would keep one core at work and the others idle,
+and pytest-xdist by itself begins with the files of many tests, which are the quick ones."""
+assert all((Path(__file__).parent / name).is_file() for name in LONGEST)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first; the order within a file stays."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 @pytest.fixture(autouse=True)
 def _wrong_shapes_where_refusals_are_tested(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test with ``refuse`` or ``error`` in its name gives wrong input on purpose, to see our own message for it."""

@@ -17,12 +17,13 @@ from family_sampling import start_noise
 from PIL import Image
 from tiny_qwen_image import SIZE, save_tiny_qwen_image, save_tiny_qwen_image_edit
 from torch import Tensor
+from transformers import Qwen2VLImageProcessor
 
 from flowrl.media.images import to_pixels
 from flowrl.pipelines.common import pack
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import check_targets
-from flowrl.pipelines.qwen_image_edit import FAMILY, source_size
+from flowrl.pipelines.qwen_image_edit import FAMILY, image_tokens, source_size
 from flowrl.randomness import counter_normal
 
 LENGTH = {"one": 48, "several": 480, "newest": 480}
@@ -204,6 +205,17 @@ def test_images_go_into_latents_and_back_as_in_qwen_image(root: Path) -> None:
 
 def test_the_schedule_counts_drawn_tokens_only(root: Path) -> None:
     flow.check_schedule_is_stocks(shared(root, "several"), 0.5 + 0.4 * (16 - 256) / (8192 - 256))
+
+
+@pytest.mark.parametrize("settings", [None, {}, {"min_pixels": 3136, "max_pixels": 100_000}])
+def test_tokens_of_an_image_are_those_of_stocks_processor(settings: dict[str, int] | None, tmp_path: Path) -> None:
+    stock = Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": 12_845_056})
+    if settings is not None:
+        stock = Qwen2VLImageProcessor(**settings)
+        stock.save_pretrained(tmp_path / "processor")
+    for height, width in ((16, 33), (56, 56), (100, 70), (512, 512), (777, 1033), (4096, 1024), (4001, 3999)):
+        expected = stock.get_number_of_image_patches(height, width) // stock.merge_size**2
+        assert image_tokens(str(tmp_path), height, width) == expected
 
 
 # ---- what is known and what is refused -------------------------------------------------------------------------------
