@@ -42,6 +42,7 @@ from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velo
 from flowrl.training.heldout import evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, joined_lists, make_optimizer
 from flowrl.training.parts import (
+    Parts,
     at_eval_size,
     encode_everything,
     eval_schedule,
@@ -82,7 +83,8 @@ class Loop:
         """
         self.config, self.run, self.prompts = config, run, prompts
         self.geometry = config.resolve_batch(run.world)
-        self.pipeline, self.policy, reward = run.parts or load_parts(config, run.device)
+        parts: Parts = load_parts(config, run.device) if run.parts is None else run.parts
+        self.pipeline, self.policy, reward = parts
         if run.main:
             tell_cut_prompts(self.pipeline, prompts)
         check_groups(config.group_size, self.geometry, reward)

@@ -27,7 +27,11 @@ from flowrl.trajectory import Schedule
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_parts(config: TrainConfig, device: torch.device) -> tuple[Pipeline, Policy, WeightedSum]:
+Parts = tuple[Pipeline, Policy, WeightedSum]
+"""What a run trains with."""
+
+
+def load_parts(config: TrainConfig, device: torch.device) -> Parts:
     """Pipeline, LoRA policy (with its slots) and rewards."""
     refuse_unable(config.reward_dtype, device, "reward_dtype")
     pipeline = load_pipeline(config.pipeline, device)

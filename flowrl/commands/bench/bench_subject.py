@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -202,7 +202,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     rewards, more = _loaded_rewards(config, device)
     if not rewards:
         entry = RewardConfig(name=STAND_IN_REWARD)
-        rewards = [(validate_reward_specs([entry])[0].build(device), entry)]
+        rewards = [(validate_reward_specs([entry])[0].build(device, {}), entry)]
         notes.append(f"No reward of the configuration is here: iterations are scored by {STAND_IN_REWARD} instead")
     config = replace(config, rewards=tuple(entry for _, entry in rewards))
     few = replace(prompts, train=prompts.train[: 4 * config.prompts_per_step], held_out=())
@@ -268,9 +268,10 @@ def _loaded_rewards(
     config: TrainConfig, device: torch.device
 ) -> tuple[list[tuple[Reward, RewardConfig]], list[tuple[str, str]]]:
     loaded, absent = list[tuple[Reward, RewardConfig]](), list[tuple[str, str]]()
+    shared = dict[Hashable, Any]()
     for checked in validate_reward_specs(config.rewards):
         try:
-            loaded.append((checked.build(device), checked.entry))
+            loaded.append((checked.build(device, shared), checked.entry))
         except CANNOT_LOAD as error:
             absent.append((checked.entry.called, explain(error)))
     return loaded, absent
