@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from flowrl.commands.train.run import train
 from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.pipelines.wide_products import has_products
 from flowrl.progress import progress
 from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
@@ -222,6 +224,7 @@ class MeasuredLoop(Loop):
         self.comparison.turn(self._batch, self, row)
 
 
+_LIBRARIES = ("diffusers", "peft", "accelerate")
 _SIDES = ("flowrl", "flow_grpo")
 _PHASES: dict[str, Callable[[Mapping[str, float]], float]] = {
     "iteration, CPU": lambda spent: spent["cpu"],
@@ -288,7 +291,12 @@ def main() -> None:
         return
     command = origin()
     command["command"] = command["command"].replace(str(asked.checkout), "DIR").replace(str(asked.out), asked.out.name)
-    found: dict[str, Any] = {"origin": command | {"flow_grpo": COMMIT}, "settings": [*SETTINGS, *settings], "cases": {}}
+    command |= {
+        "flow_grpo": COMMIT, "libraries": ", ".join(f"{name} {version(name)}" for name in _LIBRARIES),
+        "instructions": torch.backends.cpu.get_cpu_capability()
+        + (", of bfloat16 too" if has_products(torch.bfloat16) else ", none of bfloat16"),
+    }  # fmt: skip
+    found: dict[str, Any] = {"origin": command, "settings": [*SETTINGS, *settings], "cases": {}}
     with progress("cases", len(names)) as advance, tempfile.TemporaryDirectory() as folder:
         for name in names:
             part = Path(folder) / "case.json"
