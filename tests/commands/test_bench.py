@@ -305,8 +305,7 @@ def test_plan_takes_the_newest_bench_of_its_model_here(
     model = {"model": config.pipeline.model, "dtype": "float32"}
     here: dict[str, Any] = {"device": "cpu", "cpu_count": os.cpu_count(), **model}
     monkeypatch.chdir(tmp_path)
-    assert pace(config, None) == (300.0, "The pace of 300 TFLOP/s is assumed: flowrl bench CONFIG measures that of "
-                                         "this machine.")  # fmt: skip
+    assert pace(config, None) == (300.0, "The pace of 300 TFLOP/s is assumed: flowrl bench CONFIG measures it.")
     cases: dict[str, tuple[dict[str, Any], float]] = {
         "older": ({"date": "2026-01-01"}, 4.0), "newest": ({"date": "2026-01-02"}, 2.0),
         "shortened": ({"date": "2026-01-03", "layers": 1}, 1.0), "other": ({"date": "2026-01-03", "model": "m"}, 1.0),

@@ -27,10 +27,8 @@ def pace(config: TrainConfig, given: float | None) -> tuple[float, str]:
     if given is not None:
         return given, f"The pace of {given:g} TFLOP/s is what --tflops says."
     if (found := measured_tflops(config)) is not None:
-        return found[0], f"The pace of {found[0]:g} TFLOP/s was measured on this machine: {found[1]}."
-    return DEFAULT_TFLOPS, (
-        f"The pace of {DEFAULT_TFLOPS:g} TFLOP/s is assumed: flowrl bench CONFIG measures that of this machine."
-    )
+        return found[0], f"The pace of {found[0]:g} TFLOP/s was measured on this machine:\n{found[1]}"
+    return DEFAULT_TFLOPS, (f"The pace of {DEFAULT_TFLOPS:g} TFLOP/s is assumed: flowrl bench CONFIG measures it.")
 
 
 def measured_tflops(config: TrainConfig, folder: Path = RUNS) -> tuple[float, Path] | None:
