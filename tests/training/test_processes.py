@@ -207,6 +207,7 @@ import torch
 from accelerate import Accelerator
 from flowrl.rewards import RewardInputs
 from flowrl.training.scoring import Scorer
+from flowrl.training.stages import Stages
 
 accelerator = Accelerator(cpu=True)
 run = SimpleNamespace(world=accelerator.num_processes, rank=accelerator.process_index, device=accelerator.device)
@@ -222,7 +223,7 @@ class Drifting:
         self.weight.copy_(learned["weight"])
 
 reward = SimpleNamespace(terms=[SimpleNamespace(key="learning", reward=Drifting())])
-scorer = Scorer(run, None, reward, group_size=2, counters={}, seconds={})
+scorer = Scorer(run, None, reward, group_size=2, counters={}, stages=Stages(run.device), beside=False)
 for iteration in range(2):
     scorer.seen = [RewardInputs(prompts=["a", "b"], images=torch.zeros(2, 3, 2, 2), metadata=[{}, {}],
                    group_ids=torch.zeros(2, dtype=torch.long), sample_ids=torch.arange(2) + 2 * run.rank)]
