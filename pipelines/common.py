@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from flowrl.failures import out_of_memory
 from flowrl.files import read_json
+from flowrl.pipelines.arithmetic.wide_products import WideProducts, has_products
 from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.lora import LORA_FILE, lora_ready_for_diffusers
-from flowrl.pipelines.wide_products import WideProducts, has_products
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, embedded_guidance, linear_cfg
 from flowrl.trajectory import Conditioning

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from flowrl.config.options import build_options
 from flowrl.pipelines import cards, common, known_checkpoints
-from flowrl.pipelines.attention import give_kernel
-from flowrl.pipelines.attention_words import UNMASKED, Attends, Known
+from flowrl.pipelines.arithmetic.attention import give_kernel
+from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
+from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
-from flowrl.pipelines.compiling import check_compile, compile_blocks
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut

@@ -16,7 +16,7 @@ from diffusers import HunyuanVideoTransformer3DModel
 from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.attention_words import Attends
+from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given, one_pass
 from flowrl.pipelines.lora import JOINT_ATTENTION

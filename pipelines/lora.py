@@ -81,7 +81,7 @@ class Policy:
         from peft import LoraConfig  # seconds, which what only plans or checks does without
         from peft.tuners.lora import LoraLayer
 
-        from flowrl.pipelines.lora_linear import add_lora
+        from flowrl.pipelines.arithmetic.lora_linear import add_lora
 
         check_targets(network, targets)
         self.network = network

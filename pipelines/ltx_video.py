@@ -16,7 +16,7 @@ from diffusers import LTXVideoTransformer3DModel
 from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules, wan
-from flowrl.pipelines.attention_words import Attends
+from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
 from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION

@@ -20,7 +20,7 @@ from diffusers import QwenImageTransformer2DModel
 from torch import Tensor, nn
 
 from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.attention_words import Attends
+from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import square
 from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline

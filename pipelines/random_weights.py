@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.pipelines import cards, common, known_checkpoints
-from flowrl.pipelines.attention import give_kernel
+from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.cards import Card
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.like_blocks import block_kinds, with_blocks

@@ -15,8 +15,8 @@ from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from flowrl.pipelines.arithmetic.lora_linear import add_lora
 from flowrl.pipelines.lora import Policy, read_lora
-from flowrl.pipelines.lora_linear import add_lora
 from flowrl.samplers.guidance import Network
 from flowrl.trajectory import Conditioning
 

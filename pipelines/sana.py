@@ -20,8 +20,8 @@ from diffusers import SanaTransformer2DModel
 from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.attention import exact_linear
-from flowrl.pipelines.attention_words import Attends
+from flowrl.pipelines.arithmetic.attention import exact_linear
+from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
 from flowrl.trajectory import Conditioning, Schedule

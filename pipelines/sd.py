@@ -16,7 +16,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from flowrl.pipelines.attention_words import Attends
+from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, clip_context, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
 from flowrl.placement import widest

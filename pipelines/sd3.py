@@ -13,7 +13,7 @@ from diffusers import SD3Transformer2DModel
 from torch import Tensor
 
 from flowrl.pipelines import stock_schedules
-from flowrl.pipelines.attention import dispatched
+from flowrl.pipelines.arithmetic.attention import dispatched
 from flowrl.pipelines.cards import Card, Grid, clip_context, sample_size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
 from flowrl.pipelines.lora import JOINT_ATTENTION

@@ -22,7 +22,7 @@ from diffusers import ZImageTransformer2DModel
 from torch import Tensor, nn
 
 from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.attention_words import Attends
+from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned

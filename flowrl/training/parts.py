@@ -13,7 +13,7 @@ from flowrl.capabilities import this_machine
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
-from flowrl.pipelines.attention_words import check_here, check_word, kernels_line
+from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape
 from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts

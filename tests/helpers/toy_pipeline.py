@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.pipelines import ModelFamily
-from flowrl.pipelines.attention_words import Known
+from flowrl.pipelines.arithmetic.attention_words import Known
 from flowrl.pipelines.common import two_pass_guidance
 from flowrl.pipelines.known_checkpoints import Published
 from flowrl.pipelines.lora import lora_ready_for_diffusers

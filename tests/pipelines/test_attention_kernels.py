@@ -13,9 +13,10 @@ from test_pipeline_families import SETTINGS, save_tiny
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flowrl.pipelines import attention, family
-from flowrl.pipelines.attention import backends_here, check_backward, give_kernel
-from flowrl.pipelines.attention_words import Known
+from flowrl.pipelines import family
+from flowrl.pipelines.arithmetic import attention
+from flowrl.pipelines.arithmetic.attention import backends_here, check_backward, give_kernel
+from flowrl.pipelines.arithmetic.attention_words import Known
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 

@@ -12,7 +12,15 @@ from flowrl.capabilities import Machine, at_least_version
 from flowrl.commands.train.run import check_before_loading
 from flowrl.config.train import load_config
 from flowrl.pipelines import family
-from flowrl.pipelines.attention_words import KERNELS, Known, check_here, check_word, chosen, kernels_line, usable
+from flowrl.pipelines.arithmetic.attention_words import (
+    KERNELS,
+    Known,
+    check_here,
+    check_word,
+    chosen,
+    kernels_line,
+    usable,
+)
 from flowrl.pipelines.known_checkpoints import checkpoints
 from flowrl.training.parts import attention_text
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from flowrl.config.sections import PipelineConfig
 from flowrl.failures import explain
 from flowrl.pipelines import PIPELINES, family
-from flowrl.pipelines.compiling import check_compile, compile_blocks, repeated_blocks
+from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, repeated_blocks
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.sd3 import FAMILY

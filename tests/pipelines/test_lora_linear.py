@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from flowrl.pipelines.lora_linear import Added, LoraLinear, Merged, add_lora
+from flowrl.pipelines.arithmetic.lora_linear import Added, LoraLinear, Merged, add_lora
 
 IN, OUT, RANK, SCALE = 12, 20, 3, 1.7
 ARITHMETICS = [torch.float32, torch.bfloat16]
@@ -94,7 +94,7 @@ def test_a_layer_gives_what_pefts_gives(
 ) -> None:
     """On CPUs with instructions for bfloat16 and without."""
     missing = frozenset[torch.dtype]() if products else frozenset({torch.bfloat16})
-    monkeypatch.setattr("flowrl.pipelines.wide_products._MISSING", missing)
+    monkeypatch.setattr("flowrl.pipelines.arithmetic.wide_products._MISSING", missing)
     layer, x, weight = layer_of(dtype), normal(7, 2, 9, IN).to(dtype), normal(8, 2, 9, OUT).to(dtype)
     with in_dtype(dtype):
         ours = with_gradients(layer, layer, x, weight)
@@ -220,7 +220,9 @@ class Counting(TorchDispatchMode):
 def test_a_layer_takes_fewer_operations_than_pefts(
     dtype: torch.dtype, wanted: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowrl.pipelines.lora_linear.has_products", lambda dtype: True)  # with or without instructions
+    monkeypatch.setattr(
+        "flowrl.pipelines.arithmetic.lora_linear.has_products", lambda dtype: True
+    )  # with or without instructions
     layer, x = layer_of(dtype), normal(7, 2, 9, IN).to(dtype).requires_grad_()
     found = []
     for forward in (layer, lambda x: Linear.forward(layer, x)):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flowrl.pipelines.arithmetic.wide_products import WideProducts, has_products
 from flowrl.pipelines.common import autocast
-from flowrl.pipelines.wide_products import WideProducts, has_products
 from flowrl.randomness import counter_normal
 
 PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...]]] = {

@@ -22,7 +22,7 @@ import torch
 from origin import origin
 from torch import Tensor
 
-from flowrl.pipelines.compiling import repeated_blocks
+from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.sd3 import FAMILY
 from flowrl.pretrain.tiny_sd3 import CONTEXT, build_tiny_sd3

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from flowrl.commands.train.run import train
 from flowrl.config.train import TrainConfig, resolve_path
-from flowrl.pipelines.wide_products import has_products
+from flowrl.pipelines.arithmetic.wide_products import has_products
 from flowrl.progress import progress
 from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo

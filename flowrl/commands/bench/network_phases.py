@@ -15,8 +15,8 @@ from flowrl.commands.bench.bench_subject import Subject
 from flowrl.commands.bench.ceilings import GEMM
 from flowrl.commands.bench.result import Phase
 from flowrl.commands.bench.stopwatch import Stopwatch
-from flowrl.pipelines.attention import give_kernel
-from flowrl.pipelines.attention_words import usable
+from flowrl.pipelines.arithmetic.attention import give_kernel
+from flowrl.pipelines.arithmetic.attention_words import usable
 from flowrl.samplers.guidance import TrainNegative
 from flowrl.training.parts import DTYPES, model_family, model_location
 from flowrl.training.prompting import guided

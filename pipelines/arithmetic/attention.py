@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from flowrl.capabilities import this_machine
-from flowrl.pipelines.attention_words import KERNELS, Known, Mask, check_here, check_word, chosen, usable
+from flowrl.pipelines.arithmetic.attention_words import KERNELS, Known, Mask, check_here, check_word, chosen, usable
 
 Attend = Callable[..., Tensor]
 

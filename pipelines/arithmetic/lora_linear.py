@@ -22,7 +22,7 @@ from peft.tuners.lora import Linear
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flowrl.pipelines.wide_products import has_products
+from flowrl.pipelines.arithmetic.wide_products import has_products
 
 
 def add_lora(network: nn.Module, config: LoraConfig, name: str) -> None:
@@ -63,7 +63,7 @@ class LoraLinear(Linear):  # type: ignore[misc]
 
 def _widened(x: Tensor, w: Tensor, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float) -> Tensor:
     """The layer in float32 on operands that are rounded to the dtype of x, and its answer rounded to it: for 16 bits on
-    a CPU that has no products of them (`pipelines/wide_products.py`)."""
+    a CPU that has no products of them (`pipelines/arithmetic/wide_products.py`)."""
     rounded = (None if t is None else t.to(x.dtype).float() for t in (x, w, b, lora_a, lora_b))
     with torch.autocast("cpu", enabled=False):
         answer: Tensor = Merged.apply(*rounded, s).to(x.dtype)  # type: ignore[no-untyped-call]

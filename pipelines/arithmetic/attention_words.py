@@ -1,6 +1,6 @@
 """Which kernel computes attention: our words, what each needs, what is refused, and what "auto" is.
 
-`pipeline.attention` is one of `KERNELS` or "auto"; `flowrl.pipelines.attention` sets it on a network. Rollout and
+`pipeline.attention` is one of `KERNELS` or "auto"; `attention.py` sets it on a network. Rollout and
 update run the same code, so the importance ratio stays 1.
 """
 

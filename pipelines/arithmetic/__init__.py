@@ -1,0 +1,1 @@
+"""How a network computes: attention kernels, compiled blocks, LoRA layers, products of 16 bits."""
