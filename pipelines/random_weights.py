@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.pipelines import cards, common, known_checkpoints
 from flowrl.pipelines.arithmetic.attention import give_kernel
+from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
 from flowrl.pipelines.cards import Card
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.like_blocks import block_kinds, with_blocks
@@ -49,7 +50,7 @@ _RESIDUAL_VAE = {  # of Wan 2.2, 16 pixels to a latent's side
 
 def random_pipeline(
     family: Family, model: str, *, dtype: torch.dtype, device: torch.device, layers: int | None = None,
-    attention: str = "auto", options: Mapping[str, Any],
+    attention: str = "auto", compile: str = "none", options: Mapping[str, Any],
 ) -> FamilyPipeline:  # fmt: skip
     """A pipeline of a published checkpoint, or of a folder, on random weights.
 
@@ -60,11 +61,13 @@ def random_pipeline(
         device: where everything lives.
         layers: blocks of each kind that stay, fewer than the checkpoint's; None leaves all.
         attention: a word of `KERNELS`, or "auto".
+        compile: as of `Family.load`.
         options: fields of the family's options class.
 
     Raises:
         ValueError: nothing is known of the model, or it has no blocks that could be left out.
     """
+    check_compile(compile, device)
     common.quiet_libraries()
     chosen, card = family.chosen(options), family.card(model)
     if card is None or card.network is None:
@@ -89,6 +92,8 @@ def random_pipeline(
     p = FamilyPipeline(own, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=device)
     family.prepare(p)
     p.attention = give_kernel(denoisers.values(), attention, family.attention.known(card), dtype, device)
+    if compile == "blocks":
+        compile_blocks(p.denoiser)
     return p
 
 

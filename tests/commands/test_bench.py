@@ -19,6 +19,7 @@ from flowrl.cli import main
 from flowrl.commands.bench import iterations, part_phases
 from flowrl.commands.bench.bench_subject import Subject, prepare
 from flowrl.commands.bench.bench_text import compared
+from flowrl.commands.bench.compiled_phases import compiled
 from flowrl.commands.bench.iterations import fitting, settings_of
 from flowrl.commands.bench.network_phases import attention
 from flowrl.commands.bench.result import SECTIONS, Bench, Phase, Spread, read_bench, write_bench
@@ -36,9 +37,9 @@ def tiny(tiny_sd3_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Tin
 
 @pytest.fixture(scope="module")
 def measured(tiny: TinyRuns) -> Path:
-    """A whole bench of one repeat."""
-    out = tiny.folder / "measured"
-    assert main(["bench", str(tiny.config), GUIDED, "--repeats", "1", "--out", str(out)]) == 0
+    """A whole bench of one repeat, without compiling."""
+    out, phases = tiny.folder / "measured", ",".join(name for name in SECTIONS if name != "compile")
+    assert main(["bench", str(tiny.config), GUIDED, "--repeats", "1", "--phases", phases, "--out", str(out)]) == 0
     return out
 
 
@@ -72,7 +73,7 @@ def test_the_first_ratio_is_one_and_everything_was_measured(measured: Path) -> N
     bench = read_bench(measured)
     assert bench.finished
     assert bench.ratio_first_deviation == 0.0
-    assert {phase.section for phase in bench.phases} == set(SECTIONS)
+    assert {phase.section for phase in bench.phases} == set(SECTIONS) - {"compile"}
     for phase in bench.phases:
         if phase.seconds is not None:
             assert 0 <= phase.seconds.low <= phase.seconds.median <= phase.seconds.high, phase.key
@@ -132,6 +133,15 @@ def test_each_kernel_of_attention_is_the_one_that_is_named(tiny: TinyRuns) -> No
         one = WATCH.phase("x", "x", fresh.evaluation(8))
     assert found["forward, math"] == one.operations
     assert found["forward, math"] != found["forward, native"]
+
+
+def test_compiled_blocks_are_measured_and_stay_compiled(tiny: TinyRuns) -> None:
+    subject = prepare(load_config(tiny.config, []), "tiny", random_weights=False, layers=None)
+    found = [phase.name for phase in compiled(subject, WATCH, backend="aot_eager") if phase.seconds is not None]
+    assert found == ["first calls", "forward", "forward and backward"]
+    again = replace(subject, config=load_config(tiny.config, ["pipeline.compile=blocks"]))
+    (told,) = compiled(again, WATCH)
+    assert "as configured" in told.note
 
 
 def _processors(subject: Subject) -> list[type]:
@@ -215,14 +225,12 @@ def test_a_ratio_that_is_not_one_is_said_and_fails(
 def test_absent_rewards_prompts_and_text_encoders_are_named(
     tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rewards = f"rewards=[{{file: {tiny.folder}/absent.py, function: f}}, {{name: pick_score}}]"
     out = tiny.folder / "absent"
     monkeypatch.setenv("HF_HUB_CACHE", str(tiny.folder / "no_cache"))
-    given = [rewards, "prompts.train=absent.jsonl", "pipeline.max_sequence_length=16"]
+    given = ["rewards=[{name: pick_score}]", "prompts.train=absent.jsonl", "pipeline.max_sequence_length=16"]
     command = ["bench", str(tiny.config), *given, "--random-weights", "--layers", "1", "--repeats", "1"]
     assert main([*command, "--phases", "text,rewards", "--out", str(out)]) == 0
     found = phases(out)
-    assert "absent.py" in found["rewards: f"].note
     assert "PickScore_v1 is not in the hub's cache" in found["rewards: pick_score"].note
     assert found["rewards: jpeg_compressibility"].seconds is not None
     assert "random weights" in found["text: a prompt"].note
@@ -234,6 +242,8 @@ def test_absent_rewards_prompts_and_text_encoders_are_named(
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown key": (("num_iteration=1",), "did you mean 'num_iterations'"),
     "an unknown phase": (("--phases", "forward"), "--phases has no 'forward'"),
+    "a reward's name": (("rewards=[{name: pick_scores}]",), "did you mean 'pick_score'"),
+    "a reward's file": (("rewards=[{file: absent.py, function: f}]",), "absent.py"),
     "no time": (("--minutes", "0"), "--minutes must be above 0"),
     "two places": (("--out", "a", "out=b"), "leave one of them out"),
     "a run to continue": (("resume=a",), "a bench has none"),

@@ -175,14 +175,9 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     if drawn:
         options = family_options(config.pipeline)
         made: Pipeline = random_pipeline(
-            family,
-            model,
-            dtype=DTYPES[config.pipeline.dtype],
-            device=device,
-            layers=layers,
-            attention=config.pipeline.attention,
-            options=options,
-        )
+            family, model, dtype=DTYPES[config.pipeline.dtype], device=device, layers=layers,
+            attention=config.pipeline.attention, compile=config.pipeline.compile, options=options,
+        )  # fmt: skip
         notes.append(f"Random weights of the dimensions of {config.pipeline.model}: prompts are random embeddings, "
                      "and images are noise, whose brightness is rewarded too; text encoders are not there")  # fmt: skip
     else:
@@ -243,10 +238,10 @@ def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str
     """The configuration with the rewards that pass their checks, and the others with the reason."""
     kept, absent = list[RewardConfig](), list[tuple[str, str]]()
     for entry in config.rewards:
+        options = validate_reward_specs([replace(entry, weight=1.0, schedule=())])[0].options
         try:
-            options = validate_reward_specs([replace(entry, weight=1.0, schedule=())])[0].options
             _refuse_downloads(models_of(options) or ())
-        except CANNOT_LOAD as error:
+        except ValueError as error:
             absent.append((entry.called, explain(error)))
         else:
             kept.append(entry)

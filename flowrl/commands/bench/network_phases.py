@@ -36,7 +36,7 @@ def network(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     call = subject.evaluation(rows)
     with torch.no_grad():
         check_answer(call())
-        yield watch.phase("network", "forward", call, **_forward(subject, rows))
+        yield watch.phase("network", "forward", call, **forward_facts(subject, rows))
     rows = subject.geometry.micro_batch_size
     call = subject.evaluation(rows)
     configured = subject.config.pipeline.gradient_checkpointing
@@ -46,7 +46,9 @@ def network(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
                 name = "forward and backward" + (", checkpointed" if checkpointing else ", not checkpointed") * (
                     checkpointing != configured
                 )
-                yield watch.phase("network", name, _with_backward(subject, call), **_both(subject, rows, checkpointing))
+                yield watch.phase(
+                    "network", name, with_backward(subject, call), **both_ways(subject, rows, checkpointing)
+                )
 
 
 def guidance(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
@@ -60,14 +62,14 @@ def guidance(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
         told = "as configured" if trained == settings.train_negative else ""
         if trained != "recompute":  # which samples as True does
             images = subject.geometry.rollout_batch_size
-            facts = _forward(subject, images * passes) | {"items": images, "note": told}
+            facts = forward_facts(subject, images * passes) | {"items": images, "note": told}
             with torch.no_grad():
                 call = _guided(subject, images, trained)
                 yield watch.phase("guidance", f"rollout, {words}", call, **facts)
         images = subject.geometry.micro_batch_size
         facts = _guided_update(subject, images, trained) | {"items": images, "note": told}
         call = _guided(subject, images, trained)
-        yield watch.phase("guidance", f"update, {words}", _with_backward(subject, call), **facts)
+        yield watch.phase("guidance", f"update, {words}", with_backward(subject, call), **facts)
 
 
 def attention(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
@@ -90,9 +92,9 @@ def attention(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
                 continue
             call = subject.evaluation(rows)
             with torch.no_grad():
-                yield watch.phase("attention", f"forward, {word}", call, **_forward(subject, rows), note=told)
-            trained = _with_backward(subject, subject.evaluation(images))
-            facts = _both(subject, images, subject.config.pipeline.gradient_checkpointing)
+                yield watch.phase("attention", f"forward, {word}", call, **forward_facts(subject, rows), note=told)
+            trained = with_backward(subject, subject.evaluation(images))
+            facts = both_ways(subject, images, subject.config.pipeline.gradient_checkpointing)
             yield watch.phase("attention", f"forward and backward, {word}", trained, **facts, note=told)
     finally:
         give_kernel(subject.denoisers, before, known, dtype, subject.device)
@@ -137,7 +139,7 @@ def _guided(subject: Subject, images: int, trained: TrainNegative) -> Callable[[
 def _guided_update(subject: Subject, images: int, trained: TrainNegative) -> dict[str, Any]:
     """What a guided micro-batch asks for: two forward passes an image, of which one or both are walked back."""
     checkpointing = subject.config.pipeline.gradient_checkpointing
-    facts = _both(subject, images * (1 if trained is False else 2), checkpointing)
+    facts = both_ways(subject, images * (1 if trained is False else 2), checkpointing)
     if trained is False:
         facts |= {"flops": facts["flops"] + subject.forward_flops(images), "rows": 2 * images}
     if trained == "recompute":
@@ -145,12 +147,12 @@ def _guided_update(subject: Subject, images: int, trained: TrainNegative) -> dic
     return facts
 
 
-def _with_backward(subject: Subject, call: Callable[[], Tensor]) -> Callable[[], object]:
+def with_backward(subject: Subject, call: Callable[[], Tensor]) -> Callable[[], object]:
     """A call, and the gradient of its mean square."""
     return lambda: torch.autograd.grad(call().square().mean(), subject.parameters, allow_unused=True)
 
 
-def _forward(subject: Subject, rows: int) -> dict[str, Any]:
+def forward_facts(subject: Subject, rows: int) -> dict[str, Any]:
     """What a forward pass asks for: each weight is read once, latents are read and written."""
     latents = 2.0 * rows * math.prod(subject.pipeline.latent_shape) * 4
     return {
@@ -159,9 +161,9 @@ def _forward(subject: Subject, rows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _both(subject: Subject, rows: int, checkpointing: bool) -> dict[str, Any]:
+def both_ways(subject: Subject, rows: int, checkpointing: bool) -> dict[str, Any]:
     """What forward and backward ask for: weights are read twice, what is saved is written and read."""
-    there, facts = subject.network, _forward(subject, rows)
+    there, facts = subject.network, forward_facts(subject, rows)
     saved = 0 if there is None else rows * (there.saved_checkpointed if checkpointing else there.saved)
     return facts | {
         "flops": facts["flops"] + subject.backward_flops(rows),

@@ -26,7 +26,7 @@ FOOTER = "Written by <code>flowrl bench</code>."
 _TITLES = {
     "ceilings": "What this machine reaches", "text": "Text", "network": "The network", "guidance": "Guidance",
     "attention": "Kernels of attention",
-    "parts": "Other parts", "rewards": "Rewards", "iteration": "Whole iterations",
+    "parts": "Other parts", "rewards": "Rewards", "iteration": "Whole iterations", "compile": "Compiled blocks",
 }  # fmt: skip
 _HEAD = ("phase", "seconds", "min .. max", "repeats", "of ceiling", "roofline", "memory", "saved", "operations")
 

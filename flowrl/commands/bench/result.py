@@ -14,7 +14,7 @@ from flowrl.files import read_json, write_atomically
 
 PAGE = "bench.html"
 FORMAT = 1
-SECTIONS = ("ceilings", "text", "network", "guidance", "attention", "parts", "rewards", "iteration")
+SECTIONS = ("ceilings", "text", "network", "guidance", "attention", "parts", "rewards", "iteration", "compile")
 """What is measured, in this order."""
 
 

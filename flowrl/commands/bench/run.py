@@ -96,6 +96,7 @@ def _measure(parsed: argparse.Namespace, config: TrainConfig, name: str, section
     watch = Stopwatch(
         device=subject.device, repeats=parsed.repeats, warm_ups=_WARM_UPS.get(subject.device.type, 3),
         deadline=deadline, weights=storages(subject.pipeline.denoiser.parameters()),
+        counts=config.pipeline.compile == "none",
     )  # fmt: skip
     bench = Bench(name=name, facts=_facts(subject, parsed), config=to_yaml(subject.config), notes=subject.notes)
     print(f"Measuring into {folder}", flush=True)
@@ -122,13 +123,14 @@ def _measure(parsed: argparse.Namespace, config: TrainConfig, name: str, section
 
 def _section(name: str, subject: Subject, watch: Stopwatch, bench: Bench) -> Iterator[Phase]:
     """The phases of a section, as they are measured."""
-    from flowrl.commands.bench import bench_subject, ceilings, iterations, network_phases, part_phases
+    from flowrl.commands.bench import bench_subject, ceilings, compiled_phases, iterations, network_phases, part_phases
 
     pace = None if bench.throughput is None else bench.throughput[0]
     found: dict[str, Callable[[Subject, Stopwatch], Iterator[Phase]]] = {
         "ceilings": ceilings.ceilings, "text": part_phases.text, "network": network_phases.network,
         "guidance": network_phases.guidance, "attention": network_phases.attention, "parts": part_phases.parts,
         "rewards": part_phases.rewards, "iteration": partial(iterations.iteration, pace=pace),
+        "compile": compiled_phases.compiled,
     }  # fmt: skip
     yield from found[name](subject, watch)
     if name == "text":

@@ -28,6 +28,7 @@ class Stopwatch:
         warm_ups: calls before; one of them is counted instead of timed.
         deadline: of `time.monotonic()`.
         weights: storages that are no saved activations.
+        counts: whether calls are counted at all: what is compiled shows no operations.
     """
 
     device: torch.device
@@ -35,6 +36,7 @@ class Stopwatch:
     warm_ups: int
     deadline: float
     weights: frozenset[int] = frozenset()
+    counts: bool = True
 
     @property
     def left(self) -> float:
@@ -52,6 +54,7 @@ class Stopwatch:
             facts: other fields of the phase.
         """
         operations = saved = None
+        counted = counted and self.counts
         if counted:
             operations, saved = self._count(call)
         for _ in range(self.warm_ups - counted):
