@@ -85,11 +85,11 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
         batch = loop.batch(iteration)
 
         # 1. Rollout: sample with the policy that the method samples with, keep the finished latents.
-        with loop.clock("rollout"), torch.no_grad(), loop.policy.under(objective.sampled_by):
-            scoring = loop.scorer.start(batch)
-            clean = sample(loop, batch, kernel, schedule, (), scoring).final
-        with loop.clock("reward"):
-            output = scoring.result()
+        with loop.scorer.start(batch) as scoring:
+            with loop.clock("rollout"), torch.no_grad(), loop.policy.under(objective.sampled_by):
+                clean = sample(loop, batch, kernel, schedule, (), scoring).final
+            with loop.clock("reward"):
+                output = scoring.result()
 
         # 2. Group-relative advantages, over the images of all processes.
         images, row = judged(loop, batch, clean, output, best_only=objective.method.best_only)

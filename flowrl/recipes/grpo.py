@@ -160,17 +160,18 @@ def sample_rounds(
     """Samples and scores an iteration's images: more rounds where a method asks for groups that disagree."""
     rounds: list[tuple[Asked, Sampled, RewardOutput, Ends]] = []
     iteration, method = loop.iteration, CREDIT[loop.config.credit.method]
-    graphs = KeptGraphs() if loop.config.keep_graphs and loop.trains_policy(iteration) else None
+    trains = loop.trains_policy(iteration) and iteration >= loop.config.sampler.calibration.iterations
+    graphs = KeptGraphs(loop.network) if loop.config.keep_graphs and trains else None
     while not rounds or (len(rounds) < loop.config.curriculum.max_rounds and not enough(loop, [r[3] for r in rounds])):
         batch = loop.batch(iteration, round=len(rounds), prompt_ids=choose_prompts(loop, iteration, len(rounds)))
-        scoring = loop.scorer.start(batch)
-        with loop.clock("rollout"), torch.no_grad():
-            sampled = sample_paths(
-                loop, batch, method, kernel, schedule, steps, scoring, keep_means=keep_means, graphs=graphs
-            )
-        sampled = sampled.on_host()
-        with loop.clock("reward"):
-            output = scoring.result()
+        with loop.scorer.start(batch) as scoring:
+            with loop.clock("rollout"), torch.no_grad():
+                sampled = sample_paths(
+                    loop, batch, method, kernel, schedule, steps, scoring, keep_means=keep_means, graphs=graphs
+                )
+            sampled = sampled.on_host()
+            with loop.clock("reward"):
+                output = scoring.result()
         rounds.append((batch.asked, sampled, output, all_ends(loop, batch, sampled, output)))
     asked, table, outputs, ends = zip(*rounds, strict=True)
     record = Record(loop, Asked.cat(asked), Sampled.cat(table), kernel, schedule, graphs)

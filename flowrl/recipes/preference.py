@@ -89,8 +89,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 kernel, schedule, steps = sampler_at(loop, iteration)
             with loop.clock("rollout"), torch.no_grad(), loop.policy.under(options.behaviour):
                 trajectory = sample(loop, batch, kernel, schedule, steps, None)
-            with loop.clock("reward"), torch.no_grad():
-                scoring = loop.scorer.start(batch)
+            with loop.clock("reward"), torch.no_grad(), loop.scorer.start(batch) as scoring:
                 scoring.add(trajectory.final, batch.group, batch.own)
                 output = scoring.result()
             loop.rewards_of_all(output)

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from threading import Event
 
 import torch
 from torch import Tensor
 
 
 class Beside:
-    """A thread and a stream for one batch of work, without gradient; ends with `finish`, or when nobody holds it.
+    """A thread and a stream for one batch of work, without gradient; ends with `finish` or `stop`.
 
     The stream waits for what the caller's stream was asked for before, and `finish` makes the caller's wait for it.
     Nothing of the work's is handed back but by then, so that its memory is its own until the caller's next work.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _stream_of(device) if device.type == "cuda" else None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self._asked: list[Future[None]] = []
+        self._over = Event()  # something has failed, or nobody wants the rest
 
     def start(self, work: Callable[[], None], *read: Tensor) -> None:
-        """Asks for work; `read` are the tensors of the caller's stream that it reads, whose memory waits for it."""
-        stream = self._stream
-        if stream is None:
-            self._asked.append(self._executor.submit(_without_gradient, work))
-            return
-        ready = torch.cuda.current_stream(stream.device).record_event()
-        for tensor in read:
-            tensor.record_stream(stream)
-        self._asked.append(self._executor.submit(_on_stream, work, stream, ready))
+        """Asks for work; `read` are the tensors of the caller's stream that it reads, whose memory waits for it.
+
+        Raises:
+            Exception: what earlier work has raised.
+        """
+        for asked in self._asked:
+            if asked.done():
+                asked.result()
+        stream, ready = self._stream, None
+        if stream is not None:
+            ready = torch.cuda.current_stream(stream.device).record_event()
+            for tensor in read:
+                tensor.record_stream(stream)
+        self._asked.append(self._executor.submit(self._do, work, ready))
 
     def finish(self) -> None:
         """Waits for all work, and ends the thread.
@@ -42,17 +50,32 @@ class Beside:
             for asked in self._asked:
                 asked.result()
         finally:
-            self._executor.shutdown(cancel_futures=True)
+            self.stop()
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
+    def stop(self) -> None:
+        """Ends the thread once what it is at is done; the rest is not begun."""
+        self._over.set()
+        self._executor.shutdown(cancel_futures=True)
 
-def _without_gradient(work: Callable[[], None]) -> None:
-    with torch.no_grad():  # of this thread
-        work()
+    def _do(self, work: Callable[[], None], ready: torch.cuda.Event | None) -> None:
+        if self._over.is_set():
+            return
+        try:
+            with torch.no_grad():  # of this thread
+                if self._stream is None or ready is None:
+                    work()
+                else:
+                    with torch.cuda.stream(self._stream):
+                        self._stream.wait_event(ready)
+                        work()
+        except BaseException:
+            self._over.set()
+            raise
 
 
-def _on_stream(work: Callable[[], None], stream: torch.cuda.Stream, ready: torch.cuda.Event) -> None:
-    with torch.cuda.stream(stream):
-        stream.wait_event(ready)
-        _without_gradient(work)
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One for the whole run: memory that a stream has used is given to its own later work only."""
+    return torch.cuda.Stream(device)

@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from flowrl.samplers import Velocity
+from flowrl.training.learner import NetworkCounter
 from flowrl.trajectory import Rows, Schedule
 
 
 class KeptGraphs:
     """Velocities of trained steps, by step and by the first sample of the batch that they were given for."""
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], Tensor] = {}
+    def __init__(self, network: NetworkCounter) -> None:
+        """`network` counts a graph as walked back when it is taken: not all are."""
+        self._network = network
+        self._kept: dict[tuple[int, int], tuple[Tensor, int]] = {}
 
     def recording(self, velocity: Velocity, first: int, schedule: Schedule, steps: Sequence[int]) -> Velocity:
         """A velocity that gives the same numbers without a graph, and keeps those of some steps with theirs.
@@ -30,14 +33,15 @@ class KeptGraphs:
             schedule: of the rollout.
             steps: to keep.
         """
-        step_at = {float(schedule.timestep[step]): step for step in steps}
+        step_at = {float(schedule.sigma[step]): step for step in steps}
 
         def recorded(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
-            step = step_at.get(float(timestep))
+            step = step_at.get(float(sigma))
             if step is None:
                 return velocity(x, sigma, timestep)
-            with torch.enable_grad():
-                kept = self._kept[step, first] = velocity(x, sigma, timestep)
+            with torch.enable_grad(), self._network.keeping() as graphs:
+                kept = velocity(x, sigma, timestep)
+            self._kept[step, first] = kept, sum(graphs)
             return kept.detach()
 
         return recorded
@@ -45,8 +49,9 @@ class KeptGraphs:
     def take(self, rows: Rows) -> Tensor:
         """The velocities `[b, *latent]` of a micro-batch, rows of one step and of a whole batch of the rollout; its
         graph is given away with them."""
-        kept = self._kept.pop((int(rows.step[0]), int(rows.sample[0])))
+        kept, graphs = self._kept.pop((int(rows.step[0]), int(rows.sample[0])))
         assert len(kept) == len(rows)
+        self._network.walked_back(graphs)
         return kept
 
     def clear(self) -> None:

@@ -40,7 +40,8 @@ class NetworkCounter:
     """A network that counts what it is asked: one evaluation is one row of a batch, so guidance counts twice.
 
     `with counter.counting("completion"): ...` names what evaluations are for. A call that builds a graph counts once
-    more as "backward", because every graph in training is walked back once; what checkpointing recomputes is not seen.
+    more as "backward", because every graph in training is walked back once, but those of `keeping`; what checkpointing
+    recomputes is not seen.
     `join` adds what this and the other processes counted since the last time to `counters`, under "nfe/<kind>" and so
     in checkpoints: the same totals on every process, and on however many a run is continued.
     """
@@ -48,13 +49,31 @@ class NetworkCounter:
     def __init__(self, network: Network, counters: dict[str, Any]) -> None:
         self._network, self._counters, self._kind = network, counters, "rollout"
         self._own = dict.fromkeys(_EVALUATIONS, 0)
+        self._graphs: list[int] | None = None  # rows of the graphs that are kept
 
     def __call__(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
         if not recomputing():
             self._own[self._kind] += len(x)
             if torch.is_grad_enabled():
-                self._own["backward"] += len(x)
+                if self._graphs is None:
+                    self.walked_back(len(x))
+                else:
+                    self._graphs.append(len(x))
         return self._network(x, timestep, cond)
+
+    def walked_back(self, rows: int) -> None:
+        """Counts rows of graphs that are walked back."""
+        self._own["backward"] += rows
+
+    @contextmanager
+    def keeping(self) -> Iterator[list[int]]:
+        """Inside, graphs are not counted: they are kept, and counted once they are walked back. The list gets the rows
+        of each."""
+        self._graphs = graphs = list[int]()
+        try:
+            yield graphs
+        finally:
+            self._graphs = None
 
     def join(self, run: Run) -> None:
         """Adds the evaluations of all processes since the last call to the totals; every process calls it."""

@@ -1,8 +1,8 @@
 """Rewards of an iteration's images, asked for as the images are finished.
 
-    scoring = scorer.start(batch)
-    for each piece of the rollout: scoring.add(latents, group, numbers)
-    output = scoring.result()
+    with scorer.start(batch) as scoring:
+        for each piece of the rollout: scoring.add(latents, group, numbers)
+        output = scoring.result()
 
 Rewards that wait for another program (a server, a judge) are asked in a background thread while the next images are
 sampled; on CUDA decoding and all other rewards go on beside the sampling too (`scored_beside`). Pieces and their order
@@ -179,7 +179,7 @@ class Scorer:
 
 
 class Scoring:
-    """The rewards of one batch; see the module."""
+    """The rewards of one batch; see the module. Left by an error, it ends the work that goes on beside."""
 
     def __init__(self, scorer: Scorer, batch: Batch) -> None:
         self.scorer, self.batch = scorer, batch
@@ -188,6 +188,13 @@ class Scoring:
         self.pending: list[Callable[[], RewardOutput]] = []
         self.done: list[RewardOutput] = []
         self.beside = Beside(scorer.run.device) if scorer.beside else None
+
+    def __enter__(self) -> Scoring:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.beside is not None:
+            self.beside.stop()
 
     @torch.no_grad()
     def add(self, latents: Tensor, group: Tensor, numbers: Sequence[int]) -> None:

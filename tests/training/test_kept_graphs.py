@@ -12,7 +12,7 @@ from toy_pipeline import quick_run, reward_list, toy_config, write_toy
 from flowrl.commands.plan.counts import graph_rows, of_run
 from flowrl.pipelines import PIPELINES
 from flowrl.training.kept_graphs import KeptGraphs
-from flowrl.training.learner import GradientSum
+from flowrl.training.learner import GradientSum, NetworkCounter
 
 BATCHES = ("micro_batch_size=2", "rollout_batch_size=2", "num_iterations=3")
 GUIDED = "sampler.guidance_scale=3"
@@ -54,7 +54,8 @@ def test_kept_graphs_give_the_numbers_of_replayed_ones(toy: Path, overrides: tup
     assert kept[-1]["grad_norm"] > 0
     assert replayed[-1]["nfe/update"] > 0
     assert "nfe/update" not in kept[-1]
-    assert kept[-1]["nfe/rollout"] == replayed[-1]["nfe/rollout"]
+    for kind in ("rollout", "backward"):
+        assert kept[-1][f"nfe/{kind}"] == replayed[-1][f"nfe/{kind}"]
 
 
 def test_graphs_of_groups_that_teach_nothing_are_freed(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +63,8 @@ def test_graphs_of_groups_that_teach_nothing_are_freed(toy: Path, monkeypatch: p
     made, walked = list[KeptGraphs](), list[None]()
     init, add = KeptGraphs.__init__, GradientSum.add
 
-    def noted(self: KeptGraphs) -> None:
-        init(self)
+    def noted(self: KeptGraphs, network: NetworkCounter) -> None:
+        init(self, network)
         made.append(self)
 
     def counted(self: GradientSum, loss: Any) -> None:
@@ -72,12 +73,14 @@ def test_graphs_of_groups_that_teach_nothing_are_freed(toy: Path, monkeypatch: p
 
     monkeypatch.setattr(KeptGraphs, "__init__", noted)
     monkeypatch.setattr(GradientSum, "add", counted)
-    config = toy_config(toy, *BATCHES, "prompts_per_step=4", reward_list(toy.parent, "half_fail"), "keep_graphs=true")
-    quick_run(config, toy.parent)
+    half = (*BATCHES, "prompts_per_step=4", reward_list(toy.parent, "half_fail"))
+    config = toy_config(toy, *half, "keep_graphs=true")
+    last = quick_run(config, toy.parent)[-1]
     assert len(made) == 3
     assert all(not graphs._kept for graphs in made)
     low, high = config.sampler.stochastic_range
     assert len(walked) == 3 * (high - low) * config.num_images // 4  # of two images each, two prompts of four
+    assert last["nfe/backward"] == quick_run(toy_config(toy, *half), toy.parent)[-1]["nfe/backward"]
 
 
 @pytest.mark.parametrize("negative", ["true", "false", "recompute"])

@@ -157,3 +157,43 @@ def test_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
         "memory is kept for beside", "on beside", "beside waits for all that caller was asked for", "work",
         "caller waits for beside",
     ]  # fmt: skip
+
+
+def test_work_after_a_failure_or_a_stop_is_not_begun() -> None:
+    aside, begun, go_on = Beside(torch.device("cpu")), list[int](), threading.Event()
+
+    def fail() -> None:
+        go_on.wait(10)
+        raise ValueError("the first has failed")
+
+    aside.start(fail)
+    for number in range(3):
+        aside.start(partial(begun.append, number))
+    go_on.set()
+    with pytest.raises(ValueError, match="the first has failed"):
+        aside.finish()
+    assert begun == []
+
+    aside, held = Beside(torch.device("cpu")), threading.Event()
+    aside.start(lambda: begun.append(int(held.wait(10))))
+    for number in range(2, 5):
+        aside.start(partial(begun.append, number))
+    threading.Timer(0.05, held.set).start()
+    aside.stop()
+    assert begun == [1], "what was begun is ended, nothing else"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("beside")]
+
+
+def test_a_failure_is_told_with_the_next_work() -> None:
+    aside, failed = Beside(torch.device("cpu")), threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise ValueError("it has failed")
+
+    aside.start(fail)
+    failed.wait(10)
+    with pytest.raises(ValueError, match="it has failed"):
+        for _ in range(10_000):  # the failure is known a moment later
+            aside.start(lambda: None)
+    aside.stop()
