@@ -209,7 +209,7 @@ def test_swapping_winner_and_loser_turns_the_gradient_round(
     for path in (folder, folder / "swapped.jsonl"):
         runs.train(f"swap-{path.name}", *offline(path), "num_iterations=1")
     assert float(gradients[0].norm()) > 0
-    torch.testing.assert_close(gradients[1], -gradients[0], rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(gradients[1], -gradients[0], rtol=1e-4, atol=1e-6)  # float32 sums
 
 
 def test_a_folder_of_pairs_is_read_with_its_images(folder: Path) -> None:

@@ -193,7 +193,11 @@ def test_a_failure_is_told_with_the_next_work() -> None:
 
     aside.start(fail)
     failed.wait(10)
-    with pytest.raises(ValueError, match="it has failed"):
+
+    def ask_on() -> None:
         for _ in range(10_000):  # the failure is known a moment later
             aside.start(lambda: None)
+
+    with pytest.raises(ValueError, match="it has failed"):
+        ask_on()
     aside.stop()
