@@ -17,7 +17,7 @@ from tiny_runs import TinyRuns, tiny_runs
 
 from flowrl.cli import main
 from flowrl.commands.bench import ceilings, compiled_phases, iterations, part_phases
-from flowrl.commands.bench.bench_subject import Subject, prepare
+from flowrl.commands.bench.bench_subject import Subject, joined_reward, prepare
 from flowrl.commands.bench.bench_text import as_text, compared
 from flowrl.commands.bench.compiled_phases import compiled
 from flowrl.commands.bench.iterations import fitting, settings_of
@@ -26,6 +26,7 @@ from flowrl.commands.bench.result import SECTIONS, USED, WHOLE, Bench, Phase, Sp
 from flowrl.commands.bench.stopwatch import Stopwatch
 from flowrl.commands.plan.throughput import pace
 from flowrl.config.train import load_config
+from flowrl.precision import network_autocast
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
 
 GUIDED = "sampler.guidance_scale=3.0"
@@ -360,12 +361,16 @@ def test_an_interrupt_before_any_phase_leaves_nothing(
     assert capsys.readouterr().err.split() == ["Stopped."]
 
 
-def test_each_repeat_of_a_reward_has_inputs_of_its_own(tiny: TinyRuns) -> None:
-    subject = prepare(load_config(tiny.config, []), "tiny", random_weights=False, layers=None)
-    seen = list[RewardInputs]()
+def test_each_repeat_of_a_reward_has_inputs_of_its_own_and_the_dtype_of_runs(tiny: TinyRuns) -> None:
+    config = load_config(tiny.config, ["reward_dtype=bfloat16"])
+    subject = prepare(config, "tiny", random_weights=False, layers=None)
+    seen, kinds = list[RewardInputs](), set[torch.dtype]()
+    weight = torch.eye(3)
 
     def score(inputs: RewardInputs) -> RewardOutput:
         seen.append(inputs)
+        with network_autocast(inputs.images.device):
+            kinds.add((weight @ weight).dtype)
         return RewardOutput(values=inputs.images.mean((1, 2, 3)), valid=torch.ones(len(inputs.images)).bool())
 
     reward = FunctionReward(name="keeper", score=score, needs=frozenset(), version="1")
@@ -373,6 +378,8 @@ def test_each_repeat_of_a_reward_has_inputs_of_its_own(tiny: TinyRuns) -> None:
     (phase,) = part_phases.rewards(one, replace(WATCH, repeats=3))
     assert phase.repeats == 3
     assert len({id(inputs) for inputs in seen}) == len(seen) == 4
+    joined_reward(one)(seen[0])
+    assert kinds == {torch.bfloat16}
 
 
 def test_nothing_is_shortened_where_no_block_is_left_out(tiny: TinyRuns) -> None:

@@ -20,8 +20,9 @@ from flowrl.config.train import Geometry, TrainConfig
 from flowrl.failures import explain
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.family_pipeline import Family
+from flowrl.pipelines.like_blocks import block_kinds
 from flowrl.pipelines.lora import Policy
-from flowrl.pipelines.random_weights import block_kinds, fewer_blocks, random_pipeline
+from flowrl.pipelines.random_weights import fewer_blocks, random_pipeline
 from flowrl.precision import refuse_unable
 from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
