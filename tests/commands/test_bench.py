@@ -16,16 +16,18 @@ import torch
 from tiny_runs import TinyRuns, tiny_runs
 
 from flowrl.cli import main
-from flowrl.commands.bench import iterations, part_phases
-from flowrl.commands.bench.bench_subject import Subject, prepare
-from flowrl.commands.bench.bench_text import compared
+from flowrl.commands.bench import ceilings, compiled_phases, iterations, part_phases
+from flowrl.commands.bench.bench_subject import Subject, joined_reward, prepare
+from flowrl.commands.bench.bench_text import as_text, compared
 from flowrl.commands.bench.compiled_phases import compiled
 from flowrl.commands.bench.iterations import fitting, settings_of
 from flowrl.commands.bench.network_phases import attention
-from flowrl.commands.bench.result import SECTIONS, Bench, Phase, Spread, read_bench, write_bench
+from flowrl.commands.bench.result import SECTIONS, USED, WHOLE, Bench, Phase, Spread, read_bench, write_bench
 from flowrl.commands.bench.stopwatch import Stopwatch
 from flowrl.commands.plan.throughput import pace
 from flowrl.config.train import load_config
+from flowrl.precision import network_autocast
+from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
 
 GUIDED = "sampler.guidance_scale=3.0"
 
@@ -91,7 +93,21 @@ def test_rows_are_those_of_the_configuration(measured: Path) -> None:
     assert found["iteration: update"].rows == 8 * 2 * 2
     assert found["iteration: whole"].rows == 8 * 3 * 2 + 8 * 2 * 2
     assert found["iteration: reward"].items == 8
+    assert found["text: a prompt"].items == 1
     assert found["rewards: brightness"].items == 4
+
+
+def test_an_iteration_is_the_sum_of_its_stages(measured: Path) -> None:
+    """All on the clock, so that on a CPU only the whole in CPU seconds is held against a ceiling."""
+    bench = read_bench(measured)
+    found = {phase.name: phase for phase in bench.phases if phase.section == "iteration"}
+    shares = {name for name, phase in found.items() if bench.utilisation(phase) is not None}
+    assert shares == {USED}
+    assert {name for name, phase in found.items() if bench.roofline(phase) is not None} == {USED}
+    parts = [phase.seconds.median for name, phase in found.items() if name not in (WHOLE, USED) and phase.seconds]
+    whole = found[WHOLE].seconds
+    assert whole is not None
+    assert sum(parts) == pytest.approx(whole.median)  # the median of two is their mean
 
 
 def test_operations_and_saved_bytes_are_what_they_were(measured: Path) -> None:
@@ -135,9 +151,10 @@ def test_each_kernel_of_attention_is_the_one_that_is_named(tiny: TinyRuns) -> No
     assert found["forward, math"] != found["forward, native"]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # while tracing
 def test_compiled_blocks_are_measured_and_stay_compiled(tiny: TinyRuns) -> None:
-    subject = prepare(load_config(tiny.config, []), "tiny", random_weights=False, layers=None)
-    found = [phase.name for phase in compiled(subject, WATCH, backend="aot_eager") if phase.seconds is not None]
+    subject = prepare(load_config(tiny.config, []), "tiny", random_weights=True, layers=1)
+    found = [phase.name for phase in compiled(subject, WATCH, backend="eager") if phase.seconds is not None]
     assert found == ["first calls", "forward", "forward and backward"]
     again = replace(subject, config=load_config(tiny.config, ["pipeline.compile=blocks"]))
     (told,) = compiled(again, WATCH)
@@ -249,6 +266,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "a run to continue": (("resume=a",), "a bench has none"),
     "an unknown model": (("pipeline.model=me/mine", "pipeline.name=sd3"), "nothing is known of me/mine"),
     "a comparison that measures": (("--compare", "a", "b"), "--compare measures nothing"),
+    "TF32 on a CPU": (("reward_dtype=tf32", "pipeline.device=cpu"), "reward_dtype=tf32 needs a CUDA device"),
 }
 
 
@@ -259,6 +277,127 @@ def test_refused(case: str, tiny: TinyRuns, tmp_path: Path, monkeypatch: pytest.
     assert main(["bench", str(tiny.config), *words]) == 1
     assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize("flag", ["--layers=1", "--random-weights", "--repeats=5", "--minutes=10", "--phases=text"])
+def test_a_comparison_refuses_what_measuring_takes(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--compare", "a", "b", flag]) == 1
+    assert f"{flag.partition('=')[0]} has no place beside it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "{}", "no format", "a word", "no facts", "no seconds"])
+def test_a_damaged_bench_is_told_in_one_sentence(damage: str, tmp_path: Path) -> None:
+    write_bench(tmp_path, bench_of(one=[1.0]))
+    file = tmp_path / "bench.json"
+    data = json.loads(file.read_text())
+    if damage == "no format":
+        del data["format"]
+    elif damage == "a word":
+        data["phases"][0]["rows"] = "many"
+    elif damage == "no facts":
+        data["facts"] = None
+    elif damage == "no seconds":
+        data["phases"][0]["seconds"] = {"median": 1.0}
+    file.write_text(damage if len(damage) < 3 else json.dumps(data))
+    with pytest.raises(ValueError, match=r"bench.json is damaged, or of another version: measure again"):
+        read_bench(tmp_path)
+
+
+def test_a_phase_that_lacks_memory_is_named_and_the_next_is_measured(
+    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def broken() -> None:
+        raise RuntimeError("something else")
+
+    def parts(*_: Any) -> Iterator[Phase]:
+        yield WATCH.phase("parts", "one", full)
+        yield WATCH.phase("parts", "two", lambda: None)
+        full()
+
+    monkeypatch.setattr(part_phases, "parts", parts)
+    out = tiny.folder / "full"
+    assert main(["bench", str(tiny.config), "--repeats", "1", "--phases", "parts,text", "--out", str(out)]) == 0
+    found = phases(out)
+    assert found["parts: one"].note == found["parts: the rest"].note == "not measured: out of memory"
+    assert found["parts: two"].seconds is not None
+    with pytest.raises(RuntimeError, match="something else"):
+        WATCH.phase("parts", "three", broken)
+
+
+def test_compiled_answers_that_differ_are_wrong(
+    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A compiler that changes what is computed: each call answers something else."""
+    calls = iter(range(100))
+    monkeypatch.setattr(compiled_phases, "compile_blocks", lambda part, backend: None)
+    monkeypatch.setattr(compiled_phases, "check_compile", lambda *_: None)
+
+    def evaluation(subject: Subject, rows: int) -> Any:
+        weight = subject.parameters[0]
+        return lambda: weight.sum() + next(calls)
+
+    monkeypatch.setattr(Subject, "evaluation", evaluation)
+    monkeypatch.setattr(ceilings, "ceilings", lambda *_: iter(()))
+    out = tiny.folder / "differs"
+    assert main(["bench", str(tiny.config), "--repeats", "1", "--phases", "compile", "--out", str(out)]) == 1
+    assert phases(out)["compile: answers"].note.startswith("WRONG")
+    assert "answers: WRONG" in capsys.readouterr().out
+    assert "WRONG" in (out / "bench.html").read_text()
+
+
+def test_an_interrupt_before_any_phase_leaves_nothing(
+    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: Any) -> Iterator[Phase]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ceilings, "ceilings", stopped)
+    out = tiny.folder / "nothing"
+    assert main(["bench", str(tiny.config), "--out", str(out)]) == 130
+    assert not out.exists()
+    assert capsys.readouterr().err.split() == ["Stopped."]
+
+
+def test_each_repeat_of_a_reward_has_inputs_of_its_own_and_the_dtype_of_runs(tiny: TinyRuns) -> None:
+    config = load_config(tiny.config, ["reward_dtype=bfloat16"])
+    subject = prepare(config, "tiny", random_weights=False, layers=None)
+    seen, kinds = list[RewardInputs](), set[torch.dtype]()
+    weight = torch.eye(3)
+
+    def score(inputs: RewardInputs) -> RewardOutput:
+        seen.append(inputs)
+        with network_autocast(inputs.images.device):
+            kinds.add((weight @ weight).dtype)
+        return RewardOutput(values=inputs.images.mean((1, 2, 3)), valid=torch.ones(len(inputs.images)).bool())
+
+    reward = FunctionReward(name="keeper", score=score, needs=frozenset(), version="1")
+    one = replace(subject, rewards=((reward, subject.rewards[0][1]),), absent=())
+    (phase,) = part_phases.rewards(one, replace(WATCH, repeats=3))
+    assert phase.repeats == 3
+    assert len({id(inputs) for inputs in seen}) == len(seen) == 4
+    joined_reward(one)(seen[0])
+    assert kinds == {torch.bfloat16}
+
+
+def test_nothing_is_shortened_where_no_block_is_left_out(tiny: TinyRuns) -> None:
+    subject = prepare(load_config(tiny.config, []), "tiny", random_weights=True, layers=100)
+    assert subject.layers is None
+    assert not [note for note in subject.notes if "SHORTENED" in note]
+
+
+def test_amounts_are_whole_on_80_columns() -> None:
+    rows = (
+        Phase(section="text", name="a prompt", seconds=Spread.of([1.0]), items=1),
+        Phase(section="network", name="n" * 60, seconds=Spread.of([1.0]), rows=24),
+        Phase(section="rewards", name="r" * 60, seconds=Spread.of([1.0]), items=12),
+    )
+    text = as_text(Bench(name="x", phases=rows))
+    for amount in ("1 prompt ", "24 rows ", "12 images "):
+        assert amount in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_taken_folder_is_refused(measured: Path, tiny: TinyRuns, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,13 +452,15 @@ def test_plan_takes_the_newest_bench_of_its_model_here(
 ) -> None:
     config = load_config(tiny.config, [])
     model = {"model": config.pipeline.model, "dtype": "float32"}
-    here: dict[str, Any] = {"device": "cpu", "cpu_count": os.cpu_count(), **model}
+    here: dict[str, Any] = {"device": "cpu", "cpu_count": os.cpu_count(), "threads": 1, "compile": "none", **model}
     monkeypatch.chdir(tmp_path)
     assert pace(config, None) == (300.0, "The pace of 300 TFLOP/s is assumed: flowrl bench CONFIG measures it.")
     cases: dict[str, tuple[dict[str, Any], float]] = {
         "older": ({"date": "2026-01-01"}, 4.0), "newest": ({"date": "2026-01-02"}, 2.0),
         "shortened": ({"date": "2026-01-03", "layers": 1}, 1.0), "other": ({"date": "2026-01-03", "model": "m"}, 1.0),
         "elsewhere": ({"date": "2026-01-03", "device": "H200"}, 1.0),
+        "threads": ({"date": "2026-01-03", "threads": 64}, 1.0),
+        "compiled": ({"date": "2026-01-03", "compile": "blocks"}, 1.0),
     }  # fmt: skip
     for name, (facts, seconds) in cases.items():
         bench = bench_of(**{"forward and backward": [seconds]})
@@ -328,3 +469,10 @@ def test_plan_takes_the_newest_bench_of_its_model_here(
     assert found == 0.5
     assert "runs/newest/bench.json" in told
     assert pace(config, 7.0)[0] == 7.0
+    for name, text in {"cut": "{", "list": "[]", "empty": "{}", "words": '{"facts": [], "throughput": {}}'}.items():
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "bench.json").write_text(text)
+    found, told = pace(config, None)
+    assert found == 0.5
+    for name in ("cut", "list", "empty", "words"):
+        assert f"Left out, since it is damaged: runs/{name}/bench.json" in told

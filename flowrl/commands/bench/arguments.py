@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--random-weights", action="store_true", help="random weights even where the checkpoint is here")
     add("--layers", type=count, metavar="N",
         help="random weights with at most N blocks of each kind, to try a large family on a small machine")  # fmt: skip
-    add("--repeats", type=count, default=REPEATS, metavar="N", help=f"repeats of a phase (default: {REPEATS})")
-    add("--minutes", type=float, default=MINUTES, metavar="M",
+    add("--repeats", type=count, metavar="N", help=f"repeats of a phase (default: {REPEATS})")
+    add("--minutes", type=float, metavar="M",
         help=f"phases that would begin after this are left out and named (default: {MINUTES:g})")  # fmt: skip
     add("--phases", metavar="LIST", help=f"only these, of {','.join(SECTIONS)} (default: all)")
     add(

@@ -59,7 +59,8 @@ def paired_bars(rows: Sequence[Pair], names: tuple[str, str], *, description: st
         parts.append(f'<text class="label mid" x="{middle:.1f}" y="{bottom + 36}">{unit}</text>')
         return svg(width, bottom + 42, description, "".join(parts))
 
-    return responsive(draw, WIDER) + legend([(names[0], 1, "box"), (names[1], 3, "box")])
+    shown = [(names[0], 1, "box")] + [(names[1], 3, "box")] * any(row.second is not None for row in rows)
+    return responsive(draw, WIDER) + legend(shown)
 
 
 def _bar(x: Callable[[float], float], spread: Spread, y: float, title: str, *, color: int) -> str:

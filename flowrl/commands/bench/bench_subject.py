@@ -20,8 +20,10 @@ from flowrl.config.train import Geometry, TrainConfig
 from flowrl.failures import explain
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.family_pipeline import Family
+from flowrl.pipelines.like_blocks import block_kinds
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.random_weights import fewer_blocks, random_pipeline
+from flowrl.precision import refuse_unable
 from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.compose import sum_of
@@ -72,6 +74,7 @@ class Subject:
         network: one evaluation, counted; None where nothing is known of the model.
         geometry: of one process.
         text_encoders: whether they are there.
+        layers: blocks of each kind that stay at most; None where all do.
         notes: what a reader has to know first.
     """
 
@@ -87,6 +90,7 @@ class Subject:
     network: Network | None
     geometry: Geometry
     text_encoders: bool
+    layers: int | None
     notes: tuple[str, ...]
 
     @property
@@ -171,7 +175,9 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     model = model_location(config.pipeline.model)
     drawn = random_weights or layers is not None or not (Path(model).is_dir() or in_cache(model))
     device = device_of_config(config)
+    refuse_unable(config.reward_dtype, device, "reward_dtype")
     family = cast(Family, model_family(config.pipeline))
+    layers = None if layers is None or _leaves_all(family, model, layers) else layers
     if drawn:
         options = family_options(config.pipeline)
         made: Pipeline = random_pipeline(
@@ -205,8 +211,14 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         name=name, config=config, family=family.name, device=device, pipeline=made, policy=policy,
         rewards=tuple(rewards),
         absent=(*absent, *more), prompts=few, network=_network(config, family, model, layers),
-        geometry=config.resolve_batch(1), text_encoders=not drawn, notes=tuple(notes),
+        geometry=config.resolve_batch(1), text_encoders=not drawn, layers=layers, notes=tuple(notes),
     )  # fmt: skip
+
+
+def _leaves_all(family: Family, model: str, layers: int) -> bool:
+    """Whether a network has no more blocks of any kind than may stay."""
+    card = family.card(model)
+    return card is not None and fewer_blocks(card, layers) == block_kinds(vars(card.network))
 
 
 def device_of_config(config: TrainConfig) -> torch.device:
@@ -302,7 +314,8 @@ def joined_reward(subject: Subject) -> Any:
     how, members = subject.config.reward_aggregation, list(subject.rewards)
     if not subject.text_encoders:  # images of noise, which most rewards think equal: nothing would be trained
         members.append((_BRIGHTNESS, RewardConfig(name=_BRIGHTNESS.name)))
-    return sum_of(
+    made = sum_of(
         members, merge=how if how in ("geometric", "harmonic") else "sum",
         partial=subject.config.reward_partial,
     )  # fmt: skip
+    return replace(made, dtype=subject.config.reward_dtype)

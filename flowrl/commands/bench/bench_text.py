@@ -5,14 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 
-from flowrl.commands.bench.result import SECTIONS, Bench, Phase, Spread
+from flowrl.commands.bench.result import SECTIONS, WRONG, Bench, Phase, Spread
 from flowrl.commands.terminal_text import COLUMNS, Table, as_table
 
-_HEAD = ("seconds", "min..max", "of ceiling", "roofline")
+_HEAD = ("of", "seconds", "min..max", "of ceiling", "roofline")
 READING = (
     "seconds: median of one repeat, CPU seconds of all threads on a CPU, on a GPU between two events. of ceiling: "
     "FLOPs of the model (LoRA counted, recomputation not) a second, beside a large matrix product on this machine. "
-    "roofline: the least a phase could take, by FLOPs or by bytes. Stages of an iteration are on the clock."
+    "roofline: the least a phase could take, by FLOPs or by bytes. An iteration and its stages are on the clock, and "
+    "on a CPU, where ceilings are in CPU seconds, held against none."
 )
 
 
@@ -45,9 +46,10 @@ def last_words(bench: Bench) -> list[str]:
         exact = bench.ratio_first_deviation == 0
         said.append(_wrapped(
             "Importance ratio before the first update: exactly 1." if exact else
-            f"WRONG: before the first update the importance ratio differs from 1 by {bench.ratio_first_deviation:.3g}. "
-            "Sampling and update do not agree, so no speed here is worth anything."
+            f"{WRONG}: before the first update the importance ratio differs from 1 by "
+            f"{bench.ratio_first_deviation:.3g}. Sampling and update do not agree, so no speed here is worth anything."
         ))  # fmt: skip
+    said += [_wrapped(f"{one.name}: {one.note}") for one in bench.phases if one.note.startswith(WRONG)]
     return said if bench.finished else [*said, "Cut off: what was measured until then is kept."]
 
 
@@ -68,8 +70,8 @@ def as_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
         (key, time(a.median), time(b.median), f"{a.median / b.median:.2f}x" if b.median else "-", verdict)
         for key, a, b, verdict in compared(first, second)
     )
-    head = ("", "A", "B", "faster", "beyond spread")
-    only = [_wrapped(f"Only in {name}: {', '.join(keys)}") for name, keys in alone(first, second, names) if keys]
+    head = ("", "A", "B", "A / B", "beyond spread")
+    only = [_wrapped(f"Only in {name}: {'; '.join(keys)}") for name, keys in alone(first, second, names) if keys]
     differ = [_wrapped(f"{key}: {a} | {b}") for key, a, b in facts_that_differ(first, second)]
     table = as_table(Table(title=f"A is {names[0]}, B is {names[1]}", head=head, rows=rows))
     return "\n\n".join([table, *only, *(["They differ in:\n" + "\n".join(differ)] if differ else [])])
@@ -106,17 +108,25 @@ def facts_that_differ(first: Bench, second: Bench) -> list[tuple[str, str, str]]
 
 
 def _row(bench: Bench, phase: Phase) -> tuple[str, ...]:
-    name = phase.name + (f", {phase.rows} rows" if phase.rows else f", {phase.items}" if phase.items else "")
+    name = phase.name
     if phase.seconds is None:
-        return (name, "-", "", "", "")
+        return (name, amount(phase), "-", "", "", "")
     least, share = bench.roofline(phase), bench.utilisation(phase)
     if phase.section == "ceilings" and not phase.ceiling:
         told = pace(phase)
-        return (name, time(phase.seconds.median), span(phase.seconds), told, "")
+        return (name, "", time(phase.seconds.median), span(phase.seconds), told, "")
     return (
-        name, time(phase.seconds.median), span(phase.seconds), "" if share is None else f"{share:.0%}",
+        name, amount(phase), time(phase.seconds.median), span(phase.seconds), "" if share is None else f"{share:.0%}",
         "" if least is None else time(least),
     )  # fmt: skip
+
+
+def amount(phase: Phase) -> str:
+    """How much one repeat is of: rows of the network, images or prompts; "" where it has none."""
+    if phase.rows:
+        return f"{phase.rows} row{'s' * (phase.rows != 1)}"
+    what = "prompt" if phase.section == "text" else "image"
+    return f"{phase.items} {what}{'s' * (phase.items != 1)}" if phase.items else ""
 
 
 def time(seconds: float) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from flowrl.commands.bench.bench_subject import Subject
 from flowrl.commands.bench.network_phases import both_ways, forward_facts, with_backward
-from flowrl.commands.bench.result import Phase, Spread
+from flowrl.commands.bench.result import WRONG, Phase, Spread
 from flowrl.commands.bench.stopwatch import Stopwatch
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
 
@@ -17,8 +17,7 @@ from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
 def compiled(subject: Subject, watch: Stopwatch, *, backend: str = "inductor") -> Iterator[Phase]:
     """Forward and backward under `pipeline.compile: blocks`: the last section, since what is compiled stays so.
 
-    Raises:
-        ValueError: an evaluation without gradient and one with it differ, so that no ratio would start at 1.
+    Where an evaluation without gradient and one with it differ, no ratio would start at 1: that is said instead.
     """
     if subject.config.pipeline.compile != "none":
         yield Phase(section="compile", name="blocks", note="as configured: all that was measured is compiled")
@@ -44,10 +43,12 @@ def compiled(subject: Subject, watch: Stopwatch, *, backend: str = "inductor") -
         note=told,
     )  # fmt: skip
     if not equal:
-        raise ValueError(
-            "compiled blocks answer differently with and without gradient, so that no importance ratio would start at "
-            "1: set pipeline.compile=none"
+        told = (
+            f"{WRONG}: compiled blocks answer differently with and without gradient, so that no importance ratio would "
+            "start at 1: set pipeline.compile=none"
         )
+        yield Phase(section="compile", name="answers", note=told)
+        return
     forward = subject.evaluation(rows)
     with torch.no_grad():
         yield watch.phase("compile", "forward", forward, counted=False, **forward_facts(subject, rows))

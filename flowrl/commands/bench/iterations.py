@@ -13,7 +13,7 @@ from typing import Any
 from flowrl.commands.bench.bench_subject import Subject, joined_reward
 from flowrl.commands.bench.ceilings import GEMM, exact_ceiling
 from flowrl.commands.bench.part_phases import decoding_flops
-from flowrl.commands.bench.result import Phase, Spread
+from flowrl.commands.bench.result import USED, WHOLE, Phase, Spread
 from flowrl.commands.bench.stopwatch import Stopwatch
 from flowrl.commands.plan.counts import Counts, of_iteration
 from flowrl.commands.train.run import recipe_of
@@ -23,7 +23,6 @@ from flowrl.training.run import Run
 from flowrl.training.seal import inputs_of
 
 ITERATIONS = 3  # of which the first is left out
-WHOLE = "whole"
 _RATIO = "ratio_first_deviation"
 
 
@@ -111,7 +110,7 @@ def flops_of(subject: Subject, counts: Counts) -> float:
 
 
 def phases_of(subject: Subject, config: TrainConfig, rows: list[dict[str, Any]], told: str) -> Iterator[Phase]:
-    """The whole iteration and its stages, of the rows after the first."""
+    """The whole iteration and its stages on the clock, of the rows after the first; `USED` on a CPU."""
     timed = rows[1:]
     used = [after["cpu"] - before["cpu"] for before, after in zip(rows, timed, strict=False)]
     wall = Spread.of([row["seconds"] for row in timed])
@@ -120,19 +119,23 @@ def phases_of(subject: Subject, config: TrainConfig, rows: list[dict[str, Any]],
     counts = Counts(**done, images=int(timed[-1].get("num_scored", config.num_images)))
     ratio = max((row[_RATIO] for row in rows if row.get(_RATIO) is not None), default=None)
     peak = max((row["memory/peak_gib"] for row in rows if "memory/peak_gib" in row), default=None)
-    yield Phase(
-        section="iteration", name=WHOLE, seconds=Spread.of(used) if subject.device.type == "cpu" else wall, wall=wall,
-        repeats=len(timed), rows=counts.forward, items=config.num_images, flops=flops_of(subject, counts),
+    whole = Phase(
+        section="iteration", name=WHOLE, seconds=wall, wall=wall, repeats=len(timed), rows=counts.forward,
+        items=config.num_images, flops=flops_of(subject, counts),
         recomputed=subject.forward_flops(counts.backward) * checkpointing, ceiling=GEMM, note=told,
         peak_bytes=None if peak is None else int(peak * 2**30), ratio_first_deviation=ratio,
     )  # fmt: skip
+    on_cpu = subject.device.type == "cpu"
+    yield replace(whole, ceiling="") if on_cpu else whole
+    if on_cpu:
+        yield replace(whole, name=USED, seconds=Spread.of(used), note="", ratio_first_deviation=None)
     stages = {name: [row.get(f"seconds/{name}", 0.0) for row in timed] for name in _stages(timed)}
     stages["other"] = [row["seconds"] - sum(parts) for row, *parts in zip(timed, *stages.values(), strict=True)]
     for stage, seconds in stages.items():
         spread = Spread.of(seconds)
         yield Phase(
             section="iteration", name=stage, seconds=spread, wall=spread, repeats=len(timed),
-            **_asked(subject, stage, counts, recomputed=checkpointing),
+            **_asked(subject, stage, counts, recomputed=checkpointing) | ({"ceiling": ""} if on_cpu else {}),
         )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def network(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
     rows = subject.geometry.rollout_batch_size * subject.passes
     call = subject.evaluation(rows)
     with torch.no_grad():
-        check_answer(call())
+        check_answer(subject.evaluation(1)())
         yield watch.phase("network", "forward", call, **forward_facts(subject, rows))
     rows = subject.geometry.micro_batch_size
     call = subject.evaluation(rows)

@@ -8,6 +8,7 @@ from flowrl.commands.bench.bench_figures import Pair, paired_bars
 from flowrl.commands.bench.bench_text import (
     READING,
     alone,
+    amount,
     compared,
     facts_that_differ,
     last_words,
@@ -18,7 +19,7 @@ from flowrl.commands.bench.bench_text import (
     span,
 )
 from flowrl.commands.bench.bench_text import time as written
-from flowrl.commands.bench.result import SECTIONS, Bench, Phase, Spread
+from flowrl.commands.bench.result import SECTIONS, USED, WHOLE, WRONG, Bench, Phase, Spread
 from flowrl.html.document import document
 from flowrl.html.markup import DASH, card, code, esc, folded, notes_box, section, table, tiles
 
@@ -33,7 +34,7 @@ _HEAD = ("phase", "seconds", "min .. max", "repeats", "of ceiling", "roofline", 
 
 def render(bench: Bench) -> str:
     """The whole page as HTML."""
-    words = [*bench.notes, *(word for word in last_words(bench) if word.startswith(("WRONG", "Cut off")))]
+    words = [*bench.notes, *(word for word in last_words(bench) if WRONG in word or word.startswith("Cut off"))]
     body = "".join([
         notes_box(words), tiles(_tiles(bench)), _iteration(bench), _network(bench),
         *(_table(bench, name) for name in SECTIONS), _settings(bench),
@@ -51,7 +52,7 @@ def render_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> st
         [esc(key), _with_span(a), _with_span(b), f"{a.median / b.median:.2f}x" if b.median else DASH, verdict or DASH]
         for key, a, b, verdict in found
     ]
-    only = [f"Only in {name}: {', '.join(keys)}" for name, keys in alone(first, second, names) if keys]
+    only = [f"Only in {name}: {'; '.join(keys)}" for name, keys in alone(first, second, names) if keys]
     differ = [[esc(key), esc(a), esc(b)] for key, a, b in facts_that_differ(first, second)]
     named = [esc(name) for name in names]
     changed = [verdict for *_, verdict in found if verdict]
@@ -60,7 +61,7 @@ def render_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> st
         f'<p class="summary">{len(changed)} of {len(found)} phases changed beyond the range of their repeats: '
         f"{changed.count('faster')} faster, {changed.count('slower')} slower in {esc(names[1])}.</p>",
         section("bars", "Seconds", card(chart)),
-        section("table", "Phases", table("Seconds of both", ["phase", *named, "faster", "beyond spread"], rows)),
+        section("table", "Phases", table("Seconds of both", ["phase", *named, "A / B", "beyond spread"], rows)),
         section("facts", "What differs", table("Facts", ["fact", *named], differ) if differ else ""),
     ])  # fmt: skip
     return document(f"{names[0]} beside {names[1]}", body, footer=FOOTER)
@@ -86,8 +87,11 @@ def _tiles(bench: Bench) -> list[tuple[str, str, str]]:
 
 
 def _iteration(bench: Bench) -> str:
-    whole = bench.phase("iteration", "whole")
-    rows = [one for one in bench.phases if one.section == "iteration" and one.wall is not None and one is not whole]
+    whole = bench.phase("iteration", WHOLE)
+    rows = [
+        one for one in bench.phases
+        if one.section == "iteration" and one.wall is not None and one.name not in (WHOLE, USED)
+    ]  # fmt: skip
     if whole is None or whole.wall is None or not rows:
         return ""
     pairs = [_pair(bench, one) for one in [*rows, whole]]
@@ -130,7 +134,7 @@ def _row(bench: Bench, phase: Phase) -> list[str]:
     reached = "" if share is None else f"{share:.0%}" + ("" if whole is None else f" ({whole:.0%} with recomputation)")
     if phase.section == "ceilings" and not phase.ceiling:
         reached = pace(phase)
-    rows = f" · {phase.rows} rows" if phase.rows else f" · {phase.items}" if phase.items else ""
+    rows = f" · {much}" if (much := amount(phase)) else ""
     return [
         esc(phase.name + rows), written(phase.seconds.median), esc(span(phase.seconds)), str(phase.repeats),
         reached or DASH, DASH if least is None else written(least),

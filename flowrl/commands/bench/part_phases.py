@@ -21,7 +21,9 @@ from flowrl.commands.plan.cost import decode_flops
 from flowrl.commands.plan.published_models import other_parts
 from flowrl.failures import explain
 from flowrl.placement import sent
+from flowrl.precision import arithmetic
 from flowrl.randomness import sample_normals
+from flowrl.rewards import Reward, RewardInputs
 from flowrl.training.checkpoints import save_lora, write_checkpoint
 from flowrl.training.learner import GradientSum, make_optimizer
 from flowrl.training.parts import model_location
@@ -70,11 +72,18 @@ def rewards(subject: Subject, watch: Stopwatch) -> Iterator[Phase]:
         name = f"{entry.label or entry.called}" + f" ({place + 1})" * (
             [other.called for _, other in subject.rewards].count(entry.called) > 1
         )
+        dtype = "float32" if reward.kind == "adversarial" else subject.config.reward_dtype
         try:
-            with torch.no_grad():
-                yield watch.phase("rewards", name, partial(reward, inputs), items=images)
+            with torch.no_grad(), arithmetic(dtype):
+                found = watch.phase("rewards", name, partial(_scored, reward, inputs), items=images)
         except CANNOT_LOAD as error:
-            yield Phase(section="rewards", name=name, note=f"not measured: {explain(error)}")
+            found = Phase(section="rewards", name=name, note=f"not measured: {explain(error)}")
+        yield found
+
+
+def _scored(reward: Reward, inputs: RewardInputs) -> None:
+    """One call on inputs of its own: some rewards remember what they found in the last ones."""
+    reward(replace(inputs))
 
 
 def _whole_groups(subject: Subject) -> bool:

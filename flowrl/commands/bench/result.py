@@ -16,6 +16,13 @@ PAGE = "bench.html"
 FORMAT = 1
 SECTIONS = ("ceilings", "text", "network", "guidance", "attention", "parts", "rewards", "iteration", "compile")
 """What is measured, in this order."""
+WRONG = "WRONG"
+"""How a note begins that says that no speed here is worth anything."""
+WHOLE = "whole"
+"""The phase of a whole iteration, on the clock as its stages."""
+USED = "whole, in CPU seconds"
+"""The same on a CPU, where ceilings are in CPU seconds, so that only this is held against one."""
+OUT_OF_MEMORY = "not measured: out of memory"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +46,8 @@ class Phase:
     Attributes:
         section: one of `SECTIONS`.
         name: unique within its section.
-        seconds: of one repeat: CPU seconds of all threads on a CPU, between two events on a GPU; None if not measured.
+        seconds: of one repeat: CPU seconds of all threads on a CPU, between two events on a GPU, on the clock for a
+            whole iteration and its stages; None if not measured.
         wall: seconds on the clock of one repeat.
         repeats: that the medians are of.
         rows: rows that the network evaluates in one repeat.
@@ -143,9 +151,14 @@ class Bench:
         )
 
     @property
+    def wrong(self) -> bool:
+        """Whether answers were not what they have to be, so that speeds are worth nothing."""
+        return bool(self.ratio_first_deviation) or any(phase.note.startswith(WRONG) for phase in self.phases)
+
+    @property
     def throughput(self) -> tuple[float, str] | None:
         """FLOPs a second on the clock, and of which phase: whole iterations, else forward and backward."""
-        for section, name in (("iteration", "whole"), ("network", "forward and backward")):
+        for section, name in (("iteration", WHOLE), ("network", "forward and backward")):
             found = self.phase(section, name)
             if found is not None and found.wall is not None and found.flops and found.wall.median:
                 return found.flops / found.wall.median, name
@@ -174,25 +187,32 @@ def read_bench(path: Path) -> Bench:
     """The bench of a folder, or of a file.
 
     Raises:
-        ValueError: there is none, or it is another file or of another version; names it.
+        ValueError: there is none, or it is damaged or of another version; names it.
     """
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"there is no {file}: give a folder of flowrl bench, or its {FILE}")
-    data = read_json(file, "measure again")
-    if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("phases"), list):
-        raise ValueError(f"{file} is no bench of this version: measure again with flowrl bench")
-    del data["format"], data["throughput"]
-    phases = tuple(_phase(row, file) for row in data.pop("phases"))
-    if unknown := data.keys() - Bench.__dataclass_fields__.keys():
-        raise ValueError(f"{file} has unknown entries: {', '.join(sorted(unknown))}: measure again")
-    return Bench(**data | {"notes": tuple(data["notes"]), "phases": phases})
+    try:
+        data = read_json(file)
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}")
+        phases = tuple(_phase(row) for row in data["phases"])
+        known = {key: data[key] for key in ("name", "facts", "config", "finished")}
+        if [type(value) for value in known.values()] != [str, dict, str, bool]:
+            raise ValueError("entries of other types")
+        return Bench(**known, notes=tuple(str(note) for note in data["notes"]), phases=phases)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is damaged, or of another version: measure again with flowrl bench") from error
 
 
-def _phase(row: Mapping[str, Any], file: Path) -> Phase:
+def _phase(row: Mapping[str, Any]) -> Phase:
     given = {key: value for key, value in row.items() if key != "derived"}
     for key in ("seconds", "wall"):
-        given[key] = None if row[key] is None else Spread(**row[key])
-    if unknown := given.keys() - Phase.__dataclass_fields__.keys():
-        raise ValueError(f"{file} has a phase with unknown entries: {', '.join(sorted(unknown))}: measure again")
+        given[key] = None if row[key] is None else Spread(**{name: float(value) for name, value in row[key].items()})
+    for key, value in given.items():
+        if isinstance(value, str) != (key in _WORDS) or isinstance(value, list | dict):
+            raise ValueError(f"{key} is {value!r}")
     return Phase(**given)
+
+
+_WORDS = ("section", "name", "ceiling", "note")

@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.commands.bench.result import PAGE, SECTIONS, Bench, Phase, read_bench, write_bench
+from flowrl.commands.bench.arguments import MINUTES, REPEATS
+from flowrl.commands.bench.result import OUT_OF_MEMORY, PAGE, SECTIONS, Bench, Phase, read_bench, write_bench
 from flowrl.commands.train.run import DEFAULT_CONFIG
 from flowrl.config.train import TrainConfig, find_config, load_config, to_yaml
+from flowrl.failures import out_of_memory
 from flowrl.files import LOCK, is_taken, locked, write_atomically
 from flowrl.training.run_folder import make_free_folder
 
@@ -24,16 +26,19 @@ if TYPE_CHECKING:
 
 _WARM_UPS = {"cpu": 1, "cuda": 3}
 COMPARISON = "compare.html"
+_OF_MEASURING = ("random_weights", "layers", "repeats", "minutes", "phases")
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Measures, or compares two benches; returns 1 where the first importance ratio is not exactly 1, 130 if cut off.
+    """Measures, or compares two benches; returns 1 where answers are wrong (`Bench.wrong`), 130 if cut off.
 
     Raises:
         ValueError: a setting or flag that cannot be, or a folder that is taken.
     """
     if parsed.compare is not None:
         return _compare(parsed)
+    parsed.repeats = REPEATS if parsed.repeats is None else parsed.repeats
+    parsed.minutes = MINUTES if parsed.minutes is None else parsed.minutes
     named = bool(parsed.arguments) and "=" not in parsed.arguments[0]
     path = find_config(parsed.arguments[0] if named else DEFAULT_CONFIG)
     config = load_config(path, parsed.arguments[1:] if named else parsed.arguments)
@@ -68,12 +73,13 @@ def _folder(wanted: Path | None, name: str) -> Iterator[Path]:
     """The folder of a bench, with nobody else at work in it."""
     if wanted is not None and is_taken(wanted):
         raise ValueError(f"{wanted} is not empty, and nothing in it will be overwritten: choose another folder")
+    here = wanted is not None and wanted.exists()
     folder = make_free_folder(f"bench-{name}") if wanted is None else wanted
     with locked(folder, "another bench"):
         try:
             yield folder
         finally:
-            if wanted is None and not is_taken(folder):  # nothing was measured
+            if not here and not is_taken(folder):  # nothing was measured
                 (folder / LOCK).unlink(missing_ok=True)
                 folder.rmdir()
 
@@ -112,13 +118,15 @@ def _measure(parsed: argparse.Namespace, config: TrainConfig, name: str, section
             write_bench(folder, bench)
         bench = replace(bench, finished=True)
     except KeyboardInterrupt:
+        if not bench.phases:
+            raise
         print("\nStopped: what was measured is kept.", file=sys.stderr)
     write_bench(folder, bench)
     write_atomically(folder / PAGE, render(bench))
     print(f"\n{as_text(bench)}\n\nNumbers   {folder / 'bench.json'}\nPage      {folder / PAGE}")
     if not bench.finished:
         return 130
-    return 1 if bench.ratio_first_deviation else 0
+    return int(bench.wrong)
 
 
 def _section(name: str, subject: Subject, watch: Stopwatch, bench: Bench) -> Iterator[Phase]:
@@ -132,7 +140,12 @@ def _section(name: str, subject: Subject, watch: Stopwatch, bench: Bench) -> Ite
         "rewards": part_phases.rewards, "iteration": partial(iterations.iteration, pace=pace),
         "compile": compiled_phases.compiled,
     }  # fmt: skip
-    yield from found[name](subject, watch)
+    try:
+        yield from found[name](subject, watch)
+    except (RuntimeError, MemoryError) as error:  # what is prepared for a phase, or whole iterations
+        if not out_of_memory(error):
+            raise
+        yield Phase(section=name, name="the rest", note=OUT_OF_MEMORY)
     if name == "text":
         bench_subject.free_encoders(subject)
 
@@ -146,7 +159,8 @@ def _facts(subject: Subject, parsed: argparse.Namespace) -> dict[str, Any]:
     pipeline, network = subject.config.pipeline, subject.network
     return {
         "date": facts.pop("started"), **facts, "model": pipeline.model, "family": subject.family,
-        "dtype": pipeline.dtype, "layers": parsed.layers, "random_weights": not subject.text_encoders,
+        "dtype": pipeline.dtype, "layers": subject.layers, "compile": pipeline.compile,
+        "random_weights": not subject.text_encoders,
         "image": list(subject.pipeline.image_shape), "weights": size(subject.weight_bytes),
         "gflop_forward_row": None if network is None else network.forward / 1e9,
         "gflop_backward_row": None if network is None else network.backward / 1e9,
@@ -164,6 +178,9 @@ def _compare(parsed: argparse.Namespace) -> int:
 
     if parsed.arguments:
         raise ValueError(f"--compare measures nothing, so {parsed.arguments[0]!r} has no place beside it")
+    given = [f"--{name.replace('_', '-')}" for name in _OF_MEASURING if vars(parsed)[name] not in (None, False)]
+    if given:
+        raise ValueError(f"--compare measures nothing, so {given[0]} has no place beside it")
     paths = [Path(given).expanduser() for given in parsed.compare]
     first, second = (read_bench(path) for path in paths)
     names = _names(paths)

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flowrl.commands.bench.result import Phase, Spread
+from flowrl.commands.bench.result import OUT_OF_MEMORY, Phase, Spread
+from flowrl.failures import out_of_memory
 from flowrl.training.devices import wait_for
 
 Call = Callable[[], object]
@@ -44,7 +45,7 @@ class Stopwatch:
         return self.deadline - time.monotonic()
 
     def phase(self, section: str, name: str, call: Call, *, counted: bool = True, **facts: Any) -> Phase:
-        """Times a call.
+        """Times a call; a phase that says so where memory is not enough for it.
 
         Args:
             section: of the phase.
@@ -53,8 +54,17 @@ class Stopwatch:
             counted: count operations and saved bytes, which compiled calls do not show.
             facts: other fields of the phase.
         """
+        try:
+            return self._timed(section, name, call, counted=counted and self.counts, **facts)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return Phase(section=section, name=name, note=OUT_OF_MEMORY)
+
+    def _timed(self, section: str, name: str, call: Call, *, counted: bool, **facts: Any) -> Phase:
         operations = saved = None
-        counted = counted and self.counts
         if counted:
             operations, saved = self._count(call)
         for _ in range(self.warm_ups - counted):

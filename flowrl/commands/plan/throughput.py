@@ -26,48 +26,66 @@ def pace(config: TrainConfig, given: float | None) -> tuple[float, str]:
     """
     if given is not None:
         return given, f"The pace of {given:g} TFLOP/s is what --tflops says."
-    if (found := measured_tflops(config)) is not None:
-        return found[0], f"The pace of {found[0]:g} TFLOP/s was measured on this machine:\n{found[1]}"
-    return DEFAULT_TFLOPS, (f"The pace of {DEFAULT_TFLOPS:g} TFLOP/s is assumed: flowrl bench CONFIG measures it.")
+    damaged = list[Path]()
+    found = measured_tflops(config, damaged)
+    left_out = "".join(f"\nLeft out, since it is damaged: {path}" for path in damaged)
+    if found is not None:
+        return found[0], f"The pace of {found[0]:g} TFLOP/s was measured on this machine:\n{found[1]}{left_out}"
+    told = f"The pace of {DEFAULT_TFLOPS:g} TFLOP/s is assumed: flowrl bench CONFIG measures it."
+    return DEFAULT_TFLOPS, told + left_out
 
 
-def measured_tflops(config: TrainConfig, folder: Path = RUNS) -> tuple[float, Path] | None:
-    """TFLOP/s on the clock of the newest bench of the same model and dtype on this machine, and the bench.
+def measured_tflops(config: TrainConfig, damaged: list[Path], folder: Path = RUNS) -> tuple[float, Path] | None:
+    """TFLOP/s on the clock of the newest bench of the same model on this machine, and the bench.
 
-    A bench of fewer blocks (`--layers`) has the pace of no model, so it is not taken.
+    Its dtype, `pipeline.compile` and `threads` have to be those of the run too. A bench of fewer blocks (`--layers`)
+    has the pace of no model, so it is not taken.
 
     Args:
         config: of the run that is planned.
+        damaged: gets the files that cannot be read.
         folder: whose folders hold benches.
     """
+    wanted = {
+        "layers": None, "model": config.pipeline.model, "dtype": config.pipeline.dtype,
+        "compile": config.pipeline.compile,
+    }  # fmt: skip
     found = [
-        (str(facts["date"]), float(tflops), path)
-        for path, facts, tflops in _benches(folder)
-        if facts.get("layers") is None
-        and (facts.get("model"), facts.get("dtype")) == (config.pipeline.model, config.pipeline.dtype)
+        (str(facts.get("date")), tflops, path, facts)
+        for path, facts, tflops in _benches(folder, damaged)
+        if {key: facts.get(key) for key in wanted} == wanted
     ]
     if not found:
         return None
-    here = _machine(config.pipeline.device)
-    for _, tflops, path in sorted(found, reverse=True):
-        facts = read_json(path)["facts"]
+    here = _machine(config)
+    for _, tflops, path, facts in sorted(found, key=lambda one: one[:3], reverse=True):
         if {key: facts.get(key) for key in here} == here:
             return float(f"{tflops:.3g}"), path
     return None
 
 
-def _benches(folder: Path) -> Iterator[tuple[Path, dict[str, Any], float]]:
-    """Path, facts and TFLOP/s of the benches that lie in a folder's folders."""
-    for path in folder.glob(f"*/{FILE}"):
-        data = read_json(path, "remove it, or measure again with flowrl bench")
-        if isinstance(data, dict) and "tflops" in data.get("throughput", {}) and "date" in data.get("facts", {}):
-            yield path, data["facts"], data["throughput"]["tflops"]
+def _benches(folder: Path, damaged: list[Path]) -> Iterator[tuple[Path, dict[str, Any], float]]:
+    """Path, facts and TFLOP/s of the benches that lie in a folder's folders, but for those that measured no pace."""
+    for path in sorted(folder.glob(f"*/{FILE}")):
+        try:
+            data = read_json(path)
+            facts, measured = data["facts"], data["throughput"]
+            tflops = float(measured["tflops"]) if measured else 0.0
+            if not isinstance(facts, dict):
+                raise TypeError
+        except (ValueError, KeyError, TypeError, OSError):
+            damaged.append(path)
+        else:
+            if tflops > 0:
+                yield path, facts, tflops
 
 
-def _machine(device: str) -> dict[str, Any]:
-    """The facts by which a machine is known again."""
+def _machine(config: TrainConfig) -> dict[str, Any]:
+    """The facts by which a machine is known again, and the threads of a run on it."""
     import torch
 
+    device = config.pipeline.device
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     name = torch.cuda.get_device_name() if on_gpu and torch.cuda.is_available() else "cpu"
-    return {"device": name, "cpu_count": os.cpu_count()}
+    threads = torch.get_num_threads() if config.threads is None else config.threads
+    return {"device": name, "cpu_count": os.cpu_count(), "threads": threads}
