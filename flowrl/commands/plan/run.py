@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from flowrl.commands.plan.light_libraries import import_lightly
-from flowrl.commands.plan.throughput import pace
+from flowrl.commands.plan.throughput import measured_tflops, pace
 from flowrl.config.train import find_config, load_config
 
 
@@ -27,6 +27,7 @@ def run(parsed: argparse.Namespace) -> int:
     from flowrl.commands.plan.gather import gather
     from flowrl.commands.plan.plan_text import as_text
     from flowrl.commands.plan.refusals import obstacles
+    from flowrl.training.devices import device_kind
     from flowrl.training.parts import model_family
 
     family = model_family(config.pipeline)
@@ -36,6 +37,10 @@ def run(parsed: argparse.Namespace) -> int:
             print(f"flowrl: {reason}", file=sys.stderr)
         return 1
     tflops, told = pace(config, parsed.tflops)
-    print(as_text(gather(config, path.stem, family, processes=parsed.processes, tflops=tflops), found))
-    print(f"\n{told}")
+    measured, device = parsed.tflops is None and measured_tflops(config) is not None, config.pipeline.device
+    processor = "CPU" if device == "cpu" or (measured and device_kind(device) == "cpu") else "GPU"
+    plan = gather(
+        config, path.stem, family, processes=parsed.processes, tflops=tflops, pace=told, processor=processor
+    )  # fmt: skip
+    print(as_text(plan, found))
     return 0
