@@ -12,6 +12,7 @@ from flowrl.commands.plan.gather import Plan, group_multiple
 from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, allowed_sizes, checkpoint_bytes, fitting
 from flowrl.commands.plan.refusals import Obstacles
 from flowrl.commands.terminal_text import COLUMNS
+from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.training.parts import attention_text
 
@@ -235,7 +236,7 @@ def _first(plan: Plan, found: Obstacles) -> list[str]:
 
 def _speed(config: TrainConfig) -> list[str]:
     """Settings that make a run faster or smaller, where they are not the default."""
-    sections = [
+    sections: list[tuple[PipelineConfig | SamplerConfig | TrainConfig, str, tuple[str, ...]]] = [
         (config.pipeline, "pipeline.", ("compile", "vae_dtype")), (config.sampler, "sampler.", ("train_negative",)),
         (config, "", ("reward_dtype", "keep_graphs")),
     ]  # fmt: skip
