@@ -3,9 +3,6 @@ PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := .venv/.complete
 
-# Where this is set, every process compiles its libraries again, which takes longer than importing them.
-export PYTHONDONTWRITEBYTECODE :=
-
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types check format clean
 

@@ -75,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"flowrl: {_no_command(name)}", file=sys.stderr)
         return 1
     parsed = parse(name, words[len(group) + 1 :])
-    parsed.own_process = arguments is None
     try:
         code = int(_module(name, "run").run(parsed))
         if sys.stdout is not None:  # it was closed from the start
@@ -103,8 +102,6 @@ def overview(group: str = "") -> str:
 def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command, flags and others in any order.
 
-    `own_process`, whether the process ends with the command, is False among them: `main` knows.
-
     Raises:
         SystemExit: 2 where they are wrong, after a paragraph that says how; 0 after --help.
     """
@@ -121,7 +118,6 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
             hints = [f"did you mean {text}?" for text in near if text in known]
             parser.error(f"unknown flag {flag}: {hints[0] if hints else f'{parser.prog} --help lists those there are'}")
     parsed, rest = parser.parse_known_intermixed_args(words)
-    parsed.own_process = False
     if rest:
         parser.error(f"unexpected {' '.join(rest)}: {parser.prog} --help says what it takes")
     return parsed

@@ -93,6 +93,10 @@ FOREIGN_KEYS = _by_their_names({
     "optim.weight_decay": "adam_weight_decay",
     "optim.max_grad_norm": "grad_clip",
     "pipeline.dtype": "mixed_precision",
+    "pipeline.attention": "attention_backend attn_backend",
+    "pipeline.attention (xformers)": "enable_xformers_memory_efficient_attention",
+    "pipeline.compile (blocks)": "torch_compile use_torch_compile",
+    "pipeline.vae_dtype and reward_dtype (tf32)": "allow_tf32",
     "pipeline.height and pipeline.width": "resolution",
     "pipeline.model": "model_name_or_path pretrained_model_name_or_path pretrained",
     # data, rewards, run

@@ -15,6 +15,7 @@ from flowrl.commands.plan.memory import GIB
 from flowrl.commands.plan.network import FewBlocks, Network, measure
 from flowrl.commands.plan.published_models import in_cache
 from flowrl.commands.plan.run import run as plan
+from flowrl.commands.train.run import check_before_loading
 from flowrl.config.train import load_config
 from flowrl.pipelines.known_checkpoints import checkpoints
 
@@ -70,16 +71,18 @@ def test_the_plan_of_a_run_on_one_card(capsys: pytest.CaptureFixture[str]) -> No
         "8 prompts x 16 = 128 images", "32 batches of 4", "16 micro-batches of 4, 2 updates an iteration",
         "38,400 images, 600 updates",
         "rollout 10 1,280 384,000", "update 3 384 115,200", "backward 3 384 115,200", "all 16 2,048 614,400",
-        "13 of 64 images, 3,616 evaluations each",
+        # 64 images x 40 steps, and 24 prompts at 4 noise levels for eval/kl; whose base side is 24 x (30 + 1), once
+        "13 of 64 images, 2,656 evaluations each and once 744 of the base",
         "2.25 TF forward, 4.78 TF with its backward pass",
-        "if it sustains 300 TFLOP/s (--tflops), an assumption", "never less than",
+        "The pace of 300 TFLOP/s is assumed", "never less than",
         "denoiser, bfloat16 4.18 GiB", "autoencoder, float32 320 MiB", "reward's clip-vit-large-patch14 1.59 GiB",
         "at the start 10.4 GiB of text encoders", "keeps 2.26 GiB", "2 of 286 MiB", "LoRA 71.6 MiB",
         "about 14.7 GiB", "gated: accept it at huggingface.co/stabilityai/stable-diffusion-3.5-medium",
     ):  # fmt: skip
         assert part in text, part
-    # 22.5 TF of rollout, 3 x 4.78 of updates, 2.57 of decoding: an iteration of 128 images
-    assert "all 39.4 TF 5.04 PF 1.62 EF" in text
+    # 22.5 TF of rollout, 3 x 4.78 of updates, 2.57 of decoding: an iteration of 128 images, of which there are 300;
+    # evaluations (13 x 2,656 + 744) x 2.25 TF and 13 x 64 x 2.57 TF of decoding, 0.08 EF
+    assert "all 39.4 TF 5.04 PF 1.59 EF" in text
 
 
 def test_the_published_run_costs_what_was_reckoned_for_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +99,8 @@ def test_processes_divide_time_and_tflops_are_what_is_said(capsys: pytest.Captur
     text = printed(capsys, GENEVAL, *options, "--processes", "8", "--tflops", "400")
     assert "144 images of 8 process(es)" in text
     assert "6 micro-batches of 12" in text
-    assert "sustains 400 TFLOP/s" in text
+    assert text.count("400 TFLOP/s") == 1
+    assert "400 TFLOP/s is what --tflops says" in text
     assert " on 8 " in text
     assert "prompts.train: data/geneval_train.jsonl is not here" in text
 
@@ -113,7 +117,7 @@ def test_shipped_configurations_have_a_plan(name: str, capsys: pytest.CaptureFix
     text = printed(capsys, name, *(QUICK if name.startswith("sd35m") else ()))
     config = load_config(ROOT / "configs" / f"{name}.yaml")
     assert text.startswith(f"{name}: what this run will do and need recipe {config.recipe}, objective")
-    assert "GPU time" in text
+    assert f"{'CPU' if config.pipeline.device == 'cpu' else 'GPU'} time" in text
     assert "largest micro_batch_size 24 GB 40 GB 80 GB 141 GB" in text
     assert "licence none known for a folder" in text
     assert "family does not say" not in text
@@ -159,6 +163,20 @@ def test_what_is_smaller_than_it_seems_is_said(capsys: pytest.CaptureFixture[str
     assert "iterations 1; the budget ends it there" in text
     assert "budget it is used up by the first iteration" in text
     assert "device pipeline.device=cuda is not available on this machine" in text
+
+
+def test_what_makes_a_run_faster_is_named_where_it_is_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert " speed " not in printed(capsys, TINY)
+    text = printed(capsys, TINY, "pipeline.vae_dtype=bfloat16", "pipeline.compile=blocks", "keep_graphs=true")
+    assert "speed pipeline.vae_dtype: bfloat16, pipeline.compile: blocks, keep_graphs: true" in text
+
+
+@pytest.mark.parametrize("key", ["pipeline.vae_dtype", "reward_dtype"])
+def test_tf32_on_a_cpu_is_refused_by_train_and_told_by_plan(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = (f"{key}=tf32", "pipeline.device=cpu")
+    with pytest.raises(ValueError, match=rf"{key}=tf32 needs a CUDA device"):
+        check_before_loading(load_config(ROOT / "configs" / f"{TINY}.yaml", list(overrides)))
+    assert f"device {key}=tf32 needs a CUDA device" in printed(capsys, TINY, *overrides)
 
 
 def test_a_snapshot_in_the_cache_is_not_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

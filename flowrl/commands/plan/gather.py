@@ -35,7 +35,9 @@ class Plan:
         model: folder or hub id.
         family: of the model.
         processes: of the run.
-        tflops: sustained by one GPU, an assumption.
+        tflops: sustained by one GPU, or by the CPU.
+        pace: where that number is from, a sentence.
+        processor: whose hours are reckoned, GPU or CPU.
         geometry: of one process, with the micro-batch that the recipe takes.
         size: what is drawn.
         text_tokens: of a prompt.
@@ -58,6 +60,8 @@ class Plan:
     family: str
     processes: int
     tflops: float
+    pace: str
+    processor: str
     geometry: Geometry
     size: Size | None
     text_tokens: int
@@ -74,7 +78,9 @@ class Plan:
     prompts: int | None
 
 
-def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: int, tflops: float) -> Plan:
+def gather(
+    config: TrainConfig, name: str, family: ModelFamily, *, processes: int, tflops: float, pace: str, processor: str
+) -> Plan:  # fmt: skip
     """Counts and measures; nothing is downloaded.
 
     Args:
@@ -82,7 +88,9 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         name: of the configuration.
         family: of the model.
         processes: of the run.
-        tflops: sustained by one GPU.
+        tflops: sustained by one GPU, or by the CPU.
+        pace: where that number is from.
+        processor: GPU or CPU.
 
     Raises:
         ValueError: the model cannot draw the configured size.
@@ -124,9 +132,9 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         )
     known = known_checkpoints.checkpoints().get(model)
     return Plan(
-        name=name, config=config, model=model, family=family.name, processes=processes, tflops=tflops,
-        geometry=geometry, size=size, text_tokens=tokens, network=network, unknown=unknown, run=run, slots=slots,
-        parts=parts, rewards=rewards, unknown_rewards=unknown_rewards, cost=cost, memory=memory,
+        name=name, config=config, model=model, family=family.name, processes=processes, tflops=tflops, pace=pace,
+        processor=processor, geometry=geometry, size=size, text_tokens=tokens, network=network, unknown=unknown,
+        run=run, slots=slots, parts=parts, rewards=rewards, unknown_rewards=unknown_rewards, cost=cost, memory=memory,
         licence=None if known is None else (known.licence, known.gated), prompts=_train_prompts(config),
     )  # fmt: skip
 

@@ -1,28 +1,27 @@
-"""Imports of a process that plans and then ends: diffusers without what only loading and training need.
+"""Imports of torch and diffusers without what only loading and training need.
 
-diffusers takes transformers, PEFT, SciPy, Triton, torch's compiler and SymPy with it where they are installed, which is
-most of the seconds that a plan would take. It does without each of them where it is absent, and its networks are the
-same then. So they are absent while it looks for them; the compiler and SymPy are imported once more is asked of them
-than a plan asks. What is imported in this way lacks them for good: never in a process that goes on to load a model.
+diffusers takes transformers, PEFT, SciPy and Triton with it where they are installed, and torch's compiler for its
+decorators, which is most of the seconds that a plan would take. It does without each of them where it is absent, and
+its networks are the same then.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-import importlib.util
 import logging
-import operator
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-_ABSENT = ("peft", "scipy", "torchvision", "transformers", "triton")
-"""Packages that diffusers and torch's counter of FLOPs take for optional."""
-_FLEX = "torch.nn.attention.flex_attention"
+_ABSENT = ("peft", "scipy", "torch._dynamo", "torchvision", "transformers", "triton")
+_FLEX = {"torch.nn.attention.flex_attention": SimpleNamespace(BlockMask=object, create_block_mask=None)}
 """Attention by SymPy's expressions, of no family here; diffusers takes a class from it for its annotations."""
+_MODULE = ("flowrl", "__main__.py")
 _WANTED = (
     "torch.utils.flop_counter", "diffusers.utils.torch_utils", "diffusers.hooks", "diffusers.models.attention_dispatch",
     "diffusers.models.transformers", "diffusers.models.unets",
@@ -30,77 +29,59 @@ _WANTED = (
 
 
 def import_lightly() -> None:
-    """Imports what the networks of all model families are built and counted with."""
+    """Imports what the networks of all model families are built and counted with, where this process is the command.
+
+    While they are imported some packages are absent; afterwards everything can be imported as ever, but diffusers does
+    not take those packages up any more. So nothing is done in somebody's script, which may go on to load a model, or
+    where torch or diffusers are there already.
+    """
+    command = Path(sys.argv[0]).parts[-2:]
+    if {"torch", "diffusers"} & set(sys.modules) or not (command[-1:] == ("flowrl",) or command == _MODULE):
+        return
     import torch
 
-    sys.modules["torch._dynamo"] = torch._dynamo = _Later(
-        "torch._dynamo", {"disable": _as_it_is, "allow_in_graph": _as_it_is, "is_compiling": bool}
-    )
-    sys.modules["sympy"] = _Later("sympy", {"Basic": _Symbolic})
-    shapes = "torch.fx.experimental.symbolic_shapes"
-    sys.modules[shapes] = _Later(shapes, _PLAIN_SHAPES)
-    logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # it warns of Triton's absence
-    with (
-        _in_place({**dict.fromkeys(_ABSENT), _FLEX: SimpleNamespace(BlockMask=object, create_block_mask=None)}),
-        patch.object(
-            importlib.metadata, "packages_distributions", dict
-        ),  # reads every installed package's list of files
-        patch.object(torch.distributed, "is_available", lambda: False),
-        patch.object(torch.library, "custom_op", _as_it_is),  # of kernels for CUDA, by importing SymPy
-        patch.object(torch.library, "register_fake", _as_it_is),
-    ):
-        for name in _WANTED:
-            importlib.import_module(name)
-
-
-class _Symbolic(Exception):
-    """The type of a number without value, and of what is raised of one; no number here is that."""
-
-
-_PLAIN_SHAPES: dict[str, Any] = {
-    **dict.fromkeys(("guard_or_false", "guard_or_true", "statically_known_true", "expect_true"), bool),
-    "guard_size_oblivious": bool, "guard_int": int, "guarding_hint_or_throw": int,
-    "sym_and": lambda *each: all(each), "sym_or": lambda *each: any(each), "sym_eq": operator.eq,
-    "is_nested_int": lambda size: False, "has_guarding_hint": lambda size: True,
-    "free_unbacked_symbols": lambda tensor: set(), "GuardOnDataDependentSymNode": _Symbolic,
-}  # fmt: skip
-"""Questions that torch asks of sizes, which may be symbols elsewhere; here they are numbers, and Python answers."""
-
-
-class _Later(ModuleType):
-    """A module of which a few names are at hand; whoever asks it for another one has the real module imported."""
-
-    def __init__(self, name: str, at_hand: Mapping[str, Any]) -> None:
-        super().__init__(name)
-        vars(self).update(at_hand)
-        spec = self.__spec__ = importlib.util.find_spec(name)
-        if spec is not None:
-            self.__file__ = spec.origin
-            if spec.submodule_search_locations is not None:
-                self.__path__ = spec.submodule_search_locations
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # which is asked of every module, now and then
-            raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        real = vars(importlib.import_module(self.__name__))
-        if name not in real:
-            raise AttributeError(name)
-        return real[name]
+    absent = {name: None for name in _ABSENT if name not in sys.modules}
+    counter = logging.getLogger("torch.utils.flop_counter")  # it warns of Triton's absence
+    level = counter.level
+    counter.setLevel(logging.ERROR)
+    in_place: dict[str, Any] = absent | _FLEX
+    sys.modules.update(in_place)
+    try:
+        with (
+            patch.object(importlib.metadata, "packages_distributions", dict),  # reads the files of every package
+            patch.object(torch.distributed, "is_available", lambda: False),
+            patch.object(torch.compiler, "disable", _as_it_is),
+            patch.object(torch.library, "custom_op", _as_it_is),  # of kernels for CUDA, by importing SymPy
+            patch.object(torch.library, "register_fake", _as_it_is),
+        ):
+            for name in _WANTED:
+                importlib.import_module(name)
+    finally:
+        for name in in_place:
+            del sys.modules[name]
+        counter.setLevel(level)
 
 
 @contextmanager
-def _in_place(modules: dict[str, Any]) -> Iterator[None]:
-    """Inside, these are imported by their names; None is how Python is told that there is no such module."""
-    before = {name: sys.modules[name] for name in modules if name in sys.modules}
-    sys.modules.update(modules)
+def without_compiler() -> Iterator[None]:
+    """Inside, torch does not import its compiler in order to keep it away from operations on the meta device."""
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    met: list[Callable[..., Any]] = []
+
+    def disable(function: Callable[..., Any], *given: Any, **options: Any) -> Callable[..., Any]:
+        met.append(function)
+        return function
+
+    in_place: dict[str, Any] = {"torch._dynamo": SimpleNamespace(disable=disable)}
+    sys.modules.update(in_place)
     try:
         yield
     finally:
-        for name in modules:
-            del sys.modules[name]
-        sys.modules.update(before)
+        del sys.modules["torch._dynamo"]
+        for function in met:  # torch keeps the answer there
+            delattr(function, "__dynamo_disable")
 
 
 def _as_it_is(*given: Any, **options: Any) -> Any:

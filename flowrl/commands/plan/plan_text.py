@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
 from flowrl.commands.plan import published_models as checkpoints
 from flowrl.commands.plan.cost import FLOOR, per_image
@@ -11,6 +12,8 @@ from flowrl.commands.plan.gather import Plan, group_multiple
 from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, allowed_sizes, checkpoint_bytes, fitting
 from flowrl.commands.plan.refusals import Obstacles
 from flowrl.commands.terminal_text import COLUMNS
+from flowrl.config.sections import PipelineConfig, SamplerConfig
+from flowrl.config.train import TrainConfig
 from flowrl.training.parts import attention_text
 
 _LABEL = 16
@@ -63,6 +66,7 @@ def _run(plan: Plan) -> list[str]:
         ("attention", attention_text(config.pipeline)),
         ("size", drawn),
         ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
+        *([("speed", ", ".join(speed))] if (speed := _speed(config)) else []),
     ])  # fmt: skip
 
 
@@ -105,6 +109,7 @@ def _evaluations(plan: Plan) -> list[str]:
             text = f"{run.evaluations} of prompts that are not here, so their size is not known"
         else:
             text = f"{run.evaluations} of {run.evaluation_images:,} images, {run.evaluation_rows:,} evaluations each"
+            text += f" and once {run.base_rows:,} of the base" if run.base_rows else ""
         lines += _pairs([("evaluation", f"{text}; not in the table")])
     return lines
 
@@ -133,12 +138,14 @@ def _cost(plan: Plan) -> list[str]:
     listed = f"{', '.join(missing[:-1])} and {missing[-1]}"
     lines += _note(f"without {listed}; stages of an image and an iteration are without evaluations")
     seconds = cost.total / (plan.tflops * 1e12)
-    hours = [("GPU time", f"{_time(seconds)} on one GPU, if it sustains {plan.tflops:g} TFLOP/s (--tflops), an "
-              f"assumption; {_time(cost.training / run.iterations / plan.tflops / 1e12)} an iteration")]  # fmt: skip
+    kind = plan.processor
+    hours = [(f"{kind} time", f"{_time(seconds)} on one {kind}; "
+              f"{_time(cost.training / run.iterations / plan.tflops / 1e12)} an iteration. {plan.pace}")]  # fmt: skip
     if plan.processes > 1:
         hours.append(("", f"{_time(seconds / plan.processes)} on {plan.processes}"))
-    hours.append(("", f"never less than {_time(cost.total / (FLOOR * 1e12))}: no GPU of an H200's kind exceeds "
-                  f"{FLOOR:g} TFLOP/s"))  # fmt: skip
+    if kind == "GPU":
+        hours.append(("", f"never less than {_time(cost.total / (FLOOR * 1e12))}: no GPU of an H200's kind exceeds "
+                      f"{FLOOR:g} TFLOP/s"))  # fmt: skip
     return lines + _pairs(hours)
 
 
@@ -225,6 +232,20 @@ def _first(plan: Plan, found: Obstacles) -> list[str]:
     if plan.run.iterations == 1 and plan.config.num_iterations > 1:
         rows.append(("budget", "it is used up by the first iteration: raise it"))
     return _pairs(rows)
+
+
+def _speed(config: TrainConfig) -> list[str]:
+    """Settings that make a run faster or smaller, where they are not the default."""
+    sections: list[tuple[PipelineConfig | SamplerConfig | TrainConfig, str, tuple[str, ...]]] = [
+        (config.pipeline, "pipeline.", ("compile", "vae_dtype")), (config.sampler, "sampler.", ("train_negative",)),
+        (config, "", ("reward_dtype", "keep_graphs")),
+    ]  # fmt: skip
+    found = []
+    for section, where, names in sections:
+        for own in fields(section):
+            if own.name in names and (value := getattr(section, own.name)) != own.default:
+                found.append(f"{where}{own.name}: {str(value).lower()}")
+    return found
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

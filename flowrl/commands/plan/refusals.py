@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.train.run import check_before_loading
+from flowrl.commands.train.run import check_arithmetic, check_before_loading
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily
 from flowrl.training.devices import check_device
@@ -59,6 +59,7 @@ def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obsta
         try:
             check_device(config.pipeline.device)
             check_attention(config.pipeline, family)
+            check_arithmetic(config)
         except ValueError as error:
             found.device.append(str(error))
     found.refused.extend(_found_late(config, family, processes))

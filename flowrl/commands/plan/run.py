@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from flowrl.commands.plan.light_libraries import import_lightly
-from flowrl.commands.plan.throughput import pace
-from flowrl.config.train import find_config, load_config
+from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
+from flowrl.commands.plan.throughput import measured_tflops, pace
+from flowrl.config.train import TrainConfig, find_config, load_config
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -21,12 +24,18 @@ def run(parsed: argparse.Namespace) -> int:
     path = find_config(parsed.config)
     config = load_config(path, parsed.overrides)
     config.resolve_batch(parsed.processes)  # before anything heavy is imported
-    if parsed.own_process:
-        import_lightly()
+    if _names_file(asdict(config)):
+        return _plan(config, path.stem, parsed)
+    import_lightly()
+    with without_compiler():
+        return _plan(config, path.stem, parsed)
 
+
+def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
     from flowrl.commands.plan.gather import gather
     from flowrl.commands.plan.plan_text import as_text
     from flowrl.commands.plan.refusals import obstacles
+    from flowrl.training.devices import device_kind
     from flowrl.training.parts import model_family
 
     family = model_family(config.pipeline)
@@ -36,6 +45,15 @@ def run(parsed: argparse.Namespace) -> int:
             print(f"flowrl: {reason}", file=sys.stderr)
         return 1
     tflops, told = pace(config, parsed.tflops)
-    print(as_text(gather(config, path.stem, family, processes=parsed.processes, tflops=tflops), found))
-    print(f"\n{told}")
+    measured, device = parsed.tflops is None and measured_tflops(config) is not None, config.pipeline.device
+    processor = "CPU" if device == "cpu" or (measured and device_kind(device) == "cpu") else "GPU"
+    plan = gather(config, name, family, processes=parsed.processes, tflops=tflops, pace=told, processor=processor)
+    print(as_text(plan, found))
     return 0
+
+
+def _names_file(settings: Any) -> bool:
+    """Whether a user's file is named anywhere in settings: what it imports is not known, and it may load models."""
+    if isinstance(settings, Mapping):
+        return settings.get("file") is not None or any(map(_names_file, settings.values()))
+    return isinstance(settings, Sequence) and not isinstance(settings, str) and any(map(_names_file, settings))

@@ -256,7 +256,23 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
     _check_negative(config, known)
     check_attention(config.pipeline, known, here=here)
+    if here:
+        check_arithmetic(config)
     return prompts
+
+
+def check_arithmetic(config: TrainConfig) -> None:
+    """Refuses an arithmetic of autoencoder or rewards that the device of the run does not have.
+
+    Raises:
+        ValueError: names the key, the device and what to set instead.
+    """
+    from flowrl.precision import refuse_unable
+    from flowrl.training.devices import device_kind
+
+    device = config.pipeline.device
+    for key, kind in (("pipeline.vae_dtype", config.pipeline.vae_dtype), ("reward_dtype", config.reward_dtype)):
+        refuse_unable(kind, device if device.startswith("cuda:") else device_kind(device), key)
 
 
 def describe(config: TrainConfig) -> str:
