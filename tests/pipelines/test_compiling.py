@@ -7,7 +7,6 @@ Traced by "aot_eager", which runs the traced operations themselves: what generat
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from flowrl.config.sections import PipelineConfig
 from flowrl.failures import explain
 from flowrl.pipelines import PIPELINES, family
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, repeated_blocks
+from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks, has_products
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.sd3 import FAMILY
@@ -94,13 +94,18 @@ def test_rounds_after_the_first_compile_nothing_and_all_are_equal_to_eager(tiny_
     with torch.compiler.set_stance("fail_on_recompile"):
         policy.load(policy.tensors())  # as resuming does
         found += [a_round(pipeline, policy, *size) for size in sizes[1:]]
-        network: Any = pipeline.denoiser
-        network.enable_gradient_checkpointing()
+        checkpoint_blocks(pipeline.denoiser, "cpu", dtype)
         again = a_round(pipeline, policy, *sizes[2])
     assert graphs["unique_graphs"] - before == first
-    for ours, eagers in zip([*found, again], [*wanted, wanted[-1]], strict=True):
+    for one, other in zip(again, found[-1], strict=True):
+        assert torch.equal(one, other)
+    for ours, eagers in zip(found, wanted, strict=True):
         for one, other in zip(ours, eagers, strict=True):
-            assert torch.equal(one, other)
+            velocity = one.shape[1:] == pipeline.latent_shape
+            if velocity or has_products(dtype):
+                assert torch.equal(one, other)
+            else:  # sums of gradients are rounded to 16 bits in another order
+                assert float((one - other).norm()) <= 0.02 * float(other.norm())
     assert list(pipeline.denoiser.state_dict()) == names
 
 
