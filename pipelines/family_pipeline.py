@@ -23,6 +23,7 @@ from flowrl.pipelines import cards, common, known_checkpoints
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
+from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
@@ -302,7 +303,7 @@ class Family:
         self._check(card, chosen)
         common.freeze(pipe, device)
         for part in denoisers.values() if chosen.gradient_checkpointing else ():
-            part.enable_gradient_checkpointing()
+            checkpoint_blocks(part, device, dtype)
         if self.videos and chosen.vae_tiling:
             pipe.vae.enable_tiling()
         p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=torch.device(device))

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flowrl.pipelines import cards, common, known_checkpoints
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
+from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.cards import Card
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.like_blocks import block_kinds, with_blocks
@@ -86,8 +87,8 @@ def random_pipeline(
     pipe = stock(**given | {"vae": vae, "scheduler": _scheduler(types["scheduler"][0])})
     common.freeze(pipe, device)
     if chosen.gradient_checkpointing:
-        for name in denoisers:
-            getattr(pipe, name).enable_gradient_checkpointing()
+        for part in denoisers.values():
+            checkpoint_blocks(part, device, dtype)
     own = replace(family, embed=_embedding, embed_sources=None, num_sources=(0, 0), count_sources=None)
     p = FamilyPipeline(own, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=device)
     family.prepare(p)

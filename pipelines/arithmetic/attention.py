@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from copy import copy
 from functools import cache, partial, wraps
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from diffusers.models import attention_dispatch
@@ -76,11 +76,10 @@ class JointAttention:
 
 
 def dispatched(transformer: nn.Module) -> None:
-    """Gives every attention of an SD3 transformer its own processor, and names its blocks for regional compilation."""
+    """Gives every attention of an SD3 transformer its own processor."""
     for module in transformer.modules():
-        if hasattr(module, "set_processor") and hasattr(module, "to_q"):
-            module.set_processor(JointAttention())  # type: ignore[operator]
-    transformer._repeated_blocks = ["JointTransformerBlock"]  # type: ignore[assignment]
+        if isinstance(module, Attention):
+            module.set_processor(JointAttention())
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -187,7 +186,7 @@ def _give(network: nn.Module, word: str) -> int:
         processor: Any = copy(module.processor)  # one that other networks share stays as it is
         if isinstance(processor, LinearAttention):
             continue
-        reads, direct = hasattr(processor, "_attention_backend"), kernel.torchs and not kernel.casts
+        reads, direct = isinstance(processor, _Reads), kernel.torchs and not kernel.casts
         if reads:
             processor._attention_backend = AttentionBackendName(kernel.backend if direct else "native")
         stock = type(processor).__bases__[0] if isinstance(processor, _Given) else type(processor)
@@ -196,6 +195,13 @@ def _give(network: nn.Module, word: str) -> int:
         module.set_processor(processor)
         count += 1
     return count
+
+
+@runtime_checkable
+class _Reads(Protocol):
+    """A processor that goes through diffusers' dispatcher, by a backend of its own."""
+
+    _attention_backend: Any
 
 
 @cache

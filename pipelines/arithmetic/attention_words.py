@@ -172,7 +172,8 @@ def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
         why, instead = _REFUSED[word]
         raise ValueError(f"pipeline.attention={word} {why}: choose {instead}")
     if word in _THEIRS and word not in KERNELS:
-        raise ValueError(f"pipeline.attention={word} is diffusers' name of what is called {_THEIRS[word]} here")
+        ours = _THEIRS[word]
+        raise ValueError(f"pipeline.attention={word} is diffusers' name of what is called {ours} here: write {ours}")
     kernel = entry_of(KERNELS, word, "pipeline.attention")
     if fault := _unsuited(kernel, dtype, known):
         fitting = [name for name, other in KERNELS.items() if not _unsuited(other, dtype, known)]
@@ -183,10 +184,11 @@ def check_here(word: str, machine: Machine) -> None:
     """Refuses a kernel of our words that a machine does not have.
 
     Raises:
-        ValueError: says what is missing, and what to do.
+        ValueError: says what is missing, what to do, and which kernels the machine has.
     """
     if word != "auto" and (fault := _absent(KERNELS[word], machine)):
-        raise ValueError(f"pipeline.attention={word} {fault}; or choose auto")
+        there = [name for name, kernel in KERNELS.items() if not _absent(kernel, machine)]
+        raise ValueError(f"pipeline.attention={word} {fault}; or choose among auto, {', '.join(there)}")
 
 
 def usable(machine: Machine, dtype: torch.dtype, known: Known) -> list[str]:
@@ -198,7 +200,7 @@ def usable(machine: Machine, dtype: torch.dtype, known: Known) -> list[str]:
 def chosen(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str:
     """What a word means on a machine: "auto" is its fastest kernel that needs nothing to be installed.
 
-    On a CPU in 16 bits that is float32: torch's backward pass is 3 to 5 times slower in bfloat16 and float16 there
+    On a CPU in 16 bits that is float32: torch's backward pass is 3 to 8 times slower in bfloat16 and float16 there
     (24 x 96 tokens, 4 heads of 32, forward and backward: 54 ms, in float32 16 ms; 1024 tokens of 64: 2.2 s and 0.28 s).
     On Hopper it is cuDNN's, which reaches FlashAttention 3; with a mask it is torch's own choice, as everywhere else.
     """

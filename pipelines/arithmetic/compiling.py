@@ -7,7 +7,8 @@ before the first call.
 A rollout runs without gradient and an update with it: two graphs of the same formula. Left to itself the compiler keeps
 intermediate results in float32 where a graph lets it, so that the two differ by the rounding of bfloat16, and the
 importance ratio would not start at 1. It is told to round where eager code does. Sizes are free in the graphs: other
-batches, the last one of an evaluation for example, compile nothing.
+batches, the last one of an evaluation for example, compile nothing. A call of one row alone has
+graphs of its own, made once.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ _UNNAMED: Mapping[str, tuple[str, ...]] = {
 }
 """Classes of repeated blocks by class of network, for those that diffusers names none of."""
 
-_MOST_GRAPHS = 48
-"""Of one class of blocks: with gradient and without, LoRA on and off, first and last blocks of other inputs."""
+_MOST_GRAPHS = 128
+"""Of one class of blocks: 12 kinds of ResnetBlock2D in a UNet, each with gradient and without, LoRA on and off, and of
+one row or more, are 96."""
 
 
 def repeated_blocks(network: nn.Module) -> list[nn.Module]:

@@ -2,23 +2,25 @@
 
 Without such instructions (AVX512 on x86) torch multiplies bfloat16 and float16 matrices by plain loops, ten to forty
 times slower than float32 ones. Here operands are rounded to the low dtype as autocast does it, multiplied in float32,
-and the result is rounded: what the instructions would give, but for the order of sums. Attention likewise, whose
-backward pass in bfloat16 is slower by far.
+and the result is rounded: what the instructions would give, but for the order of sums. Attention is left to its kernel,
+which `pipeline.attention` names (`attention_words.chosen`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 _PRODUCTS: frozenset[Callable[..., Any]] = frozenset({
     F.linear, F.conv1d, F.conv2d, F.conv3d, torch.matmul, torch.bmm, torch.baddbmm, Tensor.matmul, Tensor.bmm,
-    Tensor.__matmul__, F.scaled_dot_product_attention,
+    Tensor.__matmul__,
 })  # fmt: skip
 
 
@@ -43,21 +45,48 @@ def has_products(dtype: torch.dtype) -> bool:
 class WideProducts(TorchFunctionMode):
     """Inside, products that CPU autocast would take in its dtype are taken in float32, rounded before and after.
 
-    Where autocast is switched off again, nothing changes. Forward passes that checkpointing repeats in the backward
-    pass are outside, so that they are slow.
+    Those are products of CPU tensors in 16 or 32 bits; float64, integers and other devices stay as they are, and so
+    does all where autocast is switched off again.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func not in _PRODUCTS or not torch.is_autocast_enabled("cpu"):
-            return func(*args, **kwargs or {})
+        given = kwargs or {}
+        if func not in _PRODUCTS or not torch.is_autocast_enabled("cpu") or not _narrow((*args, *given.values())):
+            return func(*args, **given)
         dtype = torch.get_autocast_dtype("cpu")
 
         def widened(value: Any) -> Any:
-            given = isinstance(value, Tensor) and value.is_floating_point()
-            return value.to(dtype).float() if given else value
+            return value.to(dtype).float() if isinstance(value, Tensor) else value
 
         with torch.autocast("cpu", enabled=False):
-            product = func(*map(widened, args), **{name: widened(value) for name, value in (kwargs or {}).items()})
+            product = func(*map(widened, args), **{name: widened(value) for name, value in given.items()})
             return product.to(dtype)
+
+
+def _narrow(operands: Sequence[Any]) -> bool:
+    """Whether CPU autocast would take a product of these in its dtype."""
+    tensors = [value for value in operands if isinstance(value, Tensor)]
+    return all(t.device.type == "cpu" and t.is_floating_point() and t.dtype != torch.float64 for t in tensors)
+
+
+def checkpoint_blocks(network: Any, device: torch.device | str, dtype: torch.dtype) -> None:
+    """Has a network of diffusers recompute its blocks in the backward pass, with products as in the forward pass.
+
+    Args:
+        network: a denoiser with blocks that can be recomputed.
+        device: where it lives.
+        dtype: of its arithmetic.
+    """
+    if torch.device(device).type != "cpu" or has_products(dtype):
+        network.enable_gradient_checkpointing()
+        return
+
+    def again(block: nn.Module, *args: Any, **given: Any) -> Any:
+        # The backward pass runs outside of the network's region; autocast is brought back by torch, a mode is not.
+        return checkpoint(
+            block, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), WideProducts()), **given
+        )
+
+    network.enable_gradient_checkpointing(again)

@@ -94,7 +94,7 @@ def test_what_suits_no_machine_is_refused(word: str, dtype: torch.dtype, known: 
 @pytest.mark.parametrize(
     ("word", "machine", "said"),
     [
-        ("flash", CPU, ("runs on CUDA", "the device is cpu", "or choose auto")),
+        ("flash", CPU, ("runs on CUDA", "the device is cpu", "or choose among auto, native, float32, math")),
         ("flash_3_hub", AMPERE, ("9.x (Hopper)", "has 8.6")),
         ("flash_3_hub", BLACKWELL, ("9.x (Hopper)", "has 10.0")),
         ("cudnn", Machine(device="cuda", capability=(7, 5)), ("8.0 and later", "has 7.5")),
@@ -110,6 +110,11 @@ def test_what_a_machine_lacks_is_refused(word: str, machine: Machine, said: tupl
         check_here(word, machine)
     for part in said:
         assert part in str(error.value)
+
+
+def test_diffusers_names_are_answered_with_ours() -> None:
+    with pytest.raises(ValueError, match="_native_flash is diffusers' name of what is called flash here: write flash"):
+        check_word("_native_flash", torch.bfloat16, SD3)
 
 
 def test_what_is_right_passes() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from flowrl.pipelines.arithmetic.wide_products import WideProducts, has_products
+from flowrl.pipelines.arithmetic.wide_products import WideProducts, checkpoint_blocks, has_products
 from flowrl.pipelines.common import autocast
 from flowrl.randomness import counter_normal
 
@@ -37,18 +40,25 @@ def test_a_product_is_the_rounded_one_of_rounded_operands(name: str, dtype: torc
     torch.testing.assert_close(found.double(), exact, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-4)
 
 
-def test_attention_is_that_of_float32() -> None:
-    q, k, v = (counter_normal((2, 4, 6, 8), 5, name).bfloat16().requires_grad_() for name in "qkv")
-    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
-    wide = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_what_autocast_leaves_alone_stays_as_it_is(dtype: torch.dtype) -> None:
+    a, b = (torch.full(shape, 2**25 + 1, dtype=dtype) for shape in ((1, 1), (1, 1)))  # no float32, and no bfloat16
     with torch.autocast("cpu", torch.bfloat16), WideProducts():
-        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    assert torch.equal(found, wide.bfloat16())
-    weight = counter_normal(wide.shape, 6)
-    wanted = torch.autograd.grad((wide * weight.bfloat16()).sum(), [q, k, v])
-    given = torch.autograd.grad((found * weight.bfloat16()).sum(), [q, k, v])
-    for a, b in zip(given, wanted, strict=True):
-        assert torch.equal(a, b)
+        assert torch.equal(a @ b, torch.full((1, 1), (2**25 + 1) ** 2, dtype=dtype))
+
+
+def test_products_of_other_devices_stay_with_them() -> None:
+    a = torch.empty(2, 3, dtype=torch.bfloat16, device="meta")
+    with torch.autocast("cpu", torch.float16), WideProducts():
+        assert (a @ a.T).dtype == torch.bfloat16
+
+
+def test_attention_is_left_to_its_kernel() -> None:
+    q, k, v = (counter_normal((2, 4, 6, 8), 5, name).bfloat16() for name in "qkv")
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = F.scaled_dot_product_attention(q, k, v)
+        with WideProducts():
+            assert torch.equal(F.scaled_dot_product_attention(q, k, v), plain)
 
 
 def test_gradients_are_those_of_the_rounded_product() -> None:
@@ -72,17 +82,64 @@ def test_out_of_autocast_nothing_changes() -> None:
             assert torch.equal(F.linear(a, b), plain)
 
 
+class Multiplied(TorchDispatchMode):
+    """Dtypes of all matrices that are multiplied within."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default, torch.ops.aten.convolution.default):
+            self.dtypes.append(args[-1].dtype if func is torch.ops.aten.mm.default else args[1].dtype)
+        return func(*args, **(kwargs or {}))
+
+
 def test_networks_are_run_with_wide_products_where_the_machine_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside torch's own region a network gives the same within bfloat16 rounding, and the same twice."""
-    network = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)).requires_grad_(False)
+    """Forward and backward; beside torch's own region a network gives the same within bfloat16 rounding."""
+    network = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
     x, answers = counter_normal((16, 8), 4), {}
-    for known in (True, False):
+    for known, wanted in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr("flowrl.pipelines.common.has_products", lambda dtype, known=known: known)
-        with autocast(torch.device("cpu"), torch.bfloat16):
-            answers[known], again = network(x), network(x)
-        assert torch.equal(answers[known], again)
+        with Multiplied() as multiplied:
+            with autocast(torch.device("cpu"), torch.bfloat16):
+                answers[known] = network(x)
+            answers[known].sum().backward()
+        assert multiplied.dtypes == [wanted] * 5  # two forward, three backward: x needs no gradient
         assert answers[known].dtype == torch.bfloat16
     torch.testing.assert_close(answers[False], answers[True], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_recomputed_blocks_multiply_as_in_the_forward_pass(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    for place in ("common", "arithmetic.wide_products"):
+        monkeypatch.setattr(f"flowrl.pipelines.{place}.has_products", lambda dtype: known)
+    network, x, gradients = Blocks(), counter_normal((16, 8), 4), []
+    for again in (False, True):
+        if again:
+            checkpoint_blocks(network, "cpu", torch.bfloat16)
+        with autocast(torch.device("cpu"), torch.bfloat16):
+            y = network(x)
+        with Multiplied() as multiplied:
+            gradients.append(torch.autograd.grad(y.square().sum(), list(network.parameters())))
+        assert set(multiplied.dtypes) == {torch.bfloat16 if known else torch.float32}
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+class Blocks(ModelMixin):
+    """Two blocks that can be recomputed."""
+
+    _supports_gradient_checkpointing = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradient_checkpointing = False
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self._gradient_checkpointing_func(block, x) if self.gradient_checkpointing else block(x)
+        return x
 
 
 def test_float32_has_no_region_of_its_own() -> None:

@@ -22,7 +22,7 @@ import torch
 from origin import origin
 from torch import Tensor
 
-from flowrl.pipelines.arithmetic.compiling import repeated_blocks
+from flowrl.pipelines.arithmetic.compiling import compile_blocks, repeated_blocks
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.sd3 import FAMILY
 from flowrl.pretrain.tiny_sd3 import CONTEXT, build_tiny_sd3
@@ -41,8 +41,11 @@ def measure(folder: Path, dtype: str, rows: int, repeats: int, rounded: bool) ->
         policy.load({n: counter_normal(t.shape, 0, "lora", n) / 20 for n, t in policy.tensors().items()})
         pipelines.append(p)
         policies.append(policy)
-    for block in repeated_blocks(pipelines[1].denoiser):
-        block.compile(fullgraph=True, dynamic=True, options={"emulate_precision_casts": rounded})
+    if rounded:
+        compile_blocks(pipelines[1].denoiser)
+    else:
+        for block in repeated_blocks(pipelines[1].denoiser):
+            block.compile(fullgraph=True, dynamic=True, options={"emulate_precision_casts": False})
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
     def forward(which: int, count: int = rows) -> Tensor:

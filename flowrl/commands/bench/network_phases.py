@@ -17,6 +17,7 @@ from flowrl.commands.bench.result import Phase
 from flowrl.commands.bench.stopwatch import Stopwatch
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.attention_words import usable
+from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.samplers.guidance import TrainNegative
 from flowrl.training.parts import DTYPES, model_family, model_location
 from flowrl.training.prompting import guided
@@ -119,13 +120,20 @@ def checkpointed(subject: Subject, wanted: bool) -> Iterator[bool]:
     """Inside, blocks are recomputed on the way back, or not; yields whether the network can be switched so."""
     parts = [part for part in subject.denoisers if part._supports_gradient_checkpointing]
     before = [part.is_gradient_checkpointing for part in parts]
+
+    def switch(part: Any, on: bool) -> None:
+        if on:
+            checkpoint_blocks(part, subject.pipeline.device, subject.pipeline.dtype)
+        else:
+            part.disable_gradient_checkpointing()
+
     for part in parts:
-        (part.enable_gradient_checkpointing if wanted else part.disable_gradient_checkpointing)()
+        switch(part, wanted)
     try:
         yield bool(parts)
     finally:
         for part, was in zip(parts, before, strict=True):
-            (part.enable_gradient_checkpointing if was else part.disable_gradient_checkpointing)()
+            switch(part, was)
 
 
 def _guided(subject: Subject, images: int, trained: TrainNegative) -> Callable[[], Tensor]:
