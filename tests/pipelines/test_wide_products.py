@@ -126,7 +126,7 @@ def test_recomputed_blocks_multiply_as_in_the_forward_pass(monkeypatch: pytest.M
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-class Blocks(ModelMixin):
+class Blocks(ModelMixin):  # type: ignore[misc]
     """Two blocks that can be recomputed."""
 
     _supports_gradient_checkpointing = True

@@ -78,7 +78,7 @@ def _loaded(case: Case, folder: Path) -> FamilyPipeline:
     if not place.exists():
         save_tiny(case.family, place)
     settings: Any = SETTINGS.get(case.family, {})
-    pipeline = family(case.family).load(str(place), dtype=DTYPES[case.dtype], **settings)
+    pipeline: Any = family(case.family).load(str(place), dtype=DTYPES[case.dtype], **settings)
     adapted(pipeline)
     if case.compiled:
         compile_blocks(pipeline.denoiser, backend="aot_eager")

@@ -123,7 +123,7 @@ def checkpointed(subject: Subject, wanted: bool) -> Iterator[bool]:
 
     def switch(part: Any, on: bool) -> None:
         if on:
-            checkpoint_blocks(part, subject.pipeline.device, subject.pipeline.dtype)
+            checkpoint_blocks(part, part.device, DTYPES[subject.config.pipeline.dtype])
         else:
             part.disable_gradient_checkpointing()
 
