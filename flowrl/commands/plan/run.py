@@ -45,7 +45,7 @@ def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
             print(f"flowrl: {reason}", file=sys.stderr)
         return 1
     tflops, told = pace(config, parsed.tflops)
-    measured, device = parsed.tflops is None and measured_tflops(config) is not None, config.pipeline.device
+    measured, device = parsed.tflops is None and measured_tflops(config, []) is not None, config.pipeline.device
     processor = "CPU" if device == "cpu" or (measured and device_kind(device) == "cpu") else "GPU"
     plan = gather(config, name, family, processes=parsed.processes, tflops=tflops, pace=told, processor=processor)
     print(as_text(plan, found))

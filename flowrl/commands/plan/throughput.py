@@ -28,9 +28,9 @@ def pace(config: TrainConfig, given: float | None) -> tuple[float, str]:
         return given, f"The pace of {given:g} TFLOP/s is what --tflops says."
     damaged = list[Path]()
     found = measured_tflops(config, damaged)
-    left_out = "".join(f"\nLeft out, since it is damaged: {path}" for path in damaged)
+    left_out = "".join(f" Left out, since it is damaged: {path}." for path in damaged)
     if found is not None:
-        return found[0], f"The pace of {found[0]:g} TFLOP/s was measured on this machine:\n{found[1]}{left_out}"
+        return found[0], f"The pace of {found[0]:g} TFLOP/s was measured on this machine: {found[1]}.{left_out}"
     told = f"The pace of {DEFAULT_TFLOPS:g} TFLOP/s is assumed: flowrl bench CONFIG measures it."
     return DEFAULT_TFLOPS, told + left_out
 
