@@ -30,15 +30,17 @@ class Beside:
         Raises:
             Exception: what earlier work has raised.
         """
-        for asked in self._asked:
-            if asked.done():
-                asked.result()
+        for earlier in self._asked:
+            if earlier.done():
+                earlier.result()
         stream, ready = self._stream, None
         if stream is not None:
             ready = torch.cuda.current_stream(stream.device).record_event()
             for tensor in read:
                 tensor.record_stream(stream)
-        self._asked.append(self._executor.submit(self._do, work, ready))
+        asked = self._executor.submit(self._do, work, ready)
+        asked.add_done_callback(self._look)  # in the thread, before it takes the next
+        self._asked.append(asked)
 
     def finish(self) -> None:
         """Waits for all work, and ends the thread.
@@ -62,17 +64,17 @@ class Beside:
     def _do(self, work: Callable[[], None], ready: torch.cuda.Event | None) -> None:
         if self._over.is_set():
             return
-        try:
-            with torch.no_grad():  # of this thread
-                if self._stream is None or ready is None:
+        with torch.no_grad():  # of this thread
+            if self._stream is None or ready is None:
+                work()
+            else:
+                with torch.cuda.stream(self._stream):
+                    self._stream.wait_event(ready)
                     work()
-                else:
-                    with torch.cuda.stream(self._stream):
-                        self._stream.wait_event(ready)
-                        work()
-        except BaseException:
+
+    def _look(self, asked: Future[None]) -> None:
+        if not asked.cancelled() and asked.exception() is not None:
             self._over.set()
-            raise
 
 
 @cache

@@ -7,8 +7,8 @@ before the first call.
 A rollout runs without gradient and an update with it: two graphs of the same formula. Left to itself the compiler keeps
 intermediate results in float32 where a graph lets it, so that the two differ by the rounding of bfloat16, and the
 importance ratio would not start at 1. It is told to round where eager code does. Sizes are free in the graphs: other
-batches, the last one of an evaluation for example, compile nothing. A call of one row alone has
-graphs of its own, made once.
+batches, the last one of an evaluation for example, compile nothing. A call of one row alone has graphs of its own, made
+once.
 """
 
 from __future__ import annotations

@@ -454,7 +454,7 @@ def test_plan_takes_the_newest_bench_of_its_model_here(
     model = {"model": config.pipeline.model, "dtype": "float32"}
     here: dict[str, Any] = {"device": "cpu", "cpu_count": os.cpu_count(), "threads": 1, "compile": "none", **model}
     monkeypatch.chdir(tmp_path)
-    assert pace(config, None) == (300.0, "The pace of 300 TFLOP/s is assumed: flowrl bench CONFIG measures it.")
+    assert pace(config, None) == (300.0, "The pace of 300 TFLOP/s is assumed: flowrl bench CONFIG measures it.", False)
     cases: dict[str, tuple[dict[str, Any], float]] = {
         "older": ({"date": "2026-01-01"}, 4.0), "newest": ({"date": "2026-01-02"}, 2.0),
         "shortened": ({"date": "2026-01-03", "layers": 1}, 1.0), "other": ({"date": "2026-01-03", "model": "m"}, 1.0),
@@ -465,14 +465,14 @@ def test_plan_takes_the_newest_bench_of_its_model_here(
     for name, (facts, seconds) in cases.items():
         bench = bench_of(**{"forward and backward": [seconds]})
         write_bench(tmp_path / "runs" / name, replace(bench, facts=here | facts))
-    found, told = pace(config, None)
-    assert found == 0.5
+    found, told, measured = pace(config, None)
+    assert (found, measured) == (0.5, True)
     assert "runs/newest/bench.json" in told
-    assert pace(config, 7.0)[0] == 7.0
+    assert pace(config, 7.0)[::2] == (7.0, False)
     for name, text in {"cut": "{", "list": "[]", "empty": "{}", "words": '{"facts": [], "throughput": {}}'}.items():
         (tmp_path / "runs" / name).mkdir()
         (tmp_path / "runs" / name / "bench.json").write_text(text)
-    found, told = pace(config, None)
-    assert found == 0.5
+    found, told, measured = pace(config, None)
+    assert (found, measured) == (0.5, True)
     for name in ("cut", "list", "empty", "words"):
         assert f"Left out, since it is damaged: runs/{name}/bench.json" in told

@@ -7,13 +7,14 @@ the real recipes and of the real command go through it. `quick_run` leaves the r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 import yaml
 from accelerate import Accelerator
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from flowrl.config.train import TrainConfig, load_config
-from flowrl.pipelines import ModelFamily
+from flowrl.pipelines import PIPELINES, ModelFamily
 from flowrl.pipelines.arithmetic.attention_words import Known
 from flowrl.pipelines.common import two_pass_guidance
 from flowrl.pipelines.known_checkpoints import Published
@@ -207,6 +208,13 @@ PUBLISHED = Published(family="sd3", index={}, network={}, vae={}, licence="none"
 
 
 # ---- configurations and runs -----------------------------------------------------------------------------------------
+
+
+def toy_in_place(folder: Path) -> Iterator[Path]:
+    """The toy's configuration in a folder, with the toy in the place of a model family until the iteration goes on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PIPELINES, "sd3", "toy_pipeline")
+        yield write_toy(folder)
 
 
 def write_toy(folder: Path, **settings: Any) -> Path:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_pipeline import quick_run, reward_list, toy_config, write_toy
+from toy_pipeline import quick_run, reward_list, toy_config, toy_in_place
 
 from flowrl.commands.plan.counts import graph_rows, of_run
-from flowrl.pipelines import PIPELINES
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.learner import GradientSum, NetworkCounter
 
@@ -21,9 +20,7 @@ GUIDED = "sampler.guidance_scale=3"
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The toy's configuration, with the toy in the place of a model family."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PIPELINES, "sd3", "toy_pipeline")
-        yield write_toy(tmp_path_factory.mktemp("graphs"))
+    yield from toy_in_place(tmp_path_factory.mktemp("graphs"))
 
 
 def passes(scale: float) -> int:

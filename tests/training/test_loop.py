@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from tiny_runs import differences, lasting, lora, metrics, state
-from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, write_toy
+from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, toy_in_place
 
 from flowrl.cli import main
 from flowrl.files import LOCK
-from flowrl.pipelines import PIPELINES
 from flowrl.training.assignment import Ends
 from flowrl.training.batch import Asked
 from flowrl.training.checkpoints import checkpoints
@@ -29,9 +28,7 @@ from flowrl.trajectory import Conditioning
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The toy's configuration, with the toy in the place of a model family."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PIPELINES, "sd3", "toy_pipeline")
-        yield write_toy(tmp_path_factory.mktemp("loop"))
+    yield from toy_in_place(tmp_path_factory.mktemp("loop"))
 
 
 def train(toy: Path, out: Path, *overrides: str) -> Path:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from recorded_gradients import recorded_gradients
-from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, write_toy
+from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, toy_in_place
 
 from flowrl.config.train import ConfigError
 from flowrl.credit import CREDIT
-from flowrl.pipelines import PIPELINES
 from flowrl.recipes import grpo
 from flowrl.training.assignment import clip_ranges
 from flowrl.training.loop import Loop
@@ -27,9 +26,7 @@ CALIBRATED = ("credit.method=dense_grpo", "sampler.kernel=dance_sde", "sampler.n
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The toy's configuration, with the toy in the place of a model family."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PIPELINES, "sd3", "toy_pipeline")
-        yield write_toy(tmp_path_factory.mktemp("options"))
+    yield from toy_in_place(tmp_path_factory.mktemp("options"))
 
 
 def test_calibration_moves_the_noise_of_each_step_before_anything_is_trained(toy: Path) -> None:

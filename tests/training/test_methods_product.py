@@ -22,13 +22,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, write_toy
+from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, toy_in_place
 
 from flowrl.cli import main
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
-from flowrl.pipelines import PIPELINES
 from flowrl.recipes import grpo
 from flowrl.samplers import KERNELS
 from flowrl.training.assignment import advantages, all_ends, credit_of
@@ -124,9 +123,7 @@ def _new(left: dict[tuple[str, str, str, str], None], row: Choice, factor: str, 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The toy's configuration, with the toy in the place of a model family."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PIPELINES, "sd3", "toy_pipeline")
-        yield write_toy(tmp_path_factory.mktemp("product"))
+    yield from toy_in_place(tmp_path_factory.mktemp("product"))
 
 
 def config_of(toy: Path, choice: Choice, *more: str) -> TrainConfig:

@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import yaml
 from tiny_runs import differences, lasting, lora, metrics, state
-from toy_pipeline import write_toy
+from toy_pipeline import toy_in_place, write_toy
 from warm_forks import start_forks
 
 from flowrl.cli import main
 from flowrl.config.train import load_config
 from flowrl.files import LOCK, is_taken, locked
-from flowrl.pipelines import PIPELINES
 from flowrl.training.checkpoints import checkpoints
 from flowrl.training.evaluation_rows import evaluations
 from flowrl.training.parts import read_run_prompts
@@ -41,9 +40,7 @@ def terminal() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PIPELINES, "sd3", "toy_pipeline")
-        yield write_toy(tmp_path_factory.mktemp("seal"))
+    yield from toy_in_place(tmp_path_factory.mktemp("seal"))
 
 
 @pytest.fixture

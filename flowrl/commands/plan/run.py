@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flowrl.commands.plan.light_libraries import import_lightly, without_compiler
-from flowrl.commands.plan.throughput import measured_tflops, pace
+from flowrl.commands.plan.throughput import pace
 from flowrl.config.train import TrainConfig, find_config, load_config
 
 
@@ -44,8 +44,8 @@ def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
         for reason in found.refused:
             print(f"flowrl: {reason}", file=sys.stderr)
         return 1
-    tflops, told = pace(config, parsed.tflops)
-    measured, device = parsed.tflops is None and measured_tflops(config, []) is not None, config.pipeline.device
+    tflops, told, measured = pace(config, parsed.tflops)
+    device = config.pipeline.device
     processor = "CPU" if device == "cpu" or (measured and device_kind(device) == "cpu") else "GPU"
     plan = gather(config, name, family, processes=parsed.processes, tflops=tflops, pace=told, processor=processor)
     print(as_text(plan, found))

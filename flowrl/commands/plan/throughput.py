@@ -17,22 +17,23 @@ RUNS = Path("runs")
 """Where benches are written unless told otherwise, and looked for."""
 
 
-def pace(config: TrainConfig, given: float | None) -> tuple[float, str]:
-    """TFLOP/s by which hours are estimated, and where they are from: what was given, else measured here, else assumed.
+def pace(config: TrainConfig, given: float | None) -> tuple[float, str, bool]:
+    """TFLOP/s by which hours are estimated, and where they are from: what was given, else measured here, else assumed;
+    and whether they were measured.
 
     Args:
         config: of the run that is planned.
         given: by `--tflops`; None where it was not.
     """
     if given is not None:
-        return given, f"The pace of {given:g} TFLOP/s is what --tflops says."
+        return given, f"The pace of {given:g} TFLOP/s is what --tflops says.", False
     damaged = list[Path]()
     found = measured_tflops(config, damaged)
     left_out = "".join(f" Left out, since it is damaged: {path}." for path in damaged)
     if found is not None:
-        return found[0], f"The pace of {found[0]:g} TFLOP/s was measured on this machine: {found[1]}.{left_out}"
+        return found[0], f"The pace of {found[0]:g} TFLOP/s was measured on this machine: {found[1]}.{left_out}", True
     told = f"The pace of {DEFAULT_TFLOPS:g} TFLOP/s is assumed: flowrl bench CONFIG measures it."
-    return DEFAULT_TFLOPS, told + left_out
+    return DEFAULT_TFLOPS, told + left_out, False
 
 
 def measured_tflops(config: TrainConfig, damaged: list[Path], folder: Path = RUNS) -> tuple[float, Path] | None:
