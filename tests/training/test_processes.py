@@ -231,6 +231,7 @@ for iteration in range(2):
     scorer.learned(iteration)
 found = accelerator.gather(scorer.trained["learning"].weight[None])
 assert found.tolist() == [[8.0, 8.0], [8.0, 8.0]], found
+accelerator.end_training()  # else gloo's threads may outlive what they use, and the process aborts at its end
 """
 
 
