@@ -31,8 +31,8 @@ LONGEST = (
     "test_golden_toy.py", "pipelines/test_pipeline_families.py",
 )  # fmt: skip
 """Files that take tens of seconds. They go first: one that begins last would keep one core at work and the others idle,
-and pytest-xdist by itself begins with the files of many tests, which are the quick ones. `test_seal` is the very first: it
-forks its worker, and a fork of a process in which other tests have had threads may wait for them for ever."""
+and pytest-xdist by itself begins with the files of many tests, which are the quick ones. `test_seal` is the very first:
+it forks its worker, and a fork of a process in which other tests have had threads may wait for them for ever."""
 assert all((Path(__file__).parent / name).is_file() for name in LONGEST)
 
 
