@@ -17,6 +17,8 @@ GUIDANCE = 1_000.0
 """Guidance scale."""
 THREADS = 1_024
 """CPU threads; a hundred times as many end a process without a word."""
+PROCESSES = 100_000
+"""Processes, workers, GPUs."""
 _EVER = 1_000_000_000  # iterations
 
 MOST: dict[str, float] = {
@@ -24,7 +26,8 @@ MOST: dict[str, float] = {
     "updates_per_rollout": IMAGES, "micro_batch_size": IMAGES, "rollout_batch_size": IMAGES, "clip_range": 1e6,
     "adv_clip_range": 1e9, "adv_eps": 1e9, "adv_min_std": 1e9, "adv_correction": 1, "adv_virtual_max": 1e9,
     "max_invalid_ratio": 1,
-    "best_of": IMAGES, "kl_coef": 1e9, "eval_every": _EVER, "checkpoint_every": _EVER, "keep_checkpoints": _EVER,
+    "best_of": IMAGES, "kl_coef": 1e9, "kl_reference": _EVER,
+    "eval_every": _EVER, "checkpoint_every": _EVER, "keep_checkpoints": _EVER,
     "threads": THREADS,
     "pipeline.height": SIDE, "pipeline.width": SIDE, "pipeline.num_frames": 10_000, "pipeline.fps": 1_000,
     "pipeline.max_sequence_length": 100_000, "pipeline.vae_slice": IMAGES,
@@ -34,12 +37,16 @@ MOST: dict[str, float] = {
     "sampler.sde_window_range": STEPS, "sampler.sde_window_interval": _EVER, "sampler.sde_window_stride": STEPS,
     "sampler.flash_tail": 1, "sampler.trained_fraction": 1, "sampler.calibration.iterations": _EVER,
     "sampler.calibration.tolerance": 1e9, "sampler.calibration.step": 100,
-    "optim.lr": 1e6, "optim.betas": 1, "optim.eps": 1e3, "optim.weight_decay": 1e3, "optim.max_grad_norm": 1e30,
+    "optim.lr": 1e6, "optim.warmup": _EVER,
+    "optim.betas": 1, "optim.eps": 1e3, "optim.weight_decay": 1e3, "optim.max_grad_norm": 1e30,
     "credit.completion": STEPS, "credit.branches": IMAGES, "credit.strides": STEPS, "credit.splits": STEPS,
     "credit.children": 1_000, "credit.split_noise": 1e3,
     "curriculum.max_rounds": 1_000, "times.count": STEPS, "times.fraction": 1, "times.shift": 1_000,
     "slots.old_decay_value": 1, "budget.nfe": 2**63 - 1, "budget.seconds": 1e12, "budget.images": 2**63 - 1,
     "budget.evals": 1_000_000,
+    "parallel.shard": PROCESSES, "parallel.replicate": PROCESSES, "parallel.context": PROCESSES,
+    "workers.rollouts": PROCESSES, "workers.rewards": PROCESSES, "workers.staleness": 1,
+    "workers.rollout_gpus": PROCESSES, "workers.reward_gpus": PROCESSES,
     "eval.num_steps": STEPS, "eval.guidance_scale": GUIDANCE, "eval.samples_per_prompt": IMAGES,
     "eval.batch_size": IMAGES, "eval.num_prompts": _EVER, "eval.num_images": IMAGES, "eval.height": SIDE,
     "eval.width": SIDE, "eval.shift": 1_000, "eval.seed": 2**63 - 1,

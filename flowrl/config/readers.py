@@ -17,8 +17,8 @@ _READ_BY = {
     "advantages": "adv_std adv_baseline adv_clip_range adv_eps adv_correction adv_min_std adv_virtual_max "
     "reward_aggregation",
     # stochastic paths are trained by policy gradient
-    "paths": "clip_range ratio loss_aggregation loss_denominator kl_type kl_coef log_ratio credit shaping reward_map "
-    "curriculum sampler.noise_levels",
+    "paths": "clip_range ratio loss_aggregation loss_denominator kl_type kl_coef kl_reference log_ratio credit shaping "
+    "reward_map curriculum sampler.noise_levels",
     # how these are sampled: image by image, as branches of an anchor, as trees; with images on the way scored too
     "trajectories": "keep_graphs best_of sampler.trained_fraction sampler.trained_steps",
     "branches": "credit.branches credit.strides",
@@ -27,7 +27,7 @@ _READ_BY = {
     # the best images of a group are trained, the others left out
     "best": "loss_denominator",
     # velocities at noised images are trained on; log-densities of steps are compared
-    "matching": "kl_coef",
+    "matching": "kl_coef kl_reference",
     "densities": "log_ratio",
     # finished images are noised again, at levels of a discrete schedule or of a continuous law
     "noised": "times",

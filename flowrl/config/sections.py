@@ -75,8 +75,13 @@ class PipelineConfig:
     compile: Literal["none", "blocks"] = "none"
     """``blocks`` compiles what the denoiser repeats, in place: fewer kernels, after a minute or more of compiling at
     the start. Rollout and update stay equal bit for bit. On CUDA and CPU; on a CPU it gains little."""
+    quantize: Literal["none", "int8", "fp8", "nf4", "int8_bnb"] = "none"
+    """Form of the denoiser's frozen weights, in rollout and update alike: int8 or fp8, weight only (torchao, any
+    device), nf4 or LLM.int8 (bitsandbytes). The LoRA over them stays float32."""
+    offload: tuple[Literal["text_encoders", "vae", "rewards"], ...] = ()
+    """What rests in the host's memory while it is not asked for."""
     free_text_encoders: bool = False
-    """Encode all prompts at the start, then drop the text encoders from memory."""
+    """Load the text encoders first and alone, encode all prompts, then drop them: the denoiser is loaded after them."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -94,14 +99,19 @@ class PipelineConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyConfig:
-    """What is trained: a LoRA on the generator's denoiser, and its running average."""
+    """What is trained: a LoRA on the generator's denoiser or its weights themselves, and their running average."""
 
+    train: Literal["lora", "full"] = "lora"
+    """A LoRA; or (full) the weights themselves, all of them or those of ``target_modules``, with masters in float32."""
+    lora_variant: Literal["lora", "rslora", "dora"] = "lora"
+    """A plain LoRA, one scaled by the root of its rank (rsLoRA), or one with a trained magnitude (DoRA)."""
     lora_rank: int | None = None
     """Rank of every adapter matrix pair; null takes that of ``init_lora``, else 32."""
     lora_alpha: int | None = None
     """Scale numerator; null takes that of ``init_lora``, else twice the rank."""
     target_modules: tuple[str, ...] | None = None
-    """Names of the layers that get an adapter; null takes those of ``init_lora``, else the family's published list."""
+    """Names of the layers that get an adapter; null takes those of ``init_lora``, else the family's published list.
+    With ``train: full`` the layers whose weights are trained; null trains all of them."""
     init_lora: str | None = None
     """Folder or file of a LoRA to start from, in diffusers' or PEFT's layout."""
     ema_decay: float = 0.0
@@ -232,8 +242,16 @@ class SamplerConfig:
 class OptimConfig:
     """AdamW."""
 
+    name: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = "adamw"
+    """torch's, or one of bitsandbytes: moments in 8 bits, or in pages that move to the host where memory is short."""
     lr: float = 3e-4
-    """Learning rate."""
+    """Learning rate; the highest one where a schedule changes it."""
+    schedule: Literal["constant", "linear", "cosine", "polynomial", "inverse_sqrt"] = "constant"
+    """How the rate falls from its highest until the last update of ``num_iterations``."""
+    warmup: int = 0
+    """First updates, over which the rate rises from 0."""
+    offload: bool = False
+    """Keep the optimizer's moments, and the masters of ``policy.train: full``, in the host's memory."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the two moments."""
     eps: float = 1e-8
@@ -244,7 +262,7 @@ class OptimConfig:
     """Gradients are scaled down to this norm."""
 
     def __post_init__(self) -> None:
-        at_least(0, self, "lr weight_decay", "optim.")
+        at_least(0, self, "lr weight_decay warmup", "optim.")
         positive(self, "eps max_grad_norm", "optim.")
         for beta in self.betas:
             share("optim.betas", beta, open_end=True)
@@ -263,6 +281,8 @@ class PromptsConfig:
     """Prompts to evaluate on."""
     negative: str = ""
     """Negative prompt of all rows that have none of their own (``negative_prompt``)."""
+    cache: str | None = None
+    """Folder that keeps prompts' embeddings for other processes and later runs; null keeps them in memory alone."""
 
     def __post_init__(self) -> None:
         for key, value in (("train", self.train), ("eval", self.eval)):
@@ -319,3 +339,42 @@ class LoggingConfig:
 
     tensorboard: bool = True
     """Write TensorBoard event files into the run folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """How the processes of a run share its model; the product of the three is their number."""
+
+    shard: int = 1
+    """Processes that hold one copy of the denoiser between them, each a part (FSDP2)."""
+    replicate: int | None = None
+    """Copies, each drawing images of its own; null takes as many as there are processes for."""
+    context: int = 1
+    """Processes that share the tokens of one image or video, for long videos."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "shard replicate context", "parallel.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkersConfig:
+    """Processes on Ray that draw and score images for the one that learns (extra ``ray``)."""
+
+    rollouts: int = 0
+    """Workers that draw images, each with a model of its own; 0 draws them in the learner."""
+    rewards: int = 0
+    """Workers that score images; 0 scores them in the learner."""
+    address: str | None = None
+    """Of a Ray cluster ("auto" finds the one of this machine); null starts one here."""
+    staleness: int = 0
+    """1 draws the next iteration's images while this one's update goes on, with weights one update older, and scores
+    their log-densities again; 0 waits, and gives the numbers of a run without workers."""
+    rollout_gpus: float = 1.0
+    """GPUs of a worker that draws, a share of one where several sit on it; read only where there are GPUs."""
+    reward_gpus: float = 1.0
+    """GPUs of a worker that scores; read only where there are GPUs."""
+    reward_env: str | None = None
+    """YAML file of a Ray runtime environment that workers which score run in, with packages of their own."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "rollouts rewards staleness rollout_gpus reward_gpus", "workers.")

@@ -31,11 +31,13 @@ from flowrl.config.sections import (
     EvalConfig,
     LoggingConfig,
     OptimConfig,
+    ParallelConfig,
     PipelineConfig,
     PolicyConfig,
     Precision,
     PromptsConfig,
     SamplerConfig,
+    WorkersConfig,
     at_least,
     positive,
     share,
@@ -133,6 +135,9 @@ class TrainConfig:
     """Weight of the KL to the reference policy; 0 skips its network call."""
     kl_type: Literal["exact", "no_dt"] = "exact"
     """KL of the two transitions, or the published variant without the step length in the variance."""
+    kl_reference: Literal["base", "ema"] | int = "base"
+    """What the KL is taken to: the model as it was loaded, the running average, or a copy of the policy that is
+    refreshed after so many iterations."""
     log_ratio: Literal["mean", "sum"] = "mean"
     """Log-ratio per latent dimension, as published clip ranges assume, or summed."""
     same_latent: bool = False
@@ -175,6 +180,10 @@ class TrainConfig:
     """Old policy."""
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     """Spending limit."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """Several processes, one model."""
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
+    """Drawing and scoring elsewhere."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     """Evaluation."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -210,6 +219,11 @@ class TrainConfig:
             raise ConfigError(
                 f"clip_range must lie above 0, its lower part below 1, got [{low:g}, {high:g}]; published: 1e-4"
             )
+        at_least(1, self, "kl_reference")
+        if self.kl_reference == "ema" and self.policy.ema_decay == 0:
+            raise ConfigError("kl_reference is ema, but there is no average: set policy.ema_decay, 0.99 say")
+        if self.workers.staleness and not self.workers.rollouts:
+            raise ConfigError("workers.staleness is 1, but workers.rollouts is 0: name a number of workers that draw")
         check_rewards(self.rewards)
         if (self.eval_every > 0 or self.budget.evals > 0) and self.prompts.eval is None:
             raise ConfigError(

@@ -92,7 +92,17 @@ FOREIGN_KEYS = _by_their_names({
     "optim.eps": "adam_epsilon",
     "optim.weight_decay": "adam_weight_decay",
     "optim.max_grad_norm": "grad_clip",
+    "optim.schedule": "lr_scheduler lr_scheduler_type",
+    "optim.warmup": "lr_warmup_steps warmup_steps",
+    "optim.name (adamw_8bit)": "use_8bit_adam",
+    "optim.name": "optimizer_type",
+    "optim.offload": "fsdp_optimizer_offload",
+    "policy.train (lora or full)": "use_lora finetune_type",
+    "parallel.shard (processes that hold one copy)": "fsdp deepspeed",
+    "parallel.context": "sp_size sequence_parallel_size ulysses_degree",
+    "kl_reference (base, ema, or iterations between two copies)": "ref_model",
     "pipeline.dtype": "mixed_precision",
+    "pipeline.quantize": "load_in_8bit load_in_4bit",
     "pipeline.attention": "attention_backend attn_backend",
     "pipeline.attention (xformers)": "enable_xformers_memory_efficient_attention",
     "pipeline.compile (blocks)": "torch_compile use_torch_compile",
@@ -116,10 +126,6 @@ FOREIGN_KEYS = _by_their_names({
 ABSENT_KEYS = _by_their_names({
     "there is no tracker on the web here; numbers go to metrics.jsonl and, with logging.tensorboard, to TensorBoard":
         "report_to wandb wandb_project wandb_entity swanlab",
-    "the learning rate is constant, optim.lr": "lr_scheduler lr_scheduler_type lr_warmup_steps warmup_steps",
-    "what is trained is always a LoRA, policy.lora_rank": "use_lora finetune_type",
-    "the optimizer is always AdamW in float32 (section optim)": "use_8bit_adam optimizer_type",
-    "every process holds the whole model; it is not split over GPUs": "fsdp fsdp_optimizer_offload deepspeed",
 })  # fmt: skip
 """Keys of other toolkits for what there is not here, each with the sentence that says so."""
 

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from flowrl.rewards.compose import WeightedSum
     from flowrl.training.prompting import RunPrompts
 
-RESUME_KEYS = ("resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints")
+RESUME_KEYS = (
+    "resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints", "prompts.cache",
+    "pipeline.offload", "optim.offload", "parallel.shard", "parallel.replicate", "parallel.context",
+    "workers.rollouts", "workers.rewards", "workers.address", "workers.rollout_gpus", "workers.reward_gpus",
+    "workers.reward_env",
+)  # fmt: skip
 """Settings that a resumed run may change: none of them moves what an iteration computes."""
 ALLOW = "resume_changed"
 """The setting that lets a run go on under anything else."""

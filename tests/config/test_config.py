@@ -189,7 +189,7 @@ def test_our_own_keys_are_named_before_terms_of_other_toolkits(path: Path) -> No
 
 
 def test_unlike_anything_lists_the_keys_of_the_section(path: Path) -> None:
-    assert "the keys here are optim.lr, optim.betas" in refusal(path, "optim.qqqqqq=1")
+    assert "the keys here are optim.name, optim.lr" in refusal(path, "optim.qqqqqq=1")
 
 
 def test_foreign_values_are_answered_with_ours(path: Path) -> None:
