@@ -40,7 +40,7 @@ from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
-from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, joined_lists, make_optimizer
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, make_optimizer
 from flowrl.training.parts import (
     Parts,
     at_eval_size,
@@ -349,7 +349,7 @@ class Loop:
                 scale=scale, seed=settings.seed, batch_size=settings.batch_size,
             )  # fmt: skip
         mine = velocity_distances(self.drawn, self.policy, self._base, schedule, scale=scale, slot=self.eval_slot)
-        row["eval/kl"] = sum(joined_lists(self.run, mine)) / len(distinct)
+        row["eval/kl"] = sum(self.run.joined(mine)) / len(distinct)
         row |= self.budget.row() | {"seconds/eval": round(time.perf_counter() - begun, 4)}
         held_out = len(settings.rewards)  # they come last of those that are measured
         names = self.measured.keys[-held_out:] if self.measured is not None and held_out else ()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from flowrl.config.sections import ParallelConfig
+from flowrl.config.train import TrainConfig
+from flowrl.training.devices import num_launched
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -32,6 +34,11 @@ class Layout:
     def world(self) -> int:
         """Processes."""
         return self.replicate * self.shard * self.context
+
+    @property
+    def data(self) -> int:
+        """Groups of processes that draw images of their own; those of a group draw the same ones together."""
+        return self.replicate * self.shard
 
     def place(self, rank: int) -> tuple[int, int, int]:
         """Where a process stands along each of `AXES`."""
@@ -60,6 +67,15 @@ def layout_of(settings: ParallelConfig, world: int) -> Layout:
             f"and {processes}: set parallel.replicate to {copies}, or leave it out"
         )
     return Layout(replicate=copies, shard=shard, context=context)
+
+
+def data_ranks(config: TrainConfig) -> int:
+    """Groups of processes that draw images of their own, of a run that is launched as this process was.
+
+    Raises:
+        ValueError: as `layout_of`.
+    """
+    return layout_of(config.parallel, num_launched()).data
 
 
 def device_mesh(layout: Layout, device: torch.device) -> DeviceMesh:

@@ -206,12 +206,14 @@ import sys
 from types import SimpleNamespace
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from flowrl.rewards import RewardInputs
 from flowrl.training.scoring import Scorer
 from flowrl.training.stages import Stages
 
 accelerator = Accelerator(cpu=True)
-run = SimpleNamespace(world=accelerator.num_processes, rank=accelerator.process_index, device=accelerator.device)
+run = SimpleNamespace(processes=accelerator.num_processes, rank=accelerator.process_index, device=accelerator.device,
+                      joined=lambda mine: list(gather_object(mine)))
 
 class Drifting:
     kind, weight = "adversarial", torch.zeros(2)

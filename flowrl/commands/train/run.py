@@ -229,12 +229,14 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         ValueError: says what was given, what is allowed and what to change.
     """
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.devices import check_device, num_launched
+    from flowrl.training.devices import check_device
+    from flowrl.training.mesh import data_ranks
     from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
+    from flowrl.training.token_sharing import check_context
 
-    config.resolve_batch(num_launched())
+    config.resolve_batch(data_ranks(config))
     prompts = read_run_prompts(config.prompts)
     _check_prompts(config.prompts.train, prompts.train, config.rewards)
     _check_prompts(config.prompts.eval or "", prompts.held_out, (*config.rewards, *config.eval.rewards))
@@ -256,6 +258,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
     _check_negative(config, known)
     check_attention(config.pipeline, known, here=here)
+    check_context(config, known)
     if here:
         check_arithmetic(config)
     return prompts

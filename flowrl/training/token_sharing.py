@@ -1,0 +1,37 @@
+"""Settings that `parallel.context` goes with: several processes draw the same images, each a part of their tokens."""
+
+from __future__ import annotations
+
+from flowrl.config.train import TrainConfig
+from flowrl.pipelines import ModelFamily
+from flowrl.training.parts import family_options, model_location
+
+
+def check_context(config: TrainConfig, known: ModelFamily) -> None:
+    """Refuses what does not go with shared tokens, before weights load.
+
+    Raises:
+        ValueError: names the key, and says what to set instead.
+    """
+    context = config.parallel.context
+    if context == 1:
+        return
+    faults = {
+        "recipe=backprop carries a reward's gradient through images and latents, of which each process has its own "
+        "tokens' alone: take another recipe": config.recipe == "backprop",
+        "pipeline.compile=blocks compiles blocks without the exchange between processes: set pipeline.compile=none":
+            config.pipeline.compile != "none",
+        "parallel.shard splits the weights over processes as well, which was not tried together: set one of the two "
+        "to 1": config.parallel.shard > 1,
+        "workers.rollouts draws images on workers, each by itself: set workers.rollouts=0":
+            config.workers.rollouts > 0,
+    }  # fmt: skip
+    for fault, holds in faults.items():
+        if holds:
+            raise ValueError(f"parallel.context is {context}, but {fault}, or parallel.context=1")
+    from flowrl.pipelines.weights.context_parallel import refuse_unsplit  # imports diffusers
+
+    model, options = model_location(config.pipeline.model), family_options(config.pipeline)
+    drawn = {key: value for key in ("height", "width") if (value := getattr(config.eval, key)) is not None}
+    sizes = [known.planned_size(model, {**options, **more}) for more in ({}, drawn)]
+    refuse_unsplit(known, model, options, context, sizes)

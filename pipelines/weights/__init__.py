@@ -1,0 +1,1 @@
+"""Where and how weights of a denoiser lie: over processes, in memory, in which numbers."""
