@@ -7,8 +7,8 @@ from flowrl.pipelines import ModelFamily
 from flowrl.training.parts import family_options, model_location
 
 
-def check_context(config: TrainConfig, known: ModelFamily) -> None:
-    """Refuses what does not go with shared tokens, before weights load.
+def check_context(config: TrainConfig) -> None:
+    """Refuses settings that do not go with shared tokens.
 
     Raises:
         ValueError: names the key, and says what to set instead.
@@ -29,6 +29,17 @@ def check_context(config: TrainConfig, known: ModelFamily) -> None:
     for fault, holds in faults.items():
         if holds:
             raise ValueError(f"parallel.context is {context}, but {fault}, or parallel.context=1")
+
+
+def check_split(config: TrainConfig, known: ModelFamily) -> None:
+    """Refuses a model whose tokens cannot be shared, before weights load.
+
+    Raises:
+        ValueError: as `flowrl.pipelines.weights.context_parallel.refuse_unsplit`.
+    """
+    context = config.parallel.context
+    if context == 1:
+        return
     from flowrl.pipelines.weights.context_parallel import refuse_unsplit  # imports diffusers
 
     model, options = model_location(config.pipeline.model), family_options(config.pipeline)

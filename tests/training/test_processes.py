@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
-from tiny_runs import TinyRuns, differences, lora_tensors, metrics, start, state, tiny_runs
+from launched import on_two_processes
+from tiny_runs import TinyRuns, differences, lora_tensors, metrics, state, tiny_runs
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
@@ -46,19 +46,8 @@ def _evaluated(runs: TinyRuns) -> tuple[str, ...]:
 
 
 def _launch(runs: TinyRuns, *arguments: str) -> None:
-    out = _on_two_processes(runs.folder, "-m", "flowrl", "train", *arguments)
+    out = on_two_processes(runs.folder, "-m", "flowrl", "train", *arguments)
     assert out.count("Report") == 1  # the main process alone speaks
-
-
-def _on_two_processes(folder: Path, *arguments: str) -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
-    process = start([*launcher, *arguments], folder, GLOO_SOCKET_IFNAME="lo")
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    return out
 
 
 def _close(a: Path, b: Path) -> None:
@@ -177,7 +166,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "train_all.py").write_text(TRAIN_ALL)
         (folder / "commands.json").write_text(json.dumps(commands["two"]))
         here = str(Path(__file__).parents[1] / "helpers")
-        _on_two_processes(folder, "train_all.py", here, str(folder / "commands.json"))
+        on_two_processes(folder, "train_all.py", here, str(folder / "commands.json"))
         for name in METHODS:
             run = folder / "two-one" / name
             shutil.copytree(folder / "two" / name, run)
@@ -240,4 +229,4 @@ accelerator.end_training()  # else gloo's threads may outlive what they use, and
 @pytest.mark.slow
 def test_copies_of_a_reward_that_learns_do_not_drift_apart(tmp_path: Path) -> None:
     (tmp_path / "drifting.py").write_text(DRIFTING)
-    _on_two_processes(tmp_path, "drifting.py")
+    on_two_processes(tmp_path, "drifting.py")

@@ -234,8 +234,9 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
-    from flowrl.training.token_sharing import check_context
+    from flowrl.training.token_sharing import check_context, check_split
 
+    check_context(config)
     config.resolve_batch(data_ranks(config))
     prompts = read_run_prompts(config.prompts)
     _check_prompts(config.prompts.train, prompts.train, config.rewards)
@@ -258,7 +259,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
     _check_negative(config, known)
     check_attention(config.pipeline, known, here=here)
-    check_context(config, known)
+    check_split(config, known)
     if here:
         check_arithmetic(config)
     return prompts
