@@ -230,10 +230,12 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     """
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, num_launched
+    from flowrl.training.mesh import check_parallel
     from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
+    check_parallel(config, num_launched() if here else None)
     config.resolve_batch(num_launched())
     prompts = read_run_prompts(config.prompts)
     _check_prompts(config.prompts.train, prompts.train, config.rewards)

@@ -1,0 +1,1 @@
+"""Where and in what form the weights of a denoiser lie."""
