@@ -126,16 +126,26 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Rows of a batch go to the expert of their time."""
     high = timestep >= boundary(p)
-    if len(p.experts) == 1 or bool(high.all()):
-        velocity = p.call(x, timestep, cond)
-    elif not bool(high.any()):
-        velocity = p.call(x, timestep, cond, "transformer_2")
-    else:
+    needed = [True, False] if len(p.experts) == 1 else _needed(p, high)
+    if all(needed):
         rows = [high.nonzero().flatten(), (~high).nonzero().flatten()]
-        named = zip(_EXPERTS, rows, strict=True)
-        parts = [p.call(x[own], timestep[own], cond[own], name) for name, own in named]
+        parts = [_rows_of(p, x, timestep, cond, own, name) for name, own in zip(_EXPERTS, rows, strict=True)]
         velocity = torch.cat(parts)[torch.cat(rows).argsort()]
+    else:
+        velocity = p.call(x, timestep, cond, _EXPERTS[needed.index(True)])
     return _held(velocity.float(), x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond)
+
+
+def _needed(p: FamilyPipeline, high: Tensor) -> list[bool]:
+    """Whether the first expert is called, and the second: for rows here or, where weights are split, anywhere."""
+    return p.needed([bool(high.any()), not bool(high.all())])
+
+
+def _rows_of(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning, own: Tensor, name: str) -> Tensor:
+    """An expert's answer for some rows; for none it still is called, and has a graph."""
+    if len(own) == 0:
+        return p.call(x[:1], timestep[:1], cond[:1], name)[:0]
+    return p.call(x[own], timestep[own], cond[own], name)
 
 
 def boundary(p: FamilyPipeline) -> float:
@@ -163,9 +173,10 @@ def _guided(
 
     def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
         high = timestep >= limit
-        if below is above or bool(high.all()):
+        needed = [True, False] if below is above else _needed(p, high)
+        if needed == [True, False]:
             found = above(x, sigma, timestep)
-        elif not bool(high.any()):
+        elif needed == [False, True]:
             found = below(x, sigma, timestep)
         else:  # a batch of several times, which only forward recipes have
             high = high.view(-1, 1, 1, 1, 1).to(x.device)

@@ -46,6 +46,7 @@ from flowrl.rewards import RewardOutput
 from flowrl.samplers.times import Times, training_times
 from flowrl.training.assignment import normalised, reward_channels
 from flowrl.training.batch import Batch
+from flowrl.training.in_step import in_step
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
@@ -110,9 +111,13 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 if config.loss_denominator == "all":  # those that are not the best of their group too
                     counted = total_of(run, sum(int(images.reward[index].isfinite().sum()) for index in share))
                 gradient = loop.gradient()
-                for index in own_blocks:
+                for index, live in in_step(loop.shards, own_blocks, idle=lambda _: torch.arange(1)):
                     for draw in range(count):
-                        matched = match(loop, batch, images, times, index, draw, objective)
+                        with loop.network.turn(live):
+                            matched = match(loop, batch, images, times, index, draw, objective)
+                        if not live:
+                            gradient.add(matched.velocity[:0].sum())
+                            continue
                         loss_b = loss_of(matched, objective, config.kl_coef, stats)
                         gradient.add(loss_b.sum() / (counted * count))
                 moved.append(loop.update(gradient, stats))

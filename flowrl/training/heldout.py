@@ -53,8 +53,12 @@ def evaluate(
     seed: int,
     num_images: int,
     show: bool,
+    in_step: bool = False,
 ) -> Row | None:
     """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid.
+
+    With `in_step` every process calls the network as often as the others: one with a shorter share draws its last
+    batches for nothing.
 
     Files: `eval/iteration_<n>.jsonl` (one line per image), `samples/iteration_<n>/<k>.png` for `num_images` items
     spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
@@ -87,6 +91,9 @@ def evaluate(
             rows += _scored(pipeline, None if found or not run.first else reward, batch, images, iteration, seed)
             kept |= {i: images[i - first].cpu() for i in numbers if i in shown}
             advance("")
+    for _ in range(-(-share // batch_size) - len(starts) if in_step else 0):
+        x = torch.zeros(1, *pipeline.latent_shape)
+        generate(pipeline, [items[0].prompt], x, schedule, guidance_scale=guidance_scale)
     stop_on_broken(run, broken, len(own), iteration, learned=iteration > 0)
     rows, kept = run.joined(rows), dict(run.joined(list(kept.items())))
     if run.main:

@@ -50,9 +50,10 @@ class NetworkCounter:
         self._network, self._counters, self._kind = network, counters, "rollout"
         self._own = dict.fromkeys(_EVALUATIONS, 0)
         self._graphs: list[int] | None = None  # rows of the graphs that are kept
+        self._idle = False
 
     def __call__(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        if not recomputing():
+        if not (recomputing() or self._idle):
             self._own[self._kind] += len(x)
             if torch.is_grad_enabled():
                 if self._graphs is None:
@@ -74,6 +75,15 @@ class NetworkCounter:
             yield graphs
         finally:
             self._graphs = None
+
+    @contextmanager
+    def turn(self, live: bool) -> Iterator[None]:
+        """Inside, nothing is counted unless it is `live`: a call that only keeps step with other processes is not."""
+        self._idle = not live
+        try:
+            yield
+        finally:
+            self._idle = False
 
     def join(self, run: Run) -> None:
         """Adds the evaluations of all processes since the last call to the totals; every process calls it."""

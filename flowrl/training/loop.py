@@ -29,6 +29,8 @@ from torch import Tensor
 
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.lora import refuse_not_finite
+from flowrl.pipelines.weights.context_parallel import share_tokens
+from flowrl.pipelines.weights.parallelize import shard_denoiser
 from flowrl.placement import sent
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
@@ -40,7 +42,9 @@ from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
+from flowrl.training.in_step import Shards, shards_of
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, make_optimizer
+from flowrl.training.mesh import device_mesh
 from flowrl.training.parts import (
     Parts,
     at_eval_size,
@@ -85,6 +89,13 @@ class Loop:
         self.geometry = config.resolve_batch(run.world)
         parts: Parts = load_parts(config, run.device) if run.parts is None else run.parts
         self.pipeline, self.policy, reward = parts
+        self.shards: Shards | None = shards_of(run)
+        if self.shards is not None:
+            shard_denoiser(
+                self.pipeline, self.shards.mesh, self.policy.parameters.values(), self.shards.any_needs
+            )  # fmt: skip
+        if run.layout.context > 1:
+            share_tokens(self.pipeline, device_mesh(run.layout, run.device.type)["context"])
         if run.main:
             tell_cut_prompts(self.pipeline, prompts)
         check_groups(config.group_size, self.geometry, reward)
@@ -337,7 +348,7 @@ class Loop:
             row = evaluate(
                 self.run, self.drawn, self.measured, items, schedule, iteration=iteration, guidance_scale=scale,
                 batch_size=settings.batch_size, seed=settings.seed, num_images=settings.num_images,
-                show=self.config.progress,
+                show=self.config.progress, in_step=self.shards is not None,
             )  # fmt: skip
         if row is None:
             return False
@@ -347,6 +358,7 @@ class Loop:
             self._base = base_sides(
                 self.drawn, self.policy, distinct[self.run.rank * share : (self.run.rank + 1) * share], schedule,
                 scale=scale, seed=settings.seed, batch_size=settings.batch_size,
+                in_step=None if self.shards is None else distinct[:share],
             )  # fmt: skip
         mine = velocity_distances(self.drawn, self.policy, self._base, schedule, scale=scale, slot=self.eval_slot)
         row["eval/kl"] = sum(self.run.joined(mine)) / len(distinct)

@@ -1,6 +1,6 @@
-"""How the processes of a run lie: copies of the model (replicate), parts of one (shard), of a picture (context).
+"""How the processes of a run lie: copies of the model (replicate), parts of one (shard), of an image (context).
 
-Processes are numbered row by row, `rank = (replicate * S + shard) * C + context`: those that share a picture's tokens
+Processes are numbered row by row, `rank = (replicate * S + shard) * C + context`: those that share an image's tokens
 stand next to each other, then those that share a copy of the weights, so that both lie on one machine where it has
 enough cards, and only gradients and numbers travel between copies.
 """
@@ -8,16 +8,16 @@ enough cards, and only gradients and numbers travel between copies.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
-import torch
-
 from flowrl.config.sections import ParallelConfig
-from flowrl.config.train import TrainConfig
 from flowrl.training.devices import num_launched
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from flowrl.config.train import TrainConfig
 
 AXES = ("replicate", "shard", "context")
 
@@ -78,13 +78,48 @@ def data_ranks(config: TrainConfig) -> int:
     return layout_of(config.parallel, num_launched()).data
 
 
-def device_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
-    """The processes as a mesh with the dimensions `AXES`, each with groups of its own.
+@cache
+def device_mesh(layout: Layout, device: str) -> DeviceMesh:
+    """The processes as a mesh with the dimensions `AXES`, each with groups of its own, which are made once.
 
-    Every process calls it, once the default group exists: gloo on the CPU, NCCL on CUDA.
+    Every process calls it, once the default group exists; `device` is "cpu" (gloo) or "cuda" (NCCL).
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh(
-        device.type, (layout.replicate, layout.shard, layout.context), mesh_dim_names=AXES
-    )  # fmt: skip
+    return init_device_mesh(device, (layout.replicate, layout.shard, layout.context), mesh_dim_names=AXES)
+
+
+def check_parallel(config: TrainConfig, world: int | None) -> None:
+    """Refuses numbers of processes that do not fit together, and what a model that is split cannot do.
+
+    Args:
+        config: the run's settings.
+        world: processes; None where that is not known.
+
+    Raises:
+        ValueError: says what was given and what to change.
+    """
+    settings, pipeline, policy = config.parallel, config.pipeline, config.policy
+    if world is not None:
+        layout_of(settings, world)
+    if settings.shard == 1:
+        return
+    refused = {
+        f"pipeline.quantize={pipeline.quantize}": pipeline.quantize != "none"
+        and "quantised weights are not split: set pipeline.quantize=none; or parallel.shard=1, they may fit",
+        f"policy.train={policy.train}": policy.train != "lora"
+        and "only frozen weights are split: set policy.train=lora, or parallel.shard=1",
+        "keep_graphs=true": config.keep_graphs
+        and "a graph that is kept would hold its gathered weights: set keep_graphs=false",
+        f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
+        and "compiled blocks are not tried with split weights: set pipeline.compile=none",
+        "pipeline.device=mps": pipeline.device == "mps"
+        and "weights are split over CUDA devices or CPUs: set parallel.shard=1",
+        f"parallel.context={settings.context}": settings.context > 1
+        and "weights and the tokens of an image are not split at once yet: set one of the two to 1",
+        f"workers.rollouts={config.workers.rollouts}": config.workers.rollouts > 0
+        and "a worker that draws holds a whole model: set workers.rollouts=0, or parallel.shard=1",
+    }
+    for given, why in refused.items():
+        if why:
+            raise ValueError(f"parallel.shard is {settings.shard} and {given}: {why}")

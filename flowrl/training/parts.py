@@ -19,8 +19,7 @@ from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.samplers import Kernel
-from flowrl.training.devices import device_kind, num_launched
-from flowrl.training.mesh import device_mesh, layout_of
+from flowrl.training.devices import device_kind
 from flowrl.training.prompting import RunPrompts, encode_all
 from flowrl.training.sampler_checks import kernel_of
 from flowrl.trajectory import Schedule
@@ -42,10 +41,6 @@ def load_parts(config: TrainConfig, device: torch.device) -> Parts:
         policy.initialise_from(resolve_path(config.policy.init_lora))
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
-    if config.parallel.context > 1:
-        from flowrl.pipelines.weights.context_parallel import share_tokens
-
-        share_tokens(pipeline, device_mesh(layout_of(config.parallel, num_launched()), device)["context"])
     return pipeline, policy, load_rewards(config, device)
 
 

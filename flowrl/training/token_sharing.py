@@ -21,8 +21,6 @@ def check_context(config: TrainConfig) -> None:
         "tokens' alone: take another recipe": config.recipe == "backprop",
         "pipeline.compile=blocks compiles blocks without the exchange between processes: set pipeline.compile=none":
             config.pipeline.compile != "none",
-        "parallel.shard splits the weights over processes as well, which was not tried together: set one of the two "
-        "to 1": config.parallel.shard > 1,
         "workers.rollouts draws images on workers, each by itself: set workers.rollouts=0":
             config.workers.rollouts > 0,
     }  # fmt: skip

@@ -1,1 +1,1 @@
-"""Where and how weights of a denoiser lie: over processes, in memory, in which numbers."""
+"""Where and in what form the weights of a denoiser lie."""

@@ -91,6 +91,8 @@ class SmoothBrightness:
 class Net(nn.Module):
     """Velocity of a flat latent, its text and its time."""
 
+    _repeated_blocks: ClassVar[list[str]] = []  # so that it is split as one unit
+
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(12 + 4 + 1, 16), nn.Linear(16, 12)

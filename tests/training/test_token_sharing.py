@@ -41,7 +41,7 @@ folder = Path(sys.argv[3])
 for arguments in json.loads((folder / "commands.json").read_text()):
     assert main(arguments) == 0, arguments
 accelerator = Accelerator(cpu=True)
-mesh = device_mesh(layout_of(ParallelConfig(context=2), 2), accelerator.device)["context"]
+mesh = device_mesh(layout_of(ParallelConfig(context=2), 2), "cpu")["context"]
 found = {name: compared(name, folder, mesh) for name in CASES}
 found["bfloat16"] = compared("wan", folder, mesh, dtype=__import__("torch").bfloat16)
 if accelerator.is_main_process:

@@ -229,13 +229,14 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         ValueError: says what was given, what is allowed and what to change.
     """
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.devices import check_device
-    from flowrl.training.mesh import data_ranks
+    from flowrl.training.devices import check_device, num_launched
+    from flowrl.training.mesh import check_parallel, data_ranks
     from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
     from flowrl.training.token_sharing import check_context, check_split
 
+    check_parallel(config, num_launched() if here else None)
     check_context(config)
     config.resolve_batch(data_ranks(config))
     prompts = read_run_prompts(config.prompts)

@@ -1,0 +1,64 @@
+"""A denoiser whose frozen weights are split over processes (`parallel.shard`), by torch's `fully_shard` (FSDP2).
+
+Each of N processes holds a part of every weight, split along its first dimension. A block's weights are gathered
+before it runs and given back after it, and once more in the backward pass, so that a process holds at most
+
+    bytes of all weights / N + bytes of the largest two blocks + bytes of what lies outside the blocks
+
+The LoRA is left out of it: every process holds the whole of it in float32, so that gradients, optimizer, checkpoints
+and files of a run are those of an unsplit one. Numbers are the same bit for bit: weights are gathered, never added up.
+
+A gathering waits for every process of the group: all of them have to call the network equally often, in one order, and
+walk as many graphs back (`flowrl/training/in_step.py`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.pipelines.arithmetic.compiling import repeated_blocks
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def shard_denoiser(
+    pipeline: Any, mesh: DeviceMesh, whole: Iterable[nn.Parameter], needed: Callable[[list[bool]], list[bool]]
+) -> None:
+    """Splits a pipeline's denoiser in place over a mesh of one dimension; this process's part moves to its device.
+
+    Units that are gathered together are the blocks that a network repeats, as for `pipeline.compile`, and the rest; of
+    several experts each has units of its own, and one that is not called is not gathered.
+
+    Args:
+        pipeline: of any family; its denoiser, or experts, with the LoRA.
+        mesh: of the processes that hold one copy between them.
+        whole: parameters that each process keeps: the LoRA's.
+        needed: says of several experts which any process of the group calls, for whether this one would.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    # Of every block that returns a view: what follows a block in our families adds out of place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
+    pipeline.needed = needed
+    network: nn.Module = pipeline.denoiser
+    kept, device = set(whole), torch.device(mesh.device_type)
+    for parameter in kept:
+        parameter.data = parameter.data.to(device)
+    experts = list(network.values()) if isinstance(network, nn.ModuleDict) else [network]
+    units = [*repeated_blocks(network), *experts]
+    for unit in units:  # the rest of an expert after its blocks
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True, ignored_params=kept)
+
+
+def bytes_held(network: nn.Module) -> int:
+    """Bytes of a network's weights on this process; of split ones those of its own part."""
+    from torch.distributed.tensor import DTensor
+
+    parts: Iterable[Tensor] = (p.to_local() if isinstance(p, DTensor) else p for p in network.parameters())
+    return sum(part.numel() * part.element_size() for part in parts)
