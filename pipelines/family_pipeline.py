@@ -273,7 +273,8 @@ class Family:
             self._check_class(model, card.stock)
         if card.network is not None:  # all is checked again below, where it was not known before
             self._check(card, chosen)
-        name, own = self.stock_class(card, chosen) or self.stock[0], {"exact": self.exact, **self.stock_options or {}}
+        own = {"exact": self.exact, **(self.stock_options or {})}
+        name = self.stock_class(card, chosen) or self.stock[0]
         read: Read = partial(stock_loading.load_stock, name, model, title=self.title, dtype=dtype, **own)
         away = (*self.denoisers, *(self.encoders if how.later else ()))
         pipe = read(**dict.fromkeys(away))
