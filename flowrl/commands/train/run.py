@@ -17,7 +17,7 @@ from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.failures import explain, told
 from flowrl.files import LOCK
 from flowrl.training.run_folder import refuse_taken
-from flowrl.training.seal import ALLOW, RESUME_KEYS, inputs_of
+from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 
 if TYPE_CHECKING:
     from flowrl.pipelines import ModelFamily
@@ -203,7 +203,8 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
     if not given[-1]:
         raise ValueError("resume= names no run: write resume=RUN, or leave it out to start a run")
     keys = {text.partition("=")[0] for text in overrides}
-    other = [] if ALLOW in keys else [text for text in overrides if text.partition("=")[0] not in RESUME_KEYS]
+    changed = [text for text in overrides if text.partition("=")[0] not in RESUME_KEYS]
+    other = [] if ALLOW in keys else [text for text in changed if not MOVED.fullmatch(text.partition("=")[0])]
     if config_name is not None or other:
         raise ValueError(
             f"resume={given[-1]} continues a run with its own configuration, so {config_name or other[0]!r} has no "
