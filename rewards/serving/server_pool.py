@@ -4,8 +4,8 @@
     result = pool.ask(send)                # send(server) -> a result, or a Failed
 
 A request goes to the server with the fewest requests in flight. One that does not answer is set aside, for 1 s at first
-and twice as long each time, and its request goes to another at once. When its time is up it is asked whether it is back,
-beside the requests, which do not wait for that.
+and twice as long each time, and its request goes to another at once. When its time is up it is asked whether it is
+back, beside the requests, which do not wait for that.
 """
 
 from __future__ import annotations
