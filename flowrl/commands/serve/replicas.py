@@ -1,8 +1,8 @@
 """Several processes behind one port, each with a copy of the rewards: `flowrl serve --replicas N`.
 
 This process listens and loads nothing. Each connection that it accepts it hands, as an open socket, to the replica with
-the fewest; that one answers it until it ends. A replica that dies is started again, and until it is ready the others get
-what comes: a client loses the requests that the dead one had, and sends them again.
+the fewest; that one answers it until it ends. A replica that dies is started again, and until it is ready the others
+get what comes: a client loses the requests that the dead one had, and sends them again.
 """
 
 from __future__ import annotations
