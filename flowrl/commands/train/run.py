@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.cluster import disconnect
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.failures import explain, told
@@ -84,6 +85,8 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
         raise KeyboardInterrupt(f"Stopped at once. {_way_on(run.folder)}" if run.main else "") from stop
     except (Exception, SystemExit) as error:  # whatever it is, a library's sys.exit too: the run stays in order
         raise ValueError(_failed(error, run, resumed=resumed, kept=kept)) from error
+    finally:
+        disconnect()
     run.finish(finished=finished)
     if run.main:
         from flowrl.commands.report.run import write_report
@@ -229,6 +232,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     Raises:
         ValueError: says what was given, what is allowed and what to change.
     """
+    from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, num_launched
     from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
@@ -250,6 +254,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     if config.eval.rewards:
         validate_reward_specs(config.eval.rewards)
     check_rewards(config)
+    check_reward_workers(config.workers, config.rewards, config.recipe)
     check_sampler(config.sampler)
     recipe_of(config).check(config)
     known = check_pipeline(config.pipeline)
