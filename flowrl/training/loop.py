@@ -125,7 +125,7 @@ class Loop:
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.scorer = Scorer(
             run, self.pipeline, reward, group_size=config.group_size, counters=self.counters, stages=self.stages,
-            beside=scored_beside(config, run.device),
+            beside=scored_beside(config, run.device), askers=max(4, 2 * config.workers.rewards),
         )  # fmt: skip
         if state is not None:
             for key, trained in self.scorer.trained.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.capabilities import this_machine
+from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
@@ -17,9 +18,19 @@ from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, 
 from flowrl.pipelines.lora import Policy, lora_shape
 from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
-from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
+from flowrl.rewards import Reward
+from flowrl.rewards.actors.ray_rewards import (
+    RewardWorkers,
+    Started,
+    WorkerReward,
+    find_workers,
+    goes_to_workers,
+    start_workers,
+)
+from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
+from flowrl.rewards.specs import checked_reward
 from flowrl.samplers import Kernel
-from flowrl.training.devices import device_kind
+from flowrl.training.devices import device_kind, on_main
 from flowrl.training.prompting import RunPrompts, encode_all
 from flowrl.training.sampler_checks import kernel_of
 from flowrl.trajectory import Schedule
@@ -156,11 +167,39 @@ def read_run_prompts(settings: PromptsConfig) -> RunPrompts:
 
 
 def load_rewards(config: TrainConfig, device: torch.device) -> WeightedSum:
-    """The rewards that are trained on, as one."""
+    """The rewards that are trained on, as one; those that workers compute (`workers.rewards`) are asked there."""
     how = config.reward_aggregation
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
-    made = build_weighted_sum(config.rewards, device=device, merge=merge, partial=config.reward_partial)
+    if config.workers.rewards:
+        members = _members(config.rewards, _reward_workers(config, device), device)
+        made = sum_of(members, merge=merge, partial=config.reward_partial)
+    else:
+        made = build_weighted_sum(config.rewards, device=device, merge=merge, partial=config.reward_partial)
     return replace(made, dtype=config.reward_dtype)
+
+
+def _reward_workers(config: TrainConfig, device: torch.device) -> RewardWorkers:
+    """The workers of a run, which one of its processes starts, for this one."""
+    entries = [entry for entry in (*config.rewards, *config.eval.rewards) if goes_to_workers(entry)]
+    held: list[Started] = []
+
+    def start() -> Started:
+        held.append(start_workers(config.workers, entries, dtype=config.reward_dtype, device=device))
+        return replace(held[0], actors=())
+
+    started = on_main(start)
+    return find_workers(config.workers, entries, held[0] if held else started)
+
+
+def _members(
+    entries: Sequence[RewardConfig], workers: RewardWorkers, device: torch.device
+) -> list[tuple[Reward, RewardConfig]]:
+    """The reward of each entry: a worker's, or one of this process."""
+    parts = dict[Hashable, Any]()
+    return [
+        (workers.of(entry) if goes_to_workers(entry) else checked_reward(entry).build(device, parts), entry)
+        for entry in entries
+    ]
 
 
 def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
@@ -168,7 +207,12 @@ def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.d
 
     A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
     """
-    more = build_weighted_sum(config.eval.rewards, device=device) if config.eval.rewards else None
+    more: WeightedSum | None = None
+    workers = next((term.reward.workers for term in reward.terms if isinstance(term.reward, WorkerReward)), None)
+    if config.eval.rewards and workers is not None:
+        more = sum_of(_members(config.eval.rewards, workers, device))
+    elif config.eval.rewards:
+        more = build_weighted_sum(config.eval.rewards, device=device)
     trained = [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
     terms = [*trained, *(more.terms if more else ())]
     labels = [term.entry.label for term in terms]

@@ -46,16 +46,18 @@ class Scorer:
 
     def __init__(
         self, run: Run, pipeline: Pipeline, reward: WeightedSum, *, group_size: int, counters: dict[str, Any],
-        stages: Stages, beside: bool,
+        stages: Stages, beside: bool, askers: int = 4,
     ) -> None:  # fmt: skip
-        """`counters` are the run's (`images` is counted here); `beside` says that pieces are scored in a thread."""
+        """`counters` are the run's (`images` is counted here); `beside` says that pieces are scored in a thread,
+        `askers` how many rewards may wait for another program at a time.
+        """
         self.run, self.pipeline, self.reward, self.group_size = run, pipeline, reward, group_size
         self.counters, self.stages, self.beside = counters, stages, beside
         self.trained = {
             term.key: cast(TrainedReward, term.reward) for term in reward.terms if term.reward.kind == "adversarial"
         }
         # Few threads, since each reward asks many questions at once by itself.
-        self.executor = ThreadPoolExecutor(max_workers=4, thread_name_prefix="reward")
+        self.executor = ThreadPoolExecutor(max_workers=askers, thread_name_prefix="reward")
         self.seen: list[RewardInputs] = []  # this iteration's images, for rewards that learn
         self.errors: Counter[str] = Counter()  # why this iteration's images failed, on this process
         self.looks: list[tuple[Tensor, Look]] = []  # at this iteration's images, with their groups, on this process

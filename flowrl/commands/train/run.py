@@ -12,12 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.cluster import disconnect
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.failures import explain, told
 from flowrl.files import LOCK
 from flowrl.training.run_folder import refuse_taken
-from flowrl.training.seal import ALLOW, RESUME_KEYS, inputs_of
+from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 
 if TYPE_CHECKING:
     from flowrl.pipelines import ModelFamily
@@ -84,6 +85,8 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
         raise KeyboardInterrupt(f"Stopped at once. {_way_on(run.folder)}" if run.main else "") from stop
     except (Exception, SystemExit) as error:  # whatever it is, a library's sys.exit too: the run stays in order
         raise ValueError(_failed(error, run, resumed=resumed, kept=kept)) from error
+    finally:
+        disconnect()
     run.finish(finished=finished)
     if run.main:
         from flowrl.commands.report.run import write_report
@@ -203,7 +206,8 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
     if not given[-1]:
         raise ValueError("resume= names no run: write resume=RUN, or leave it out to start a run")
     keys = {text.partition("=")[0] for text in overrides}
-    other = [] if ALLOW in keys else [text for text in overrides if text.partition("=")[0] not in RESUME_KEYS]
+    changed = [text for text in overrides if text.partition("=")[0] not in RESUME_KEYS]
+    other = [] if ALLOW in keys else [text for text in changed if not MOVED.fullmatch(text.partition("=")[0])]
     if config_name is not None or other:
         raise ValueError(
             f"resume={given[-1]} continues a run with its own configuration, so {config_name or other[0]!r} has no "
@@ -228,6 +232,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     Raises:
         ValueError: says what was given, what is allowed and what to change.
     """
+    from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, num_launched
     from flowrl.training.mesh import check_parallel, data_ranks
@@ -253,6 +258,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     if config.eval.rewards:
         validate_reward_specs(config.eval.rewards)
     check_rewards(config)
+    check_reward_workers(config.workers, config.rewards, config.recipe)
     check_sampler(config.sampler)
     recipe_of(config).check(config)
     known = check_pipeline(config.pipeline)
