@@ -31,6 +31,8 @@ class Pipeline(Protocol):
     """Folder or hub id that was loaded."""
     denoiser: nn.Module
     """The denoising network, or a ModuleDict of several; LoRA is added to it."""
+    experts: dict[str, Any]
+    """The networks of `denoiser` by the names of their parts in a stock folder."""
     lora_targets: tuple[str, ...]
     """The family's published LoRA targets."""
     latent_shape: tuple[int, ...]

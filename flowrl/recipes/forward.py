@@ -79,7 +79,7 @@ class Images:
 def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
     objective, decays = objective_of(config), slot_decays(config)
-    loop = Loop(config, run, prompts, slots=tuple(decays))
+    loop = Loop(config, run, prompts, slots=tuple(decays), needs_reference=objective.method.needs_reference)
     kernel, schedule = sampler_of(config.sampler, loop.pipeline)
     blocks = torch.arange(loop.geometry.images_per_process).split(micro_batch_size(config, run.world))
     for iteration in loop:
@@ -208,7 +208,7 @@ def match(
                 old = velocity(x, sigma, timestep)
         if method.needs_reference or loop.config.kl_coef > 0:
             scale = options.reference_guidance_scale
-            with loop.policy.under("reference"):
+            with loop.policy.under(loop.reference_slot):
                 guided = loop.velocity(cond, options.guidance_scale if scale is None else scale)
                 reference = guided(x, sigma, timestep)
     with loop.network.counting("update"):

@@ -102,6 +102,11 @@ def check(config: TrainConfig) -> None:
             f"objective {name!r}: reference_guidance_scale is set, but no reference is evaluated: set kl_coef above 0, "
             "or remove the option"
         )
+    if method.needs_reference and config.kl_reference != "base":
+        raise ValueError(
+            f"objective {name!r} compares with the model as it was loaded, and kl_reference is {config.kl_reference}: "
+            "a run evaluates one reference, so remove kl_reference"
+        )
     if sampler.kernel != "ode":
         raise ValueError(
             f"recipe forward needs no density of the sampler and samples by the ODE, got sampler.kernel "

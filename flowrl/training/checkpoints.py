@@ -20,6 +20,8 @@ import torch
 from flowrl.files import read_json, write_atomically
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.saved_model import MODEL, put_back
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.training.manifest import read_manifest
 
 _STATE, _SEAL = "state.pt", "checkpoint.json"
@@ -171,14 +173,15 @@ def remove_halves(run_folder: Path) -> None:
         number = old.name.removeprefix(".").removesuffix(".old")
         if not (old.parent / number).exists():
             old.replace(old.parent / number)
-    staged = [run_folder / name for name in (_STAGED, ".lora.keeping", ".lora.restoring")]
+    put_back(run_folder / MODEL)
+    staged = [run_folder / name for name in (_STAGED, ".shipped.keeping", ".shipped.restoring")]
     for path in [*staged, *(run_folder / "checkpoints").glob(".[0-9]*")]:
         shutil.rmtree(path, ignore_errors=True)
     for path in run_folder.rglob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
-def restore(state: dict[str, Any], policy: Policy, optimizer: torch.optim.Optimizer) -> int:
+def restore(state: dict[str, Any], policy: TrainedWeights, optimizer: torch.optim.Optimizer) -> int:
     """Puts a checkpoint back; returns the number of finished iterations.
 
     The optimizer keeps the learning rate and its like that it was made with: they are settings, not state.
@@ -199,7 +202,7 @@ def restore(state: dict[str, Any], policy: Policy, optimizer: torch.optim.Optimi
         raise CheckpointError(
             f"the checkpoint holds other weights than the configuration asks for ({_first_line(error)}): what is "
             "trained (policy.*, recipe, pipeline.model) cannot change within a run; start a new one, from its LoRA by "
-            "policy.init_lora"
+            "policy.init_lora, or from its model by pipeline.model"
         ) from error
     for group, values in zip(optimizer.param_groups, settings, strict=True):
         group.update(values)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.placement import sent, widened
 from flowrl.prompts.loading import EvalItem, Prompt
 from flowrl.prompts.loading import spread as places
@@ -48,8 +48,8 @@ class BaseSide:
 
 @torch.no_grad()
 def base_sides(
-    pipeline: Pipeline, policy: Policy, items: Sequence[EvalItem], schedule: Schedule, *, scale: float, seed: int,
-    batch_size: int = KL_PROMPTS, in_step: Sequence[EvalItem] | None = None,
+    pipeline: Pipeline, policy: TrainedWeights, items: Sequence[EvalItem], schedule: Schedule, *, scale: float,
+    seed: int, batch_size: int = KL_PROMPTS, in_step: Sequence[EvalItem] | None = None,
 ) -> list[BaseSide]:  # fmt: skip
     """The base's side of `KL_TEXT`, which training does not change; start noise as in the evaluation, whose `seed` it
     takes. `batch_size` prompts are run at once.
@@ -67,7 +67,7 @@ def base_sides(
 
 @torch.no_grad()
 def velocity_distances(
-    pipeline: Pipeline, policy: Policy, sides: Sequence[BaseSide], schedule: Schedule, *, scale: float,
+    pipeline: Pipeline, policy: TrainedWeights, sides: Sequence[BaseSide], schedule: Schedule, *, scale: float,
     slot: str = "policy",
 ) -> list[float]:  # fmt: skip
     """`KL_TEXT` of the weights of a slot, times its number of prompts, for each part of the base's side."""
@@ -116,7 +116,7 @@ def _guided(pipeline: Pipeline, prompts: Sequence[Prompt], scale: float) -> Velo
     return guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), scale)
 
 
-def _under(policy: Policy, slot: str, velocity: Velocity) -> Velocity:
+def _under(policy: TrainedWeights, slot: str, velocity: Velocity) -> Velocity:
     """The velocity function with the weights of a slot."""
 
     def run(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:

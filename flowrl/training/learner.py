@@ -1,7 +1,7 @@
 """Parts of a learner: gradient sums, statistics over rows and processes.
 
 Everything that is summed here is summed in float64, so that neither the number of micro-batches nor that of processes
-shows in the result.
+shows in the result; but for the gradients of a network's own weights.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from flowrl.config.sections import OptimConfig
-from flowrl.pipelines.lora import Policy
-from flowrl.placement import sent_wide, widest
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
+from flowrl.placement import sent_wide
 from flowrl.samplers import Network
 from flowrl.samplers.guidance import recomputing
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning
 
 
-def make_optimizer(settings: OptimConfig, policy: Policy) -> torch.optim.Optimizer:
+def make_optimizer(settings: OptimConfig, policy: TrainedWeights) -> torch.optim.Optimizer:
     """AdamW on the policy's weights, with a constant learning rate."""
     return torch.optim.AdamW(
         policy.parameters.values(), lr=settings.lr, betas=settings.betas, eps=settings.eps,
@@ -33,6 +33,7 @@ def make_optimizer(settings: OptimConfig, policy: Policy) -> torch.optim.Optimiz
 
 _FIRST_SCALE_LOG2 = 14  # of float16 losses
 _SCALE_RISES_AFTER = 2000  # updates without overflow, GradScaler's growth_interval
+_JOINED = 2**28  # bytes of gradients that travel together
 _EVALUATIONS = ("rollout", "completion", "update", "reference", "backward")  # what evaluations are counted as
 
 
@@ -115,16 +116,16 @@ class NetworkCounter:
 
 
 class GradientSum:
-    """Sum of the gradients of micro-batches, in float64.
+    """Sum of the gradients of micro-batches: of a LoRA in float64, of a network's own weights in float32.
 
     float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it.
     The power falls by one where a gradient overflows, and that update is left out; it rises by one after 2000 updates
     in a row, as in torch's GradScaler. It is kept in `counters` and so in checkpoints.
     """
 
-    def __init__(self, policy: Policy, counters: dict[str, Any], *, scale_loss: bool) -> None:
-        self.parameters = list(policy.parameters.values())
-        self.total = [torch.zeros_like(p, dtype=widest(p.device)) for p in self.parameters]
+    def __init__(self, policy: TrainedWeights, counters: dict[str, Any], *, scale_loss: bool) -> None:
+        self.policy, self.trained = policy, policy.trained
+        self.total = [torch.zeros_like(p, dtype=policy.sum_dtype(p.device)) for p in self.trained]
         self.counters, self.scale_loss = counters, scale_loss
         counters.setdefault("loss_scale_log2", _FIRST_SCALE_LOG2 if scale_loss else 0)
         if scale_loss:
@@ -133,7 +134,7 @@ class GradientSum:
     def add(self, loss: Tensor) -> None:
         """Back-propagates a loss and adds its gradient."""
         scale = 2.0 ** self.counters["loss_scale_log2"]
-        gradients = torch.autograd.grad(loss if scale == 1 else loss * scale, self.parameters, allow_unused=True)
+        gradients = torch.autograd.grad(loss if scale == 1 else loss * scale, self.trained, allow_unused=True)
         known = [(total, own) for total, own in zip(self.total, gradients, strict=True) if own is not None]
         if known:
             totals, own = (list(column) for column in zip(*known, strict=True))
@@ -148,14 +149,18 @@ class GradientSum:
         Raises:
             ValueError: the gradient is not finite; the weights are left as they were.
         """
-        flat = run.total_gradient(torch.cat([total.flatten() for total in self.total]))
-        if self.counters["loss_scale_log2"] > 0 and not bool(torch.isfinite(flat).all()):
+        if run.processes > 1:
+            self._join(run)
+        overflowed = self.counters["loss_scale_log2"] > 0 and not bool(
+            torch.stack([torch.isfinite(total).all() for total in self.total]).all()
+        )
+        if overflowed:
             self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] - 1, "loss_scale_held": 0}
             return None
-        pieces = flat.split([p.numel() for p in self.parameters])
-        for parameter, piece in zip(self.parameters, pieces, strict=True):
-            parameter.grad = piece.view_as(parameter).float()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        parameters = list(self.policy.parameters.values())
+        for parameter, total in zip(parameters, self.total, strict=True):
+            parameter.grad = total.to(parameter.device, torch.float32)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         if not bool(torch.isfinite(norm)):
             raise ValueError(
                 f"iteration {iteration}: the gradient is not finite, so no step was taken: lower optim.lr or "
@@ -163,11 +168,25 @@ class GradientSum:
             )
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        self.policy.settle()
         if self.scale_loss:
             self.counters["loss_scale_held"] += 1
             if self.counters["loss_scale_held"] == _SCALE_RISES_AFTER:
                 self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] + 1, "loss_scale_held": 0}
         return norm
+
+    def _join(self, run: Run) -> None:
+        """Replaces the sums by those over all processes, some hundred million bytes at a time."""
+        first, most = 0, _JOINED // self.total[0].element_size()
+        while first < len(self.total):
+            last, count = first + 1, self.total[first].numel()
+            while last < len(self.total) and count + self.total[last].numel() <= most:
+                count, last = count + self.total[last].numel(), last + 1
+            part = self.total[first:last]
+            flat = run.total_gradient(torch.cat([total.flatten() for total in part]))
+            for total, piece in zip(part, flat.split([total.numel() for total in part]), strict=True):
+                total.copy_(piece.view_as(total))
+            first = last
 
 
 class Statistics:

@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
-from flowrl.pipelines.lora import refuse_not_finite
+from flowrl.pipelines.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
 from flowrl.pipelines.weights.parallelize import shard_denoiser
+from flowrl.pipelines.weights.saved_model import MODEL, save_model
 from flowrl.placement import sent
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
@@ -64,19 +65,25 @@ from flowrl.training.watchdog import (
     MOSTLY,
     evaluation_warnings,
     iteration_warnings,
-    keep_good_lora,
+    keep_good,
     largest_weight,
-    put_back_good_lora,
+    put_back_good,
     say,
     stop_on_absurd_weights,
 )
 from flowrl.trajectory import Conditioning
 
+COPY = "copy"
+"""The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
+
 
 class Loop:
     """A run's parts and its course. Iterate over it; `finished` tells afterwards whether it came to its end."""
 
-    def __init__(self, config: TrainConfig, run: Run, prompts: RunPrompts, *, slots: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: TrainConfig, run: Run, prompts: RunPrompts, *, slots: Sequence[str] = (),
+        needs_reference: bool = False,
+    ) -> None:  # fmt: skip
         """Loads everything, continues from the newest checkpoint if there is one.
 
         Args:
@@ -84,6 +91,7 @@ class Loop:
             run: its folder and processes.
             prompts: to train on and to evaluate on.
             slots: copies of the policy that the recipe keeps, besides the average.
+            needs_reference: whether its objective reads the network before training, besides KL and evaluations.
         """
         self.config, self.run, self.prompts = config, run, prompts
         self.geometry = config.resolve_batch(run.world)
@@ -100,11 +108,14 @@ class Loop:
             tell_cut_prompts(self.pipeline, prompts)
         check_groups(config.group_size, self.geometry, reward)
         self.measured = evaluation_rewards(config, reward, run.device)
-        for slot in slots:
+        for slot in (*slots, *([COPY] if isinstance(config.kl_reference, int) else [])):
             self.policy.add_slot(slot)
         self.drawn = at_eval_size(config, self.pipeline)  # what evaluations draw with
         if config.pipeline.free_text_encoders:
             encode_everything(self.pipeline, self.drawn, prompts)
+        evaluates = bool(config.eval_every or config.budget.evals)
+        if needs_reference or evaluates or (config.kl_coef > 0 and self.reference_slot == "reference"):
+            self.policy.keep_reference()
         self.optimizer = make_optimizer(config.optim, self.policy)
         state = run.load_checkpoint({"model": model_of(config), "rewards": versions_of(reward, self.measured)})
         self.first = 0 if state is None else restore(state, self.policy, self.optimizer)
@@ -134,10 +145,10 @@ class Loop:
         self.iteration = self.first
         self.finished = False
         self._base: list[BaseSide] | None = None  # of this process's prompts, from the first evaluation on
-        self._saved = -1  # finished iterations of the weights that `lora/` holds, where this process wrote it
+        self._saved = -1  # finished iterations of the weights that are shipped, where this process wrote it
         run.begin(self.first, attention=self.pipeline.attention)
         if state is not None:  # what lies there may be of a later iteration, or of none
-            self._save_lora(self.first)
+            self._save_trained(self.first)
 
     def __iter__(self) -> Iterator[int]:
         config, run, budget = self.config, self.run, self.budget
@@ -159,6 +170,8 @@ class Loop:
                 self.iteration = iteration
                 self._before = deepcopy(self.counters), deepcopy(self.memory)
                 self._begun = time.perf_counter()
+                if COPY in self.policy.slots and iteration % int(config.kl_reference) == 0:
+                    self.policy.blend(COPY, 0.0)
                 yield iteration
                 advance(self._advance_note)
                 done, stop = iteration + 1, run.should_stop()
@@ -253,7 +266,7 @@ class Loop:
             if self._saved != self.iteration:
                 self.save(self.iteration)
         if constant > MOSTLY and self.run.main:
-            put_back_good_lora(self.run.folder)
+            put_back_good(self.run.folder)
         raise ValueError(reason)
 
     def gradient(self) -> GradientSum:
@@ -301,7 +314,7 @@ class Loop:
             row |= {f"memory/{stage}_gib": round(value, 3) for stage, value in memory.items()}
         if self.config.pipeline.dtype == "float16":
             row["loss_scale"] = 2.0 ** self.counters.get("loss_scale_log2", 0)
-        largest = largest_weight(self.policy.parameters.values())
+        largest = largest_weight(self.policy.parameters.values()) / self.policy.scale
         found = iteration_warnings(
             self.counters["watch"], row, self.scorer.reward_B, self.config, largest_weight=largest
         )  # fmt: skip
@@ -310,7 +323,7 @@ class Loop:
         # The weights that were saved have drawn images, finite ones and not of one colour.
         if self._saved == iteration and self.scorer.looks and "constant_images" not in found:
             self._keep_as_good()
-        stop_on_absurd_weights(self.run, iteration, largest)
+        stop_on_absurd_weights(self.run, iteration, largest, full=self.config.policy.train == "full")
         spent = f"  {self.budget.spent():.0%} of the budget" if self.config.budget.limits else ""
         reward = f"reward {row['reward']:.4g}  " if "reward" in row else ""  # offline pairs have none
         self._advance_note = f"{reward}{seconds:.1f} s/it{spent}"
@@ -321,6 +334,11 @@ class Loop:
         return float(self.run.gather(mine).max())
 
     # ---- evaluation, saving --------------------------------------------------------------------------------------
+
+    @property
+    def reference_slot(self) -> str:
+        """The weights that the KL is taken to."""
+        return {"base": "reference", "ema": "ema"}.get(str(self.config.kl_reference), COPY)
 
     @property
     def eval_slot(self) -> str:
@@ -372,7 +390,7 @@ class Loop:
         return True
 
     def save(self, done: int) -> None:
-        """Writes a checkpoint, and the LoRA for stock diffusers under `lora/`."""
+        """Writes a checkpoint, and for stock diffusers the LoRA under `lora/` or the model under `model/`."""
         state = {
             "iteration": done,
             "policy": self.policy.tensors(),
@@ -382,20 +400,23 @@ class Loop:
             "memory": self.memory,
             "rewards": {key: reward.state() for key, reward in self.scorer.trained.items()},
         }
-        self._save_lora(done)  # before the checkpoint: a run that is killed between the two writes both again
+        self._save_trained(done)  # before the checkpoint: a run that is killed between the two writes both again
         # The newest one has drawn nothing yet: the one before stays until it has.
         self.run.save_checkpoint(done, state, max(2, self.config.keep_checkpoints))
         if self.counters["evaluated"] == done:
             self._keep_as_good()
 
-    def _save_lora(self, done: int) -> None:
+    def _save_trained(self, done: int) -> None:
         if self.run.main:
             with self.policy.under(self.eval_slot):
-                save_lora(self.run.folder / "lora", self.pipeline, self.policy)
+                if isinstance(self.policy, Policy):
+                    save_lora(self.run.folder / "lora", self.pipeline, self.policy)
+                else:
+                    save_model(self.run.folder / MODEL, self.pipeline)
         self._saved = done
 
     def _keep_as_good(self) -> None:
-        """Notes that the newest checkpoint, and the LoRA beside it, have drawn finite images."""
+        """Notes that the newest checkpoint, and what is shipped with it, have drawn finite images."""
         if self.run.main:
-            keep_good_lora(self.run.folder)
+            keep_good(self.run.folder)
             prune(self.run.folder, self.config.keep_checkpoints)

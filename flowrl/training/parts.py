@@ -16,6 +16,8 @@ from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape
+from flowrl.pipelines.weights.full_weights import FullWeights
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards import Reward
@@ -38,21 +40,30 @@ from flowrl.trajectory import Schedule
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-Parts = tuple[Pipeline, Policy, WeightedSum]
+Parts = tuple[Pipeline, TrainedWeights, WeightedSum]
 """What a run trains with."""
 
 
 def load_parts(config: TrainConfig, device: torch.device) -> Parts:
-    """Pipeline, LoRA policy (with its slots) and rewards."""
+    """Pipeline, policy (with its slots) and rewards."""
     refuse_unable(config.reward_dtype, device, "reward_dtype")
     pipeline = load_pipeline(config.pipeline, device)
-    rank, alpha, targets = lora_of(config.policy, pipeline.lora_targets)
-    policy = Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed)
-    if config.policy.init_lora is not None:
-        policy.initialise_from(resolve_path(config.policy.init_lora))
+    policy = load_policy(config, pipeline)
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
     return pipeline, policy, load_rewards(config, device)
+
+
+def load_policy(config: TrainConfig, pipeline: Pipeline) -> TrainedWeights:
+    """What is trained of a loaded pipeline: its denoiser's own weights, or a LoRA on them."""
+    settings = config.policy
+    if settings.train == "full":
+        return FullWeights(pipeline.denoiser, targets=settings.target_modules, offload=config.optim.offload)
+    rank, alpha, targets = lora_of(settings, pipeline.lora_targets)
+    policy = Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed)
+    if settings.init_lora is not None:
+        policy.initialise_from(resolve_path(settings.init_lora))
+    return policy
 
 
 def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float, Sequence[str]]:

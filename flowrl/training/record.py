@@ -117,9 +117,9 @@ class Record:
         )  # fmt: skip
 
     def reference(self, rows: Rows) -> Transition:
-        """The transition that the reference policy gives."""
+        """The transition that the policy of `kl_reference` gives."""
         policy, network = self.loop.policy, self.loop.network
-        with torch.no_grad(), policy.under("reference"), network.counting("reference"):
+        with torch.no_grad(), policy.under(self.loop.reference_slot), network.counting("reference"):
             return self.replay(rows)
 
     def kl(self, new: Transition, reference: Transition, step_size: float) -> Tensor:

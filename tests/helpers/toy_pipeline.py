@@ -118,6 +118,7 @@ class Toy:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.denoiser: nn.Module = Net().to(device)
+        self.experts: dict[str, Any] = {"transformer": self.denoiser}
 
     def encode(self, prompts: Sequence[str], sources: Any = None) -> Conditioning:
         text = torch.stack([counter_normal((4,), "text", prompt) for prompt in prompts])

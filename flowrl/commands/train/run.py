@@ -232,6 +232,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     Raises:
         ValueError: says what was given, what is allowed and what to change.
     """
+    from flowrl.pipelines.weights.full_checks import check_full
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, num_launched
@@ -261,9 +262,12 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     check_reward_workers(config.workers, config.rewards, config.recipe)
     check_sampler(config.sampler)
     recipe_of(config).check(config)
-    known = check_pipeline(config.pipeline)
-    rank, _, _ = lora_of(config.policy, known.lora_targets)
-    known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
+    known, location = check_pipeline(config.pipeline), model_location(config.pipeline.model)
+    if config.policy.train == "full":
+        check_full(config, known, location)
+    else:
+        rank, _, _ = lora_of(config.policy, known.lora_targets)
+        known.check(location, config.policy.target_modules or known.lora_targets, rank)
     _check_negative(config, known)
     check_attention(config.pipeline, known, here=here)
     check_split(config, known)
