@@ -19,7 +19,7 @@ After each pass through the body, where it is due and in this order:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import Any
@@ -32,15 +32,14 @@ from flowrl.pipelines.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
 from flowrl.pipelines.weights.parallelize import shard_denoiser
 from flowrl.pipelines.weights.saved_model import MODEL, save_model
-from flowrl.placement import sent
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
-from flowrl.randomness import Part, counter_seed, sample_normals
+from flowrl.randomness import counter_seed
 from flowrl.rewards import RewardOutput
-from flowrl.samplers import Velocity
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
+from flowrl.training.drawing import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
 from flowrl.training.in_step import Shards, shards_of
@@ -55,7 +54,7 @@ from flowrl.training.parts import (
     load_parts,
     tell_cut_prompts,
 )
-from flowrl.training.prompting import RunPrompts, encode_prompts, guided
+from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.training.reward_watch import RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
@@ -71,13 +70,12 @@ from flowrl.training.watchdog import (
     say,
     stop_on_absurd_weights,
 )
-from flowrl.trajectory import Conditioning
 
 COPY = "copy"
 """The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
 
 
-class Loop:
+class Loop(Draws):
     """A run's parts and its course. Iterate over it; `finished` tells afterwards whether it came to its end."""
 
     def __init__(
@@ -93,7 +91,7 @@ class Loop:
             slots: copies of the policy that the recipe keeps, besides the average.
             needs_reference: whether its objective reads the network before training, besides KL and evaluations.
         """
-        self.config, self.run, self.prompts = config, run, prompts
+        self.config, self.run, self.prompts, self.device = config, run, prompts, run.device
         self.geometry = config.resolve_batch(run.world)
         parts: Parts = load_parts(config, run.device) if run.parts is None else run.parts
         self.pipeline, self.policy, reward = parts
@@ -128,6 +126,7 @@ class Loop:
             )
             self.counters |= state["counters"]
             self.memory = state.get("memory", {})
+        self.ahead: dict[int, Sequence[int]] = {}  # what workers draw of later iterations: their tickets
         self.stages = Stages(run.device)
         self.budget = Budget(
             config.budget, self.counters, num_iterations=config.num_iterations, eval_every=config.eval_every
@@ -209,26 +208,6 @@ class Loop:
         )  # fmt: skip
         group = torch.arange(own.start, own.stop) // config.group_size
         return Batch(iteration=iteration, own=own, group=group, asked=asked)
-
-    def velocity(self, cond: Conditioning, scale: float | None = None) -> Velocity:
-        """The guided, counted velocity of the weights that the network runs under."""
-        scale = self.config.sampler.guidance_scale if scale is None else scale
-        return guided(self.pipeline, self.network, cond, scale, self.config.sampler.train_negative)
-
-    def normals(self, tag: str, batch: Batch, places: Sequence[tuple[int, ...]]) -> Tensor:
-        """Standard normal latents `[b, *latent]`, each a function of (seed, tag, iteration, its place)."""
-        keys: list[tuple[Part, ...]] = [(self.config.seed, tag, batch.iteration, *place) for place in places]
-        return sent(sample_normals(self.pipeline.latent_shape, keys), self.run.device)
-
-    def start_noise(self, batch: Batch, images: range) -> Tensor:
-        """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""
-        size, same = self.config.group_size, self.config.same_latent
-        return self.normals("start", batch, [(i // size, 0 if same else i % size) for i in images])
-
-    def step_noise(self, batch: Batch, images: range) -> Callable[[int], Tensor]:
-        """Step noise of some images: a function of (seed, iteration, group, image in the group, step)."""
-        size = self.config.group_size
-        return lambda step: self.normals("step", batch, [(i // size, i % size, step) for i in images])
 
     def trains_policy(self, iteration: int) -> bool:
         """Whether the policy is updated in this iteration, or only a jointly trained reward learns."""

@@ -72,7 +72,7 @@ class Run:
 
     def __init__(
         self, folder: Path, config: TrainConfig, *, name: str, inputs: Mapping[str, Any], resumed: bool,
-        parts: Any = None,
+        parts: Any = None, rollouts: Any = None,
     ) -> None:  # fmt: skip
         """Opens a run folder.
 
@@ -83,6 +83,7 @@ class Run:
             inputs: what the run is made with, `flowrl.training.seal.inputs_of`.
             resumed: whether the folder holds a run to continue.
             parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
+            rollouts: workers that draw for this process (`flowrl.training.drawing.DrawsElsewhere`), where it has any.
 
         Raises:
             ValueError: the device is not there, processes were given different inputs, or those of a resumed run have
@@ -96,7 +97,7 @@ class Run:
         # `rank`-th, and the first of each speaks for it.
         self.rank, within = divmod(self.accelerator.process_index, self.layout.context)
         self.world, self.first = self.layout.data, within == 0
-        self.folder, self.started, self.parts = folder, time.time(), parts
+        self.folder, self.started, self.parts, self.rollouts = folder, time.time(), parts, rollouts
         self.stop_requested = False
         self.begun = False  # whether the folder of a run that is continued may have changed
         self._config, self._resumed = config, resumed

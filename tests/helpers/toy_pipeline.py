@@ -269,7 +269,7 @@ class QuickRun:
 
     device, main, rank, world = torch.device("cpu"), True, 0, 1
     processes, first, layout = 1, True, Layout()
-    stop_requested, parts = False, None
+    stop_requested, parts, rollouts = False, None, None
 
     def __init__(self, folder: Path) -> None:
         self.accelerator, self.folder, self.logged = _accelerator(), folder, list[dict[str, Any]]()
