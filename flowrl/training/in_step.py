@@ -52,7 +52,7 @@ class Shards:
 
 def shards_of(settings: ParallelConfig, run: Run) -> Shards | None:
     """The processes that share a copy with this one; None where each has the whole."""
-    layout = layout_of(settings, run.world)
+    layout = layout_of(settings, run.accelerator.num_processes)
     if layout.shard == 1:
         return None
     return Shards(device_mesh(layout, run.device.type)["shard"], run.device)
