@@ -392,7 +392,6 @@ class FamilyPipeline:
         self.experts: dict[str, Any] = dict(denoisers)
         parts = list(denoisers.values())
         self.denoiser: nn.Module = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
-        self.needed: Callable[[list[bool]], list[bool]] = list  # of experts for what is at hand: those to be called
         self.lora_targets = family.lora_targets
         count = family.count_sources
         self.num_sources: tuple[int, int] = count(card, options) if count else family.num_sources or (0, 0)

@@ -91,7 +91,9 @@ class Loop:
         held: dict[str, Any] = {}
         if self.shards is not None:
             whole = bytes_held(self.pipeline.denoiser)
-            shard_denoiser(self.pipeline, self.shards.mesh, self.policy.parameters.values(), self.shards.any_needs)
+            shard_denoiser(
+                self.pipeline.denoiser, self.shards.mesh, self.policy.parameters.values(), self.shards.any_needs
+            )
             held = {"denoiser_bytes": {"whole": whole, "held": bytes_held(self.pipeline.denoiser)}}
         if run.main:
             tell_cut_prompts(self.pipeline, prompts)
