@@ -10,8 +10,8 @@ tokens of its heads, after it back.
 The exchange here stands in place of diffusers', which keeps queries and keys in float32 beside values of 16 bits where
 autocast has norms in float32, so that its backward pass, out of autocast's reach, refuses them; it also computes
 torch's attention a second time there, and knows only kernels of its own list. Here every kernel of
-`pipeline.attention` runs as on one process, with its own backward pass. Both directions of an exchange move numbers and compute nothing, so that
-forward passes are those of one process up to the rounding of products with fewer rows.
+`pipeline.attention` runs as on one process, with its own backward pass. An exchange moves numbers and computes nothing
+either way, so that forward passes are those of one process up to the rounding of products with fewer rows.
 
 Gradients: what is joined behind the last layer is split again on the way back, and not added up. The gradients of a
 group's processes add up to those of one process, see `flowrl.training.run.Run.total_gradient`.
