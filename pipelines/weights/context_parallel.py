@@ -122,8 +122,8 @@ class _Split(Protocol):
     _parallel_config: Any
 
 
-def _refuse_heads(network: nn.Module, context: int) -> None:
-    heads = int(network.config.num_attention_heads)  # type: ignore[union-attr]
+def _refuse_heads(network: Any, context: int) -> None:
+    heads = int(network.config.num_attention_heads)
     if heads % context:
         raise ValueError(
             f"parallel.context={context} processes share the heads of attention, and {heads} heads do not divide by "
