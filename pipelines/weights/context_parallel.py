@@ -28,7 +28,7 @@ import torch
 from diffusers.hooks.context_parallel import apply_context_parallel
 from diffusers.models import attention_dispatch
 from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional as F
