@@ -390,6 +390,7 @@ class FamilyPipeline:
         self.pipe: Any = pipe
         self.model, self.dtype, self.device, self.attention = card.model, dtype, device, "native"
         self.experts: dict[str, Any] = dict(denoisers)
+        self.context = 1  # processes that share the tokens of an image
         parts = list(denoisers.values())
         self.denoiser: nn.Module = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
         self.lora_targets = family.lora_targets

@@ -245,6 +245,8 @@ class TrainConfig:
     def resolve_batch(self, num_processes: int) -> Geometry:
         """Split the images of one iteration over processes, rollout batches, updates and micro batches.
 
+        Processes that share the tokens of an image (``parallel.context``) count as one here.
+
         Raises:
             ConfigError: something does not divide; only sizes that were given can be at fault, defaults always fit.
         """

@@ -11,7 +11,7 @@ from flowrl.config.train import BATCH_LIMIT, TrainConfig
 from flowrl.objectives.forward_losses import FORWARD, Loss, Method, old_decay
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages
-from flowrl.training.devices import num_launched
+from flowrl.training.mesh import data_ranks
 
 _SAMPLING_DECAY = "delayed"  # of crd's second copy, as published
 
@@ -116,7 +116,7 @@ def check(config: TrainConfig) -> None:
     check_times(config)
     for kind in slot_decays(config).values():
         decay_of(config, kind, 0)
-    micro_batch_size(config, num_launched())
+    micro_batch_size(config, data_ranks(config))
 
 
 def readers_of_times(times: TimesConfig) -> list[str]:

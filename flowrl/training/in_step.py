@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from flowrl.training.mesh import device_mesh, layout_of
+from flowrl.training.mesh import device_mesh
 from flowrl.training.run import Run
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-    from flowrl.config.sections import ParallelConfig
 
 T = TypeVar("T")
 
@@ -50,12 +48,11 @@ class Shards:
         return {key: max(each.get(key, 0) for each in found) for key in keys}
 
 
-def shards_of(settings: ParallelConfig, run: Run) -> Shards | None:
+def shards_of(run: Run) -> Shards | None:
     """The processes that share a copy with this one; None where each has the whole."""
-    layout = layout_of(settings, run.accelerator.num_processes)
-    if layout.shard == 1:
+    if run.layout.shard == 1:
         return None
-    return Shards(device_mesh(layout, run.device.type)["shard"], run.device)
+    return Shards(device_mesh(run.layout, run.device.type)["shard"], run.device)
 
 
 def in_step(

@@ -78,7 +78,7 @@ class NetworkCounter:
     def join(self, run: Run) -> None:
         """Adds the evaluations of all processes since the last call to the totals; every process calls it."""
         mine = torch.tensor([self._own[kind] for kind in _EVALUATIONS], device=run.device)
-        for kind, count in zip(_EVALUATIONS, run.accelerator.reduce(mine, reduction="sum").tolist(), strict=True):
+        for kind, count in zip(_EVALUATIONS, run.total(mine).tolist(), strict=True):
             if count:
                 self._counters[f"nfe/{kind}"] = self._counters.get(f"nfe/{kind}", 0) + count
             self._own[kind] = 0
@@ -138,9 +138,7 @@ class GradientSum:
         Raises:
             ValueError: the gradient is not finite; the weights are left as they were.
         """
-        flat = torch.cat([total.flatten() for total in self.total])
-        if run.world > 1:
-            flat = run.accelerator.reduce(flat, reduction="sum")
+        flat = run.total_gradient(torch.cat([total.flatten() for total in self.total]))
         if self.counters["loss_scale_log2"] > 0 and not bool(torch.isfinite(flat).all()):
             self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] - 1, "loss_scale_held": 0}
             return None
@@ -225,7 +223,7 @@ class Statistics:
         self._read()
         names = list(self._sums)
         mine = torch.tensor([[self._sums[n], self._counts[n]] for n in names], dtype=torch.float64)
-        total = run.accelerator.reduce(sent_wide(mine, run.device), reduction="sum")
+        total = run.total(sent_wide(mine, run.device))
         result = {n: float(s / c) for n, (s, c) in zip(names, total.cpu(), strict=True) if c > 0}
         result |= {name: sum(values) / len(values) for name, values in self._shared.items()}
         return result | {name: self.largest_of_all(name, run) for name in sorted(self._largest)}
@@ -245,15 +243,6 @@ def _on_host(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 def total_of(run: Run, count: int) -> int:
     """The sum of a count over all processes."""
-    if run.world == 1:
+    if run.processes == 1:
         return count
-    return int(run.accelerator.reduce(torch.tensor(count, device=run.device)).item())
-
-
-def joined_lists(run: Run, mine: list[Any]) -> list[Any]:
-    """The lists of all processes, one after another."""
-    if run.world == 1:
-        return mine
-    from accelerate.utils import gather_object
-
-    return list(gather_object(mine))
+    return int(run.total(torch.tensor(count, device=run.device)).item())

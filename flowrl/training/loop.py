@@ -29,6 +29,7 @@ from torch import Tensor
 
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.lora import refuse_not_finite
+from flowrl.pipelines.weights.context_parallel import share_tokens
 from flowrl.pipelines.weights.parallelize import bytes_held, shard_denoiser
 from flowrl.placement import sent
 from flowrl.progress import progress
@@ -42,7 +43,8 @@ from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
 from flowrl.training.in_step import Shards, shards_of
-from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, joined_lists, make_optimizer
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, make_optimizer
+from flowrl.training.mesh import device_mesh
 from flowrl.training.parts import (
     Parts,
     at_eval_size,
@@ -87,7 +89,7 @@ class Loop:
         self.geometry = config.resolve_batch(run.world)
         parts: Parts = load_parts(config, run.device) if run.parts is None else run.parts
         self.pipeline, self.policy, reward = parts
-        self.shards: Shards | None = shards_of(config.parallel, run)
+        self.shards: Shards | None = shards_of(run)
         held: dict[str, Any] = {}
         if self.shards is not None:
             whole = bytes_held(self.pipeline.denoiser)
@@ -95,6 +97,8 @@ class Loop:
                 self.pipeline.denoiser, self.shards.mesh, self.policy.parameters.values(), self.shards.any_needs
             )
             held = {"denoiser_bytes": {"whole": whole, "held": bytes_held(self.pipeline.denoiser)}}
+        if run.layout.context > 1:
+            share_tokens(self.pipeline, device_mesh(run.layout, run.device.type)["context"])
         if run.main:
             tell_cut_prompts(self.pipeline, prompts)
         check_groups(config.group_size, self.geometry, reward)
@@ -360,7 +364,7 @@ class Loop:
                 in_step=None if self.shards is None else distinct[:share],
             )  # fmt: skip
         mine = velocity_distances(self.drawn, self.policy, self._base, schedule, scale=scale, slot=self.eval_slot)
-        row["eval/kl"] = sum(joined_lists(self.run, mine)) / len(distinct)
+        row["eval/kl"] = sum(self.run.joined(mine)) / len(distinct)
         row |= self.budget.row() | {"seconds/eval": round(time.perf_counter() - begun, 4)}
         held_out = len(settings.rewards)  # they come last of those that are measured
         names = self.measured.keys[-held_out:] if self.measured is not None and held_out else ()

@@ -1,6 +1,6 @@
-"""How the processes of a run lie: copies of the model (replicate), parts of one (shard), of a picture (context).
+"""How the processes of a run lie: copies of the model (replicate), parts of one (shard), of an image (context).
 
-Processes are numbered row by row, `rank = (replicate * S + shard) * C + context`: those that share a picture's tokens
+Processes are numbered row by row, `rank = (replicate * S + shard) * C + context`: those that share an image's tokens
 stand next to each other, then those that share a copy of the weights, so that both lie on one machine where it has
 enough cards, and only gradients and numbers travel between copies.
 """
@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from flowrl.config.sections import ParallelConfig
+from flowrl.training.devices import num_launched
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -33,6 +34,11 @@ class Layout:
     def world(self) -> int:
         """Processes."""
         return self.replicate * self.shard * self.context
+
+    @property
+    def data(self) -> int:
+        """Groups of processes that draw images of their own; those of a group draw the same ones together."""
+        return self.replicate * self.shard
 
     def place(self, rank: int) -> tuple[int, int, int]:
         """Where a process stands along each of `AXES`."""
@@ -61,6 +67,15 @@ def layout_of(settings: ParallelConfig, world: int) -> Layout:
             f"and {processes}: set parallel.replicate to {copies}, or leave it out"
         )
     return Layout(replicate=copies, shard=shard, context=context)
+
+
+def data_ranks(config: TrainConfig) -> int:
+    """Groups of processes that draw images of their own, of a run that is launched as this process was.
+
+    Where fewer were launched than one copy of the model takes, as for `flowrl plan`, they are those of one copy.
+    """
+    settings = config.parallel
+    return settings.shard * max(1, num_launched() // (settings.shard * settings.context))
 
 
 @cache
@@ -101,7 +116,7 @@ def check_parallel(config: TrainConfig, world: int | None) -> None:
         "pipeline.device=mps": pipeline.device == "mps"
         and "weights are split over CUDA devices or CPUs: set parallel.shard=1",
         f"parallel.context={settings.context}": settings.context > 1
-        and "weights and the tokens of a picture are not split at once yet: set one of the two to 1",
+        and "weights and the tokens of an image are not split at once yet: set one of the two to 1",
         f"workers.rollouts={config.workers.rollouts}": config.workers.rollouts > 0
         and "a worker that draws holds a whole model: set workers.rollouts=0, or parallel.shard=1",
     }

@@ -18,9 +18,9 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.devices import num_launched
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
+from flowrl.training.mesh import data_ranks
 from flowrl.training.parts import sampler_of
 from flowrl.training.scoring import Scoring
 from flowrl.trajectory import Sampled, Schedule, Trajectory
@@ -188,7 +188,7 @@ def tree_depth(leaves: int, children: int) -> int:
 
 def shared_sources(config: TrainConfig, method: Method) -> int:
     """Most latents that the transitions of one step start at, on one process of this run."""
-    images = config.num_images // num_launched()
+    images = config.num_images // data_ranks(config)
     if method.plan == "branches":
         return images // (config.credit.branches or config.group_size)
     return images // config.credit.children if method.plan == "tree" else images
@@ -213,7 +213,7 @@ def check_graphs(config: TrainConfig) -> None:
     Raises:
         ValueError: names the key.
     """
-    geometry, sampler = config.resolve_batch(num_launched()), config.sampler
+    geometry, sampler = config.resolve_batch(data_ranks(config)), config.sampler
     reasons = {
         f"updates_per_rollout is {config.updates_per_rollout}": config.updates_per_rollout > 1,
         f"micro_batch_size is {geometry.micro_batch_size} and rollout_batch_size {geometry.rollout_batch_size}":
@@ -245,7 +245,7 @@ def check_plan(config: TrainConfig, method: Method) -> None:
         flash_tail(sampler.num_steps, max(sampler.stochastic_range[1] - 1, *steps), sampler.flash_tail)
     if len(set(credit.strides)) != len(credit.strides):
         raise ValueError(f"credit.strides {list(credit.strides)} names a stride twice: give each once")
-    size, world = config.group_size, num_launched()
+    size, world = config.group_size, data_ranks(config)
     if not method.whole_paths and config.prompts_per_step % world:
         raise ValueError(
             f"credit method {name} samples a group as a whole on one process, so prompts_per_step "

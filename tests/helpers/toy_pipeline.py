@@ -34,6 +34,7 @@ from flowrl.recipes import grpo
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.samplers import Network, Velocity, build_schedule
 from flowrl.samplers.guidance import TrainNegative
+from flowrl.training.mesh import Layout
 from flowrl.training.parts import read_run_prompts
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -266,6 +267,7 @@ class QuickRun:
     """A `Run` of one process that keeps its rows in memory and writes nothing."""
 
     device, main, rank, world = torch.device("cpu"), True, 0, 1
+    processes, first, layout = 1, True, Layout()
     stop_requested, parts = False, None
 
     def __init__(self, folder: Path) -> None:
@@ -288,6 +290,15 @@ class QuickRun:
 
     def gather(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
+
+    def total(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def total_gradient(self, gradient: Tensor) -> Tensor:
+        return gradient
+
+    def joined(self, mine: list[Any]) -> list[Any]:
+        return mine
 
 
 def quick_run(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:

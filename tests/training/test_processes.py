@@ -9,8 +9,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from launched import on_two_processes
 from tiny_runs import TinyRuns, differences, metrics, state, tiny_runs
-from two_processes import TOLERANCE, close, on_two_processes, train_on_two
+from two_processes import TOLERANCE, close, train_on_two
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
@@ -165,12 +166,14 @@ import sys
 from types import SimpleNamespace
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from flowrl.rewards import RewardInputs
 from flowrl.training.scoring import Scorer
 from flowrl.training.stages import Stages
 
 accelerator = Accelerator(cpu=True)
-run = SimpleNamespace(world=accelerator.num_processes, rank=accelerator.process_index, device=accelerator.device)
+run = SimpleNamespace(processes=accelerator.num_processes, rank=accelerator.process_index, device=accelerator.device,
+                      joined=lambda mine: list(gather_object(mine)))
 
 class Drifting:
     kind, weight = "adversarial", torch.zeros(2)
