@@ -156,7 +156,7 @@ class Scorer:
         seen, self.seen = self.seen, []
         if not self.trained:
             return metrics
-        pixels = to_uint8(torch.cat([inputs.images for inputs in seen])) if seen else []
+        pixels = list(to_uint8(torch.cat([inputs.images for inputs in seen]))) if seen else []
         columns = [
             (prompt, metadata, group, number)
             for inputs in seen
@@ -270,10 +270,10 @@ def _of_first(run: Run, done: Sequence[RewardOutput]) -> RewardOutput:
     """
     if run.layout.context == 1:
         return joined(done)
-    output = moved(joined(done), torch.device("cpu")) if run.first else None
-    device = str(done[0].values.device.type) if run.first else ""
-    told, kind = run.of_first((output, device))
-    return moved(told, run.device if kind == run.device.type else torch.device("cpu"))
+    host = torch.device("cpu")
+    mine = [(moved(joined(done), host), done[0].values.device.type)] if run.first else []
+    [(output, kind)] = run.of_first(mine)
+    return moved(output, host if kind == "cpu" else run.device)
 
 
 def decoded_once(pipeline: Pipeline, latents: Tensor) -> Tensor:

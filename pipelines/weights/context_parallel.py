@@ -10,8 +10,8 @@ tokens of its heads, after it back.
 The exchange here stands in place of diffusers', which keeps queries and keys in float32 beside values of 16 bits where
 autocast has norms in float32, so that its backward pass, out of autocast's reach, refuses them; it also computes
 torch's attention a second time there, and knows only kernels of its own list. Here every kernel of
-`pipeline.attention` runs as on one process, with its own backward pass. Both directions of an exchange move numbers and compute nothing, so that
-forward passes are those of one process up to the rounding of products with fewer rows.
+`pipeline.attention` runs as on one process, with its own backward pass. An exchange moves numbers and computes nothing
+either way, so that forward passes are those of one process up to the rounding of products with fewer rows.
 
 Gradients: what is joined behind the last layer is split again on the way back, and not added up. The gradients of a
 group's processes add up to those of one process, see `flowrl.training.run.Run.total_gradient`.
@@ -28,7 +28,7 @@ import torch
 from diffusers.hooks.context_parallel import apply_context_parallel
 from diffusers.models import attention_dispatch
 from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional as F
@@ -98,7 +98,8 @@ def share_tokens(pipeline: Any, mesh: DeviceMesh) -> None:
     Raises:
         ValueError: the network's heads do not divide.
     """
-    pipeline.context = mesh.size()
+    for one in pipeline.sizes:
+        one.context = mesh.size()
     settings = ContextParallelConfig(ulysses_degree=mesh.size())
     # What its own `setup` finds in a mesh of the whole world.
     settings._flattened_mesh = settings._ulysses_mesh = mesh
@@ -122,8 +123,8 @@ class _Split(Protocol):
     _parallel_config: Any
 
 
-def _refuse_heads(network: nn.Module, context: int) -> None:
-    heads = int(network.config.num_attention_heads)  # type: ignore[union-attr]
+def _refuse_heads(network: Any, context: int) -> None:
+    heads = int(network.config.num_attention_heads)
     if heads % context:
         raise ValueError(
             f"parallel.context={context} processes share the heads of attention, and {heads} heads do not divide by "

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,27 +27,27 @@ from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+_ANYWHERE: WeakKeyDictionary[nn.Module, Callable[[list[bool]], list[bool]]] = WeakKeyDictionary()
+
 
 def shard_denoiser(
-    pipeline: Any, mesh: DeviceMesh, whole: Iterable[nn.Parameter], needed: Callable[[list[bool]], list[bool]]
+    network: nn.Module, mesh: DeviceMesh, whole: Iterable[nn.Parameter], anywhere: Callable[[list[bool]], list[bool]]
 ) -> None:
-    """Splits a pipeline's denoiser in place over a mesh of one dimension; this process's part moves to its device.
+    """Splits a denoiser in place over a mesh of one dimension; this process's part moves to the mesh's device.
 
     Units that are gathered together are the blocks that a network repeats, as for `pipeline.compile`, and the rest; of
     several experts each has units of its own, and one that is not called is not gathered.
 
     Args:
-        pipeline: of any family; its denoiser, or experts, with the LoRA.
+        network: a denoiser or a ModuleDict of experts, with its LoRA.
         mesh: of the processes that hold one copy between them.
         whole: parameters that each process keeps: the LoRA's.
-        needed: says of several experts which any process of the group calls, for whether this one would.
+        anywhere: of which experts this process would call, makes which any process of the group would: see `needed`.
     """
     from torch.distributed.fsdp import fully_shard
 
     # Of every block that returns a view: what follows a block in our families adds out of place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
-    pipeline.needed = needed
-    network: nn.Module = pipeline.denoiser
     kept, device = set(whole), torch.device(mesh.device_type)
     for parameter in kept:
         parameter.data = parameter.data.to(device)
@@ -54,11 +55,19 @@ def shard_denoiser(
     units = [*repeated_blocks(network), *experts]
     for unit in units:  # the rest of an expert after its blocks
         fully_shard(unit, mesh=mesh, reshard_after_forward=True, ignored_params=kept)
+    _ANYWHERE.update(dict.fromkeys(experts, anywhere))
+
+
+def needed(expert: nn.Module, flags: list[bool]) -> list[bool]:
+    """Which experts are called, for which of them this process would: where `expert` is split, those that any process
+    of its group would."""
+    return _ANYWHERE.get(expert, list)(flags)
 
 
 def bytes_held(network: nn.Module) -> int:
-    """Bytes of a network's weights on this process; of split ones those of its own part."""
+    """Bytes of a network's frozen weights on this process; of split ones those of its own part."""
     from torch.distributed.tensor import DTensor
 
-    parts: Iterable[Tensor] = (p.to_local() if isinstance(p, DTensor) else p for p in network.parameters())
+    frozen = (p for p in network.parameters() if not p.requires_grad)
+    parts: Iterable[Tensor] = (p.to_local() if isinstance(p, DTensor) else p for p in frozen)
     return sum(part.numel() * part.element_size() for part in parts)
