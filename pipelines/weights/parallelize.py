@@ -57,8 +57,9 @@ def shard_denoiser(
 
 
 def bytes_held(network: nn.Module) -> int:
-    """Bytes of a network's weights on this process; of split ones those of its own part."""
+    """Bytes of a network's frozen weights on this process; of split ones those of its own part."""
     from torch.distributed.tensor import DTensor
 
-    parts: Iterable[Tensor] = (p.to_local() if isinstance(p, DTensor) else p for p in network.parameters())
+    frozen = (p for p in network.parameters() if not p.requires_grad)
+    parts: Iterable[Tensor] = (p.to_local() if isinstance(p, DTensor) else p for p in frozen)
     return sum(part.numel() * part.element_size() for part in parts)

@@ -5,13 +5,12 @@ Three prompts of four images, so that a group is spread over both processes.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-from launched import on_two_processes
-from tiny_runs import TinyRuns, differences, lora_tensors, metrics, state, tiny_runs
+from tiny_runs import TinyRuns, differences, metrics, state, tiny_runs
+from two_processes import TOLERANCE, close, on_two_processes, train_on_two
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
@@ -21,7 +20,6 @@ SIZES = (
     "num_iterations=3", "prompts_per_step=3", "micro_batch_size=3", "rollout_batch_size=3", "keep_checkpoints=9",
     "kl_coef=0.1", "budget.nfe=100000",
 )  # fmt: skip
-TOLERANCE = 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -50,22 +48,10 @@ def _launch(runs: TinyRuns, *arguments: str) -> None:
     assert out.count("Report") == 1  # the main process alone speaks
 
 
-def _close(a: Path, b: Path) -> None:
-    for mine, theirs in zip(metrics(a), metrics(b), strict=True):
-        assert mine.keys() == theirs.keys()
-        for key in mine:
-            of_reward = abs(mine.get("reward", 0.0)) if key.startswith("reward") else 0.0
-            scale = max(1.0, abs(mine[key]), of_reward)  # rewards are hundreds
-            scale *= 5 if key == "diversity" else 1  # of images, which are decoded in other batches
-            assert abs(mine[key] - theirs[key]) <= TOLERANCE * scale, key
-    assert differences(lora_tensors(a), lora_tensors(b)) <= TOLERANCE
-    assert differences(state(a)["optimizer"]["state"], state(b)["optimizer"]["state"]) <= TOLERANCE
-
-
 @pytest.mark.slow
 def test_two_processes_train_what_one_trains(one: Path, two: Path) -> None:
     assert [row["ratio_first_deviation"] for row in metrics(two) if "reward" in row] == [0.0] * 3
-    _close(one, two)
+    close(one, two)
     assert (two / "samples" / "iteration_000003" / "0002.png").is_file()
 
 
@@ -75,7 +61,7 @@ def test_one_process_continues_what_two_began(runs: TinyRuns, one: Path, two: Pa
     shutil.copytree(two, run)
     shutil.rmtree(run / "checkpoints" / "000003")
     assert main(["train", f"resume={run}"]) == 0
-    _close(one, run)
+    close(one, run)
 
 
 @pytest.mark.slow
@@ -85,7 +71,7 @@ def test_two_processes_continue_what_one_began(runs: TinyRuns, one: Path) -> Non
     shutil.rmtree(run / "checkpoints" / "000003")
     shutil.rmtree(run / "checkpoints" / "000002")
     _launch(runs, f"resume={run}")
-    _close(one, run)
+    close(one, run)
 
 
 # ---- methods, on a toy pipeline --------------------------------------------------------------------------------------
@@ -129,19 +115,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "drtune": (*SPLIT, *GRADIENT, "objective.name=drtune"),
     "refl": (*SPLIT, *GRADIENT, "objective.name=refl"),
 }  # fmt: skip
-TRAIN_ALL = """
-import json, sys
-
-sys.path.insert(0, sys.argv[1])
-from flowrl.cli import main
-from flowrl.pipelines import PIPELINES
-from flowrl.rewards import REWARDS
-
-PIPELINES["sd3"] = "toy_pipeline"
-REWARDS["smooth_brightness"] = "toy_pipeline:SmoothBrightness"
-for arguments in json.loads(open(sys.argv[2]).read()):
-    assert main(arguments) == 0, arguments
-"""
 
 
 @pytest.fixture(scope="module")
@@ -157,16 +130,13 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
                      for text in settings]  # fmt: skip
         for processes, runs in commands.items():
             out = f"out={folder / processes / name}"
-            runs.append(["train", str(config), out, "num_iterations=3", "optim.lr=0.1", *overrides])
+            runs.append([str(config), out, "num_iterations=3", "optim.lr=0.1", *overrides])
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PIPELINES, "sd3", "toy_pipeline")
         patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:SmoothBrightness")
         for arguments in commands["one"]:
-            assert main(arguments) == 0
-        (folder / "train_all.py").write_text(TRAIN_ALL)
-        (folder / "commands.json").write_text(json.dumps(commands["two"]))
-        here = str(Path(__file__).parents[1] / "helpers")
-        on_two_processes(folder, "train_all.py", here, str(folder / "commands.json"))
+            assert main(["train", *arguments]) == 0
+        train_on_two(folder, [(0, True, arguments) for arguments in commands["two"]])
         for name in METHODS:
             run = folder / "two-one" / name
             shutil.copytree(folder / "two" / name, run)
@@ -183,8 +153,8 @@ def test_every_method_trains_on_two_processes_what_it_trains_on_one(methods: Pat
     assert len(rows) == 3
     assert all(row.get("ratio_first_deviation", 0.0) == 0.0 for row in metrics(methods / "two" / name))
     assert any(row.get("grad_norm", 0.0) > 0 for row in rows)
-    _close(methods / "one" / name, methods / "two" / name)
-    _close(methods / "one" / name, methods / "two-one" / name)
+    close(methods / "one" / name, methods / "two" / name)
+    close(methods / "one" / name, methods / "two-one" / name)
     assert differences(state(methods / "one" / name)["memory"], state(methods / "two" / name)["memory"]) <= TOLERANCE
 
 
