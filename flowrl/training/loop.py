@@ -29,7 +29,7 @@ from torch import Tensor
 
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.lora import Policy, refuse_not_finite
-from flowrl.pipelines.weights.saved_model import MODEL, save_model
+from flowrl.pipelines.weights.saved_model import save_model
 from flowrl.placement import sent
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
@@ -42,6 +42,7 @@ from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, joined_lists, make_optimizer
+from flowrl.training.model_files import MODEL
 from flowrl.training.parts import (
     Parts,
     at_eval_size,
@@ -381,7 +382,7 @@ class Loop:
         """Writes a checkpoint, and for stock diffusers the LoRA under `lora/` or the model under `model/`."""
         state = {
             "iteration": done,
-            "policy": self.policy.tensors(),
+            "policy": {name: parameter.detach() for name, parameter in self.policy.parameters.items()},
             "slots": {slot: dict(tensors) for slot, tensors in self.policy.slots.items()},
             "optimizer": self.optimizer.state_dict(),
             "counters": dict(self.counters),
