@@ -13,16 +13,17 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from flowrl.files import read_json, write_atomically
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
-from flowrl.pipelines.weights.saved_model import MODEL, put_back
+from flowrl.pipelines.weights.saved_model import put_back
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.training.manifest import read_manifest
+from flowrl.training.model_files import MODEL
 
 _STATE, _SEAL = "state.pt", "checkpoint.json"
 _STAGED = ".lora.writing"
@@ -87,14 +88,27 @@ def prune(run_folder: Path, keep: int) -> None:
 
 def _write_state(folder: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     # torch.save to a file reports a full disk as a RuntimeError; plain writes say OSError.
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
     with (folder / _STATE).open("wb") as file:
-        file.write(buffer.getbuffer())
+        stream = _Digested(file)
+        torch.save(dict(state), stream)
         file.flush()
         os.fsync(file.fileno())
-    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
-    write_atomically(folder / _SEAL, json.dumps({**about, "sha256": digest}) + "\n")
+    write_atomically(folder / _SEAL, json.dumps({**about, "sha256": stream.digest.hexdigest()}) + "\n")
+
+
+class _Digested(io.RawIOBase):
+    """A stream into a file that keeps a digest of what went by: a state may be as large as the memory that is left."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self.file, self.digest = file, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self.file.write(data)
 
 
 def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:

@@ -32,7 +32,7 @@ from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
 from flowrl.pipelines.weights.parallelize import bytes_held, shard_denoiser
-from flowrl.pipelines.weights.saved_model import MODEL, save_model
+from flowrl.pipelines.weights.saved_model import save_model
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.randomness import counter_seed
@@ -46,6 +46,7 @@ from flowrl.training.heldout import evaluate
 from flowrl.training.in_step import Shards, shards_of
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, make_optimizer
 from flowrl.training.mesh import device_mesh
+from flowrl.training.model_files import MODEL
 from flowrl.training.parts import (
     Parts,
     at_eval_size,
@@ -384,7 +385,7 @@ class Loop(Draws):
         """Writes a checkpoint, and for stock diffusers the LoRA under `lora/` or the model under `model/`."""
         state = {
             "iteration": done,
-            "policy": self.policy.tensors(),
+            "policy": {name: parameter.detach() for name, parameter in self.policy.parameters.items()},
             "slots": {slot: dict(tensors) for slot, tensors in self.policy.slots.items()},
             "optimizer": self.optimizer.state_dict(),
             "counters": dict(self.counters),

@@ -1,6 +1,7 @@
 """The run: its folder, its processes, its metrics, and interrupts.
 
-Folder: `config.yaml`, `manifest.json`, `metrics.jsonl`, `checkpoints/`, `lora/`, `samples/`, `eval/`, `report.html`.
+Folder: `config.yaml`, `manifest.json`, `metrics.jsonl`, `checkpoints/`, `lora/` or `model/`, `samples/`, `eval/`,
+`report.html`.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class FullWeights:
         Raises:
             ValueError: names or shapes differ.
         """
-        check_same(self.parameters, tensors, what="the saved weights")
+        check_same(self.parameters, tensors, what="the saved model")
         for name, master in self.parameters.items():
             master.data.copy_(tensors[name])
         self.settle()

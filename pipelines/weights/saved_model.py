@@ -20,8 +20,6 @@ from flowrl.files import read_json
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
 
-MODEL = "model"
-"""Folder of a run that holds the trained model."""
 _INDEX = "model_index.json"
 _SMALL = 2**28  # bytes of frozen parts that are copied rather than linked
 
