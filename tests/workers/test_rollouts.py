@@ -1,4 +1,4 @@
-"""Two workers on Ray draw what the learner would have drawn, bit for bit. Ray is started once, and processes are kept."""
+"""Two workers on Ray draw what the learner would have drawn, bit for bit. Ray is started once, processes are kept."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kept_workers import Kept, without_toy
 from tiny_runs import TinyRuns, lasting, lora, metrics, tiny_runs
 from toy_pipeline import toy_in_place
 
-ray = pytest.importorskip("ray")
-
 import flowrl.cluster
 from flowrl.cli import main
 from flowrl.cluster import connect, disconnect
 from flowrl.workers import rollouts
+
+ray = pytest.importorskip("ray")
 
 WORKERS = "workers.rollouts=2"
 STALE = (WORKERS, "workers.staleness=1")
@@ -91,12 +91,14 @@ def test_a_run_whose_worker_dies_has_the_bits_of_one_without_workers(
     [
         ("credit.method=g2rpo", "sampler.kernel=cps"),
         ("credit.method=dense_grpo",),
-        ("recipe=forward", "objective.name=nft", "sampler.kernel=ode", "slots.old_decay=0.5"),
+        ("recipe=forward", "objective.name=nft", "sampler.kernel=ode", "slots.old_decay=constant",
+         "slots.old_decay_value=0.5"),,
     ],
     ids=["branches", "values", "nft"],
 )
 def test_plans_and_copies_of_the_policy_are_drawn_alike(toy: TinyRuns, settings: tuple[str, ...]) -> None:
-    assert_same(toy.train("here", *settings), toy.train("there", *settings, WORKERS))
+    more = ("num_iterations=2", *settings)
+    assert_same(toy.train("here", *more), toy.train("there", *more, WORKERS))
 
 
 def test_a_tiny_model_is_drawn_alike(tiny: TinyRuns) -> None:
