@@ -91,8 +91,13 @@ def test_a_run_whose_worker_dies_has_the_bits_of_one_without_workers(
     [
         ("credit.method=g2rpo", "sampler.kernel=cps"),
         ("credit.method=dense_grpo",),
-        ("recipe=forward", "objective.name=nft", "sampler.kernel=ode", "slots.old_decay=constant",
-         "slots.old_decay_value=0.5"),,
+        (
+            "recipe=forward",
+            "objective.name=nft",
+            "sampler.kernel=ode",
+            "slots.old_decay=constant",
+            "slots.old_decay_value=0.5",
+        ),
     ],
     ids=["branches", "values", "nft"],
 )
