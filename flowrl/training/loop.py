@@ -44,7 +44,7 @@ from flowrl.training.drawing import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
 from flowrl.training.in_step import Shards, shards_of
-from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, make_optimizer
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, make_optimizer, total_of
 from flowrl.training.mesh import device_mesh
 from flowrl.training.model_files import MODEL
 from flowrl.training.parts import (
@@ -148,6 +148,8 @@ class Loop(Draws):
         self.finished = False
         self._base: list[BaseSide] | None = None  # of this process's prompts, from the first evaluation on
         self._saved = -1  # finished iterations of the weights that are shipped, where this process wrote it
+        if run.rollouts is not None:
+            held["workers"] = run.rollouts.layout
         run.begin(self.first, attention=self.pipeline.attention, **held)
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_trained(self.first)
@@ -175,7 +177,8 @@ class Loop(Draws):
         if self.first > 0 and self.counters["evaluated"] != evaluated:
             self.save(self.first)
         self._advance_note = ""
-        with progress("training", total, self.first, enabled=run.main and config.progress) as advance:
+        shown = None if run.rollouts is None else run.rollouts.lines
+        with progress("training", total, self.first, enabled=run.main and config.progress, more=shown) as advance:
             for iteration in range(self.first, total if budget.spent() < 1 else self.first):
                 self.stages.begin()
                 self.scorer.begin()
@@ -301,6 +304,10 @@ class Loop(Draws):
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in stages.items()}
         row |= {"seconds": round(seconds, 4)} | self.budget.row()
+        if self.run.rollouts is not None:
+            numbers = self.run.rollouts.row()
+            row |= {f"workers/{name}": total_of(self.run, int(numbers[name])) for name in ("alive", "restarts")}
+            row["workers/wait_seconds"] = self._largest(numbers["wait_seconds"])
         if memory := self.stages.memory():
             memory["peak"] = self._largest(memory["peak"])
             row |= {f"memory/{stage}_gib": round(value, 3) for stage, value in memory.items()}
