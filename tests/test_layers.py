@@ -24,6 +24,7 @@ LAYERS: dict[str, int] = {
     "recipes": 5,
     "pretrain": 5,
     "generation": 5,
+    "workers": 4,
     "training": 4,
     "rewards": 3,
     "pipelines": 3,

@@ -192,7 +192,8 @@ def update(
     blocks = micro_batches(rows, micro, config.updates_per_rollout, wanted_M=counted_M if subset else None)
     # Where the plan shares latents, the pieces of several updates or rounds are not those of the rollout.
     several = config.updates_per_rollout > 1 or len(record.asked.groups) > config.prompts_per_step // run.world
-    if subset or (several and not method.whole_paths) or micro != loop.geometry.rollout_batch_size:
+    stale = config.workers.staleness > 0  # drawn with weights that are not those before this update
+    if stale or subset or (several and not method.whole_paths) or micro != loop.geometry.rollout_batch_size:
         rows, record = record.rescored(rows, blocks)
     first_update = True
     for own_blocks in blocks:

@@ -7,7 +7,7 @@ shows in the result.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,6 +82,16 @@ class NetworkCounter:
             if count:
                 self._counters[f"nfe/{kind}"] = self._counters.get(f"nfe/{kind}", 0) + count
             self._own[kind] = 0
+
+    def handed_over(self) -> dict[str, int]:
+        """What was counted since the last call, for another counter to take over; none of it stays here."""
+        counted, self._own = self._own, dict.fromkeys(_EVALUATIONS, 0)
+        return {kind: count for kind, count in counted.items() if count}
+
+    def take_over(self, counts: Mapping[str, int]) -> None:
+        """Adds what another counter has handed over: evaluations that were made elsewhere."""
+        for kind, count in counts.items():
+            self._own[kind] += count
 
     @contextmanager
     def counting(self, kind: str) -> Iterator[None]:

@@ -19,7 +19,7 @@ After each pass through the body, where it is due and in this order:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import Any
@@ -29,18 +29,17 @@ from torch import Tensor
 
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.lora import refuse_not_finite
-from flowrl.placement import sent
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
-from flowrl.randomness import Part, counter_seed, sample_normals
+from flowrl.randomness import counter_seed
 from flowrl.rewards import RewardOutput
-from flowrl.samplers import Velocity
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
+from flowrl.training.drawing import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
-from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, joined_lists, make_optimizer
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, joined_lists, make_optimizer, total_of
 from flowrl.training.parts import (
     Parts,
     at_eval_size,
@@ -50,7 +49,7 @@ from flowrl.training.parts import (
     load_parts,
     tell_cut_prompts,
 )
-from flowrl.training.prompting import RunPrompts, encode_prompts, guided
+from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.training.reward_watch import RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
@@ -66,10 +65,9 @@ from flowrl.training.watchdog import (
     say,
     stop_on_absurd_weights,
 )
-from flowrl.trajectory import Conditioning
 
 
-class Loop:
+class Loop(Draws):
     """A run's parts and its course. Iterate over it; `finished` tells afterwards whether it came to its end."""
 
     def __init__(self, config: TrainConfig, run: Run, prompts: RunPrompts, *, slots: Sequence[str] = ()) -> None:
@@ -81,7 +79,7 @@ class Loop:
             prompts: to train on and to evaluate on.
             slots: copies of the policy that the recipe keeps, besides the average.
         """
-        self.config, self.run, self.prompts = config, run, prompts
+        self.config, self.run, self.prompts, self.device = config, run, prompts, run.device
         self.geometry = config.resolve_batch(run.world)
         parts: Parts = load_parts(config, run.device) if run.parts is None else run.parts
         self.pipeline, self.policy, reward = parts
@@ -106,6 +104,7 @@ class Loop:
             )
             self.counters |= state["counters"]
             self.memory = state.get("memory", {})
+        self.ahead: dict[int, Sequence[int]] = {}  # what workers draw of later iterations: their tickets
         self.stages = Stages(run.device)
         self.budget = Budget(
             config.budget, self.counters, num_iterations=config.num_iterations, eval_every=config.eval_every
@@ -124,7 +123,11 @@ class Loop:
         self.finished = False
         self._base: list[BaseSide] | None = None  # of this process's prompts, from the first evaluation on
         self._saved = -1  # finished iterations of the weights that `lora/` holds, where this process wrote it
-        run.begin(self.first, attention=self.pipeline.attention)
+        run.begin(
+            self.first,
+            attention=self.pipeline.attention,
+            **({} if run.rollouts is None else {"workers": run.rollouts.layout}),
+        )
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_lora(self.first)
 
@@ -141,7 +144,8 @@ class Loop:
         if self.first > 0 and self.counters["evaluated"] != evaluated:
             self.save(self.first)
         self._advance_note = ""
-        with progress("training", total, self.first, enabled=run.main and config.progress) as advance:
+        shown = None if run.rollouts is None else run.rollouts.lines
+        with progress("training", total, self.first, enabled=run.main and config.progress, more=shown) as advance:
             for iteration in range(self.first, total if budget.spent() < 1 else self.first):
                 self.stages.begin()
                 self.scorer.begin()
@@ -185,26 +189,6 @@ class Loop:
         )  # fmt: skip
         group = torch.arange(own.start, own.stop) // config.group_size
         return Batch(iteration=iteration, own=own, group=group, asked=asked)
-
-    def velocity(self, cond: Conditioning, scale: float | None = None) -> Velocity:
-        """The guided, counted velocity of the weights that the network runs under."""
-        scale = self.config.sampler.guidance_scale if scale is None else scale
-        return guided(self.pipeline, self.network, cond, scale, self.config.sampler.train_negative)
-
-    def normals(self, tag: str, batch: Batch, places: Sequence[tuple[int, ...]]) -> Tensor:
-        """Standard normal latents `[b, *latent]`, each a function of (seed, tag, iteration, its place)."""
-        keys: list[tuple[Part, ...]] = [(self.config.seed, tag, batch.iteration, *place) for place in places]
-        return sent(sample_normals(self.pipeline.latent_shape, keys), self.run.device)
-
-    def start_noise(self, batch: Batch, images: range) -> Tensor:
-        """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""
-        size, same = self.config.group_size, self.config.same_latent
-        return self.normals("start", batch, [(i // size, 0 if same else i % size) for i in images])
-
-    def step_noise(self, batch: Batch, images: range) -> Callable[[int], Tensor]:
-        """Step noise of some images: a function of (seed, iteration, group, image in the group, step)."""
-        size = self.config.group_size
-        return lambda step: self.normals("step", batch, [(i // size, i % size, step) for i in images])
 
     def trains_policy(self, iteration: int) -> bool:
         """Whether the policy is updated in this iteration, or only a jointly trained reward learns."""
@@ -285,6 +269,10 @@ class Loop:
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in stages.items()}
         row |= {"seconds": round(seconds, 4)} | self.budget.row()
+        if self.run.rollouts is not None:
+            numbers = self.run.rollouts.row()
+            row |= {f"workers/{name}": total_of(self.run, int(numbers[name])) for name in ("alive", "restarts")}
+            row["workers/wait_seconds"] = self._largest(numbers["wait_seconds"])
         if memory := self.stages.memory():
             memory["peak"] = self._largest(memory["peak"])
             row |= {f"memory/{stage}_gib": round(value, 3) for stage, value in memory.items()}

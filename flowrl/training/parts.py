@@ -46,13 +46,19 @@ def load_parts(config: TrainConfig, device: torch.device) -> Parts:
     """Pipeline, LoRA policy (with its slots) and rewards."""
     refuse_unable(config.reward_dtype, device, "reward_dtype")
     pipeline = load_pipeline(config.pipeline, device)
+    policy = load_policy(config, pipeline)
+    if config.policy.ema_decay > 0:
+        policy.add_slot("ema")
+    return pipeline, policy, load_rewards(config, device)
+
+
+def load_policy(config: TrainConfig, pipeline: Pipeline) -> Policy:
+    """What is trained of a loaded pipeline, a LoRA."""
     rank, alpha, targets = lora_of(config.policy, pipeline.lora_targets)
     policy = Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed)
     if config.policy.init_lora is not None:
         policy.initialise_from(resolve_path(config.policy.init_lora))
-    if config.policy.ema_decay > 0:
-        policy.add_slot("ema")
-    return pipeline, policy, load_rewards(config, device)
+    return policy
 
 
 def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float, Sequence[str]]:

@@ -69,7 +69,7 @@ class Run:
 
     def __init__(
         self, folder: Path, config: TrainConfig, *, name: str, inputs: Mapping[str, Any], resumed: bool,
-        parts: Any = None,
+        parts: Any = None, rollouts: Any = None,
     ) -> None:  # fmt: skip
         """Opens a run folder.
 
@@ -80,6 +80,7 @@ class Run:
             inputs: what the run is made with, `flowrl.training.seal.inputs_of`.
             resumed: whether the folder holds a run to continue.
             parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
+            rollouts: workers that draw for this process (`flowrl.training.drawing.DrawsElsewhere`), where it has any.
 
         Raises:
             ValueError: the device is not there, processes were given different inputs, or those of a resumed run have
@@ -90,7 +91,7 @@ class Run:
         self.main, self.rank, self.world = (
             self.accelerator.is_main_process, self.accelerator.process_index, self.accelerator.num_processes,
         )  # fmt: skip
-        self.folder, self.started, self.parts = folder, time.time(), parts
+        self.folder, self.started, self.parts, self.rollouts = folder, time.time(), parts, rollouts
         self.stop_requested = False
         self.begun = False  # whether the folder of a run that is continued may have changed
         self._config, self._resumed = config, resumed

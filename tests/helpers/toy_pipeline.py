@@ -264,7 +264,7 @@ class QuickRun:
     """A `Run` of one process that keeps its rows in memory and writes nothing."""
 
     device, main, rank, world = torch.device("cpu"), True, 0, 1
-    stop_requested, parts = False, None
+    stop_requested, parts, rollouts = False, None, None
 
     def __init__(self, folder: Path) -> None:
         self.accelerator, self.folder, self.logged = _accelerator(), folder, list[dict[str, Any]]()

@@ -7,8 +7,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
         if not resumed:
             _note_overlap(run, prompts)
     try:
-        with run.watching_interrupts():
+        with run.watching_interrupts(), with_workers(config, run):
             finished = recipe_of(config).main(config, run, prompts)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"Stopped at once. {_way_on(run.folder)}" if run.main else "") from stop
@@ -95,6 +95,26 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
         report = write_report(run.folder)
         print_summary(run.folder, config, report, finished=finished)
     return 0 if finished else 130
+
+
+@contextmanager
+def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
+    """Gives a run the workers that it asks for; however it ends, they and what was started for them end with it."""
+    if not config.workers.rollouts:
+        yield
+        return
+    from flowrl.cluster import disconnect
+    from flowrl.workers.rollouts import Rollouts
+
+    try:
+        run.rollouts = rollouts = Rollouts(config, run)
+        try:
+            yield
+        finally:
+            rollouts.close()
+        run.accelerator.wait_for_everyone()  # the main process may be who started Ray
+    finally:
+        disconnect()
 
 
 def _note_overlap(run: Run, prompts: RunPrompts) -> None:
@@ -238,6 +258,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
+    from flowrl.workers.layout import check_workers
 
     config.resolve_batch(num_launched())
     prompts = read_run_prompts(config.prompts)
@@ -257,6 +278,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     check_reward_workers(config.workers, config.rewards, config.recipe)
     check_sampler(config.sampler)
     recipe_of(config).check(config)
+    check_workers(config, here=here)
     known = check_pipeline(config.pipeline)
     rank, _, _ = lora_of(config.policy, known.lora_targets)
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
