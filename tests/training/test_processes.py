@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ SIZES = (
     "kl_coef=0.1", "budget.nfe=100000",
 )  # fmt: skip
 TOLERANCE = 1e-6
+LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,8 @@ def one(runs: TinyRuns) -> Path:
 @pytest.fixture(scope="module")
 def two(runs: TinyRuns) -> Path:
     run = runs.folder / "two"
-    _launch(runs, str(runs.config), f"out={run}", *SIZES, *_evaluated(runs))
+    launched = _script(runs.folder, "one_node.sh", str(runs.config), f"out={run}", *SIZES, *_evaluated(runs), NPROC="2")
+    assert _report_of(launched) == 1  # the main process alone speaks
     return run
 
 
@@ -45,20 +49,29 @@ def _evaluated(runs: TinyRuns) -> tuple[str, ...]:
     return ("eval_every=3", f"prompts.eval={runs.folder / 'prompts.txt'}", "eval.num_images=3", "eval.batch_size=2")
 
 
-def _launch(runs: TinyRuns, *arguments: str) -> None:
-    out = _on_two_processes(runs.folder, "-m", "flowrl", "train", *arguments)
-    assert out.count("Report") == 1  # the main process alone speaks
+def _script(folder: Path, name: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """A script of `launch/` with this interpreter."""
+    command = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+    settings = {"PYTHON": sys.executable, "GLOO_SOCKET_IFNAME": "lo", **environment}
+    return start(["-c", command, str(LAUNCH / name), *arguments], folder, **settings)
 
 
-def _on_two_processes(folder: Path, *arguments: str) -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
-    process = start([*launcher, *arguments], folder, GLOO_SOCKET_IFNAME="lo")
+def _report_of(process: subprocess.Popen[str]) -> int:
+    """Waits for a launch; how often it told of the report."""
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    return out
+    return out.count("Report")
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def _on_two_processes(folder: Path, *arguments: str) -> None:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port"]
+    _report_of(start([*launcher, _free_port(), *arguments], folder, GLOO_SOCKET_IFNAME="lo"))
 
 
 def _close(a: Path, b: Path) -> None:
@@ -95,8 +108,21 @@ def test_two_processes_continue_what_one_began(runs: TinyRuns, one: Path) -> Non
     shutil.copytree(one, run)
     shutil.rmtree(run / "checkpoints" / "000003")
     shutil.rmtree(run / "checkpoints" / "000002")
-    _launch(runs, f"resume={run}")
+    where = {"MASTER": "127.0.0.1", "PORT": _free_port(), "NPROC": "1"}
+    nodes = [_script(runs.folder, "two_nodes.sh", f"resume={run}", NODE=node, **where) for node in ("0", "1")]
+    assert sum(map(_report_of, nodes)) == 1
     _close(one, run)
+
+
+@pytest.mark.slow
+def test_accelerate_launches_what_torchrun_does_and_workers_score_for_both_processes(runs: TinyRuns, two: Path) -> None:
+    pytest.importorskip("ray")
+    run = runs.folder / "accelerated"
+    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port"]
+    command = [*launcher, _free_port(), "-m", "flowrl", "train", str(runs.config), f"out={run}", "workers.rewards=1"]
+    assert _report_of(start([*command, *SIZES, *_evaluated(runs)], runs.folder, GLOO_SOCKET_IFNAME="lo")) == 1
+    assert metrics(run) == metrics(two)
+    assert differences(lora_tensors(run), lora_tensors(two)) == 0
 
 
 # ---- methods, on a toy pipeline --------------------------------------------------------------------------------------
