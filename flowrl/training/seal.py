@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.files import plain
-from flowrl.rewards import addresses_of
 from flowrl.training.model_files import digest_of_file, files_of, hub_commit
 
 if TYPE_CHECKING:
@@ -123,6 +122,8 @@ def _settings(value: Any, key: str = "") -> Iterator[tuple[str, Any, bool]]:
         if name in (*RESUME_KEYS, ALLOW, "out"):
             continue
         if isinstance(value, RewardConfig) and field.name == "options" and value.name is not None:
+            from flowrl.rewards import addresses_of  # with it comes torch, which a mistake in a key need not wait for
+
             part = {option: given for option, given in part.items() if option not in addresses_of(value.name)}
         if is_dataclass(part):
             yield from _settings(part, f"{name}.")

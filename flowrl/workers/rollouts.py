@@ -11,14 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from flowrl.cluster import connect
 from flowrl.config.train import TrainConfig
-from flowrl.training.devices import on_main
 from flowrl.training.drawing import Drawn, Request
 from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
 from flowrl.workers.dispatch import Dispatcher, Worker
-from flowrl.workers.layout import local_gpus
+from flowrl.workers.joining import join_cluster
 from flowrl.workers.ray_backend import Order, RayBackend
 
 _LOOK = 0.05  # seconds between looks of the thread that gives out pieces
@@ -39,15 +37,7 @@ class Rollouts:
         """
         settings, kind = config.workers, run.device.type
         gpus = settings.rollout_gpus if kind == "cuda" else 0.0
-        lent = None if settings.address else local_gpus(config, run.device, run.world)
-
-        def joined(address: str | None) -> str:
-            return connect(address, workers=settings.rollouts + settings.rewards, gpus=lent).address
-
-        # One process starts the instance, or finds the cluster; the others of the run join it there.
-        address = on_main(lambda: joined(settings.address))
-        if not run.main:
-            joined(address)
+        address = join_cluster(config, run)
         duty = Duty(
             config=config, learners=run.world, device=kind, threads=torch.get_num_threads(), folder=os.getcwd()
         )  # fmt: skip

@@ -3,9 +3,9 @@
     workers = start_workers(settings, entries, ...)         # M actors that build the rewards of the entries
     workers.of(entry)                                       # a `Reward` that sends what it is given to one of them
 
-A call goes whole, images as floats and bit for bit, to the worker with the fewest calls in flight, so that a reward sees
-the batches that it would see in the run's own process, groups and all, and gives the same numbers. A worker that dies is
-started again by Ray; its call is asked of another at once.
+A call goes whole, images as floats and bit for bit, to the worker with the fewest calls in flight, so that a reward
+sees the batches that it would see in the run's own process, groups and all, and gives the same numbers. A worker that
+dies is started again by Ray; its call is asked of another at once.
 """
 
 from __future__ import annotations
@@ -135,10 +135,11 @@ class WorkerReward:
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
         given = moved(_needed(inputs, self.needs), torch.device("cpu"))
         seed = counter_seed("worker", inputs.iteration, *given.sample_ids[:1].tolist())
-        found = call_with_retries(
-            lambda attempt, left: self.workers.pool.ask(partial(_scores, place=self.place, inputs=given)),
-            deadline=_DEADLINE, retries=_RETRIES, seed=seed,
-        )  # fmt: skip
+
+        def send(attempt: int, seconds: float) -> RewardOutput | Refused | Failed:
+            return self.workers.pool.ask(partial(_scores, place=self.place, inputs=given))
+
+        found = call_with_retries(send, deadline=_DEADLINE, retries=_RETRIES, seed=seed)
         if isinstance(found, Failed):
             raise ValueError(
                 f"reward {self.name!r}: its workers died one after the other over the same {len(inputs)} images "
@@ -155,7 +156,8 @@ class WorkerReward:
 def _needed(inputs: RewardInputs, needs: frozenset[str]) -> RewardInputs:
     """Inputs without the videos and further images that a reward does not read: they are the most of what is sent."""
     unread = [name for name in ("videos", "source_images", "reference_images") if name not in needs]
-    return replace(inputs, **dict.fromkeys(unread))
+    nothing: dict[str, Any] = dict.fromkeys(unread)
+    return replace(inputs, **nothing)
 
 
 def _scores(actor: Any, *, place: int, inputs: RewardInputs) -> RewardOutput | Refused | Failed:
@@ -273,7 +275,7 @@ def _refuse_too_many(settings: WorkersConfig, gpus: float) -> None:
     """Refuses more workers than the cluster can ever hold, which Ray would wait for without a word."""
     import ray
 
-    have = ray.cluster_resources()
+    have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     for what, each in (("CPU", 1.0), ("GPU", gpus)):
         need, there = each * settings.rewards, have.get(what, 0.0)
         if need > there:

@@ -1,7 +1,8 @@
 """What lives in a worker on Ray that scores images: the rewards of a run, built there from its configuration.
 
-Ray alone makes a `RewardActor`; the run speaks to it through `flowrl.rewards.actors.ray_rewards`. Nothing is built before
-the first call, so that a worker which was started again builds its rewards again, and what goes wrong is said in words.
+Ray alone makes a `RewardActor`; the run speaks to it through `flowrl.rewards.actors.ray_rewards`. Nothing is built
+before the first call, so that a worker which was started again builds its rewards again, and what goes wrong is said in
+words.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ Three prompts of four images, so that a group is spread over both processes.
 from __future__ import annotations
 
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ SIZES = (
     "num_iterations=3", "prompts_per_step=3", "micro_batch_size=3", "rollout_batch_size=3", "keep_checkpoints=9",
     "kl_coef=0.1", "budget.nfe=100000",
 )  # fmt: skip
+LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,8 @@ def one(runs: TinyRuns) -> Path:
 @pytest.fixture(scope="module")
 def two(runs: TinyRuns) -> Path:
     run = runs.folder / "two"
-    _launch(runs, str(runs.config), f"out={run}", *SIZES, *_evaluated(runs))
+    launched = _script(runs.folder, "one_node.sh", str(runs.config), f"out={run}", *SIZES, *_evaluated(runs), NPROC="2")
+    assert _report_of(launched) == 1  # the main process alone speaks
     return run
 
 
@@ -43,9 +48,24 @@ def _evaluated(runs: TinyRuns) -> tuple[str, ...]:
     return ("eval_every=3", f"prompts.eval={runs.folder / 'prompts.txt'}", "eval.num_images=3", "eval.batch_size=2")
 
 
-def _launch(runs: TinyRuns, *arguments: str) -> None:
-    out = on_two_processes(runs.folder, "-m", "flowrl", "train", *arguments)
-    assert out.count("Report") == 1  # the main process alone speaks
+def _script(folder: Path, name: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """A script of `launch/` with this interpreter."""
+    command = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+    settings = {"PYTHON": sys.executable, "GLOO_SOCKET_IFNAME": "lo", **environment}
+    return start(["-c", command, str(LAUNCH / name), *arguments], folder, **settings)
+
+
+def _report_of(process: subprocess.Popen[str]) -> int:
+    """Waits for a launch; how often it told of the report."""
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    return out.count("Report")
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 @pytest.mark.slow
@@ -70,8 +90,21 @@ def test_two_processes_continue_what_one_began(runs: TinyRuns, one: Path) -> Non
     shutil.copytree(one, run)
     shutil.rmtree(run / "checkpoints" / "000003")
     shutil.rmtree(run / "checkpoints" / "000002")
-    _launch(runs, f"resume={run}")
+    where = {"MASTER": "127.0.0.1", "PORT": _free_port(), "NPROC": "1"}
+    nodes = [_script(runs.folder, "two_nodes.sh", f"resume={run}", NODE=node, **where) for node in ("0", "1")]
+    assert sum(map(_report_of, nodes)) == 1
     close(one, run)
+
+
+@pytest.mark.slow
+def test_accelerate_launches_what_torchrun_does_and_workers_score_for_both_processes(runs: TinyRuns, two: Path) -> None:
+    pytest.importorskip("ray")
+    run = runs.folder / "accelerated"
+    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port"]
+    command = [*launcher, _free_port(), "-m", "flowrl", "train", str(runs.config), f"out={run}", "workers.rewards=1"]
+    assert _report_of(start([*command, *SIZES, *_evaluated(runs)], runs.folder, GLOO_SOCKET_IFNAME="lo")) == 1
+    assert metrics(run) == metrics(two)
+    assert differences(lora_tensors(run), lora_tensors(two)) == 0
 
 
 # ---- methods, on a toy pipeline --------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.cluster import disconnect
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.failures import explain, told
@@ -85,8 +84,6 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
         raise KeyboardInterrupt(f"Stopped at once. {_way_on(run.folder)}" if run.main else "") from stop
     except (Exception, SystemExit) as error:  # whatever it is, a library's sys.exit too: the run stays in order
         raise ValueError(_failed(error, run, resumed=resumed, kept=kept)) from error
-    finally:
-        disconnect()
     run.finish(finished=finished)
     if run.main:
         from flowrl.commands.report.run import write_report
@@ -100,18 +97,24 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
 @contextmanager
 def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
     """Gives a run the workers that it asks for; however it ends, they and what was started for them end with it."""
-    if not config.workers.rollouts:
+    workers = config.workers
+    if not (workers.rollouts or workers.rewards):
         yield
         return
     from flowrl.cluster import disconnect
+    from flowrl.workers.joining import join_cluster
     from flowrl.workers.rollouts import Rollouts
 
     try:
-        run.rollouts = rollouts = Rollouts(config, run)
-        try:
+        if workers.rollouts:
+            run.rollouts = rollouts = Rollouts(config, run)
+            try:
+                yield
+            finally:
+                rollouts.close()
+        else:  # workers that score start with the rewards
+            join_cluster(config, run)
             yield
-        finally:
-            rollouts.close()
         run.accelerator.wait_for_everyone()  # the main process may be who started Ray
     finally:
         disconnect()
