@@ -22,12 +22,13 @@ from flowrl.config.options import build_options
 from flowrl.pipelines import cards, common, known_checkpoints
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
-from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
+from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, repeated_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
+from flowrl.pipelines.weights.quantize import check_quantize, quantize_blocks
 from flowrl.precision import in_arithmetic, refuse_unable
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
@@ -268,7 +269,7 @@ class Family:
 
     def load(
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
-        attention: str = "auto", compile: str = "none", **options: Any,
+        attention: str = "auto", compile: str = "none", quantize: str = "none", **options: Any,
     ) -> FamilyPipeline:  # fmt: skip
         """Loads a checkpoint from a folder or the hub.
 
@@ -278,12 +279,15 @@ class Family:
             device: where everything lives.
             attention: a word of `KERNELS`, or "auto".
             compile: "blocks" compiles the denoisers' repeated blocks at their first call.
+            quantize: form of the denoisers' large weights (`weights/quantize.py`), or "none".
             options: fields of the family's options class.
 
         Raises:
-            ValueError: nothing loadable there, an option that the checkpoint does not have, or nothing to compile with.
+            ValueError: nothing loadable there, an option that the checkpoint does not have, or nothing to compile or
+                quantise with.
         """
         check_compile(compile, device)
+        check_quantize(quantize, device, compile=compile)
         chosen = self.chosen(options)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
         card = self.card(model) or self._card(model, {"_class_name": hub_class(model)}, None, {})
@@ -301,6 +305,8 @@ class Family:
         card = self._card(model, index, network, pipe.vae.config)
         self.check_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
         self._check(card, chosen)
+        for part in denoisers.values() if quantize != "none" else ():
+            quantize_blocks(repeated_blocks(part), quantize, device)
         common.freeze(pipe, device)
         for part in denoisers.values() if chosen.gradient_checkpointing else ():
             checkpoint_blocks(part, device, dtype)

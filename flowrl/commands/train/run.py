@@ -230,7 +230,14 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     """
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, num_launched
-    from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
+    from flowrl.training.parts import (
+        check_attention,
+        check_pipeline,
+        check_quantized,
+        lora_of,
+        model_location,
+        read_run_prompts,
+    )
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
@@ -251,6 +258,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     check_rewards(config)
     check_sampler(config.sampler)
     recipe_of(config).check(config)
+    check_quantized(config, here=here)
     known = check_pipeline(config.pipeline)
     rank, _, _ = lora_of(config.policy, known.lora_targets)
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
