@@ -229,7 +229,8 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         ValueError: says what was given, what is allowed and what to change.
     """
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.devices import check_device, num_launched
+    from flowrl.training.devices import check_device, device_kind, num_launched
+    from flowrl.training.optimizers import check_optimizer
     from flowrl.training.parts import (
         check_attention,
         check_pipeline,
@@ -259,6 +260,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     check_sampler(config.sampler)
     recipe_of(config).check(config)
     check_quantized(config, here=here)
+    check_optimizer(config, device_kind(config.pipeline.device) if here else None)
     known = check_pipeline(config.pipeline)
     rank, _, _ = lora_of(config.policy, known.lora_targets)
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
