@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flowrl.pipelines import cards, common, known_checkpoints
+from flowrl.pipelines import cards, known_checkpoints
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, repeated_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.cards import Card
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.like_blocks import block_kinds, with_blocks
+from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.quantize import check_quantize, quantize_blocks
 from flowrl.randomness import counter_normal, counter_seed
 from flowrl.trajectory import Conditioning
@@ -72,7 +73,7 @@ def random_pipeline(
     """
     check_compile(compile, device)
     check_quantize(quantize, device, compile=compile)
-    common.quiet_libraries()
+    stock_loading.quiet_libraries()
     chosen, card = family.chosen(options), family.card(model)
     if card is None or card.network is None:
         raise ValueError(
@@ -90,7 +91,7 @@ def random_pipeline(
     pipe = stock(**given | {"vae": vae, "scheduler": _scheduler(types["scheduler"][0])})
     for part in denoisers.values() if quantize != "none" else ():
         quantize_blocks(repeated_blocks(part), quantize, device)
-    common.freeze(pipe, device)
+    stock_loading.freeze(pipe, device)
     if chosen.gradient_checkpointing:
         for part in denoisers.values():
             checkpoint_blocks(part, device, dtype)
