@@ -14,7 +14,7 @@ from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, 
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
-from flowrl.pipelines.lora import Policy, lora_shape
+from flowrl.pipelines.lora import Policy, lora_shape, refuse_other_variant
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
@@ -37,7 +37,8 @@ def load_parts(config: TrainConfig, device: torch.device) -> Parts:
     refuse_unable(config.reward_dtype, device, "reward_dtype")
     pipeline = load_pipeline(config.pipeline, device)
     rank, alpha, targets = lora_of(config.policy, pipeline.lora_targets)
-    policy = Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed)
+    policy = Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed,
+                    variant=config.policy.lora_variant)  # fmt: skip
     if config.policy.init_lora is not None:
         policy.initialise_from(resolve_path(config.policy.init_lora))
     if config.policy.ema_decay > 0:
@@ -53,10 +54,11 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float,
         targets: layers where neither says any, the family's.
 
     Raises:
-        ValueError: there is no LoRA to start from, or its rank or alpha is not the one that is set.
+        ValueError: there is no LoRA to start from, or its variant, rank or alpha is not the one that is set.
     """
     if settings.init_lora is None:
         return settings.rank, settings.alpha, settings.target_modules or targets
+    refuse_other_variant(resolve_path(settings.init_lora), settings.lora_variant)
     rank, alpha, layers = lora_shape(resolve_path(settings.init_lora))
     for key, given, found in (("rank", settings.lora_rank, rank), ("alpha", settings.lora_alpha, alpha)):
         if given is not None and given != found:
