@@ -24,6 +24,7 @@ from flowrl.pipelines.weights.saved_model import put_back
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.training.manifest import read_manifest
 from flowrl.training.model_files import MODEL
+from flowrl.training.optimizers import refuse_other_moments
 
 _STATE, _SEAL = "state.pt", "checkpoint.json"
 _STAGED = ".lora.writing"
@@ -211,6 +212,7 @@ def restore(state: dict[str, Any], policy: TrainedWeights, optimizer: torch.opti
         for slot, tensors in state["slots"].items():
             for name, tensor in tensors.items():
                 policy.slots[slot][name].copy_(tensor)
+        refuse_other_moments(optimizer, state["optimizer"])
         optimizer.load_state_dict(state["optimizer"])
     except (KeyError, RuntimeError, ValueError) as error:
         raise CheckpointError(

@@ -16,9 +16,10 @@ from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, 
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
-from flowrl.pipelines.lora import Policy, lora_shape
+from flowrl.pipelines.lora import Policy, lora_shape, refuse_other_variant
 from flowrl.pipelines.weights.full_weights import FullWeights
 from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
@@ -75,7 +76,9 @@ def load_policy(config: TrainConfig, pipeline: Pipeline) -> TrainedWeights:
     if settings.train == "full":
         return FullWeights(pipeline.denoiser, targets=settings.target_modules, offload=config.optim.offload)
     rank, alpha, targets = lora_of(settings, pipeline.lora_targets)
-    policy = Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed)
+    policy = Policy(
+        pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed, variant=settings.lora_variant
+    )
     if settings.init_lora is not None:
         policy.initialise_from(resolve_path(settings.init_lora))
     return policy
@@ -89,10 +92,11 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float,
         targets: layers where neither says any, the family's.
 
     Raises:
-        ValueError: there is no LoRA to start from, or its rank or alpha is not the one that is set.
+        ValueError: there is no LoRA to start from, or its variant, rank or alpha is not the one that is set.
     """
     if settings.init_lora is None:
         return settings.rank, settings.alpha, settings.target_modules or targets
+    refuse_other_variant(resolve_path(settings.init_lora), settings.lora_variant)
     rank, alpha, layers = lora_shape(resolve_path(settings.init_lora))
     for key, given, found in (("rank", settings.lora_rank, rank), ("alpha", settings.lora_alpha, alpha)):
         if given is not None and given != found:
@@ -110,8 +114,7 @@ def load_pipeline(settings: PipelineConfig, device: torch.device | str, *, later
     """
     return model_family(settings).load(
         model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
-        compile=settings.compile, how=Loading(later=later),
-        **family_options(settings),
+        compile=settings.compile, quantize=settings.quantize, how=Loading(later=later), **family_options(settings),
     )  # fmt: skip
 
 
@@ -153,6 +156,30 @@ def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool 
     check_word(settings.attention, DTYPES[settings.dtype], known.attends(model_location(settings.model)))
     if here:
         check_here(settings.attention, this_machine(device_kind(settings.device)))
+
+
+def check_quantized(config: TrainConfig, *, here: bool = True) -> None:
+    """Refuses a quantised base that cannot work with the other settings, or on this machine (left out without `here`).
+
+    Raises:
+        ValueError: names the two settings, or what this machine lacks.
+    """
+    settings = config.pipeline
+    if settings.quantize == "none":
+        return
+    if config.policy.train == "full":
+        raise ValueError(
+            f"policy.train=full trains the weights themselves, and pipeline.quantize={settings.quantize} keeps them in "
+            "few bits, which no gradient can change: set pipeline.quantize=none, or policy.train=lora"
+        )
+    if config.parallel.shard > 1:
+        raise ValueError(
+            f"parallel.shard ({config.parallel.shard}) divides weights that are parameters, and those of "
+            f"pipeline.quantize={settings.quantize} are not: every process holds them whole. Set parallel.shard=1, or "
+            "pipeline.quantize=none"
+        )
+    if here:
+        check_quantize(settings.quantize, device_kind(settings.device), compile=settings.compile)
 
 
 def attention_text(settings: PipelineConfig) -> str:

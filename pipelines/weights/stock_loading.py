@@ -17,8 +17,10 @@ from torch import nn
 
 from flowrl.failures import out_of_memory
 from flowrl.files import read_json
+from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.weights.quantize import quantize_blocks
 
 Read = Callable[..., Any]
 """`load_stock` of one checkpoint: takes parts by name that are not to be read, a module that is there already or None,
@@ -30,6 +32,8 @@ def on_device(network: nn.Module, device: torch.device, how: Loading) -> nn.Modu
 
     Every denoiser of every run passes here once, before it has a LoRA, a kernel for its attention or compiled blocks.
     """
+    if how.quantize != "none":
+        quantize_blocks(repeated_blocks(network), how.quantize, device)  # a layer at a time comes to the device whole
     return network.requires_grad_(False).eval().to(device)
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_runs import TinyRuns, differences, metrics, state, tiny_runs
+from tiny_runs import TinyRuns, differences, lora_tensors, metrics, start, state, tiny_runs
 from two_processes import TOLERANCE, close, on_two_processes, train_on_two
 
 from flowrl.cli import main

@@ -182,7 +182,8 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         options = family_options(config.pipeline)
         made: Pipeline = random_pipeline(
             family, model, dtype=DTYPES[config.pipeline.dtype], device=device, layers=layers,
-            attention=config.pipeline.attention, compile=config.pipeline.compile, options=options,
+            attention=config.pipeline.attention, compile=config.pipeline.compile,
+            quantize=config.pipeline.quantize, options=options,
         )  # fmt: skip
         notes.append(f"Random weights of the dimensions of {config.pipeline.model}: prompts are random embeddings, "
                      "and images are noise, whose brightness is rewarded too; text encoders are not there")  # fmt: skip
@@ -194,7 +195,8 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         )
     rank, alpha, targets = lora_of(config.policy, made.lora_targets)
     targets = targets if layers is None else _present(made.denoiser, targets)
-    policy = Policy(made.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed)
+    policy = Policy(made.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed,
+                    variant=config.policy.lora_variant)  # fmt: skip
     for number, (key, weight) in enumerate(policy.parameters.items()):
         if "lora_B" in key:  # zeros are faster than real numbers on some GPUs
             weight.data.copy_(_LORA_STD * counter_normal(weight.shape, "lora", number))

@@ -258,9 +258,17 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.pipelines.weights.full_checks import check_full
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.devices import check_device, num_launched
+    from flowrl.training.devices import check_device, device_kind, num_launched
     from flowrl.training.mesh import check_parallel, data_ranks
-    from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
+    from flowrl.training.optimizers import check_optimizer
+    from flowrl.training.parts import (
+        check_attention,
+        check_pipeline,
+        check_quantized,
+        lora_of,
+        model_location,
+        read_run_prompts,
+    )
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
     from flowrl.training.token_sharing import check_context, check_split
@@ -287,6 +295,8 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     check_sampler(config.sampler)
     recipe_of(config).check(config)
     check_workers(config, here=here)
+    check_quantized(config, here=here)
+    check_optimizer(config, device_kind(config.pipeline.device) if here else None)
     known, location = check_pipeline(config.pipeline), model_location(config.pipeline.model)
     if config.policy.train == "full":
         check_full(config, known, location)
