@@ -89,7 +89,7 @@ def test_the_plan_foretells_its_counts(toy: Path, negative: str) -> None:
     assert foretold.update == 0
     low, high = config.sampler.stochastic_range
     assert (
-        graph_rows(config, passes) == graph_rows(toy_config(toy, *more), passes) * (high - low) * config.num_images // 2
+        graph_rows(config, passes) == graph_rows(toy_config(toy, *more), passes) * (high - low)
     )
 
 
