@@ -233,6 +233,9 @@ def test_flops_of_stable_diffusion_35_medium(tokens: int, forward: float, both: 
     assert (0.087 + 0.08) * share < found.saved_checkpointed / GIB < (0.087 + 2.25 / 24 + 0.03) * share
 
 
+SMALL = Trained(targets=("inner", "outer"), rank=2)
+
+
 class Attending(nn.Module):
     """A projection, attention over 5 tokens in 2 heads of 4, a projection back; a known number of everything."""
 
@@ -249,7 +252,7 @@ class Attending(nn.Module):
 def test_a_network_that_can_be_counted_by_hand() -> None:
     with torch.device("meta"):
         network, x = FewBlocks(least=Attending()), torch.empty(1, 5, 8)
-    found = measure(network, {"hidden_states": x}, trained=Trained(targets=("inner", "outer"), rank=2), dtype=torch.float32)
+    found = measure(network, {"hidden_states": x}, trained=SMALL, dtype=torch.float32)
     low_rank = 2 * 5 * 2 * (8 + 24) + 2 * 5 * 2 * (8 + 8)
     attention = 4 * 2 * 5 * 5 * 4
     assert found.trained == 2 * (8 + 24) + 2 * (8 + 8)
@@ -278,7 +281,7 @@ def test_flops_are_those_of_torchs_own_counter() -> None:
 def test_low_precision_halves_what_is_saved_but_for_casts() -> None:
     with torch.device("meta"):
         network, x = FewBlocks(least=Attending()), torch.empty(1, 5, 8)
-    found = measure(network, {"hidden_states": x}, trained=Trained(targets=("inner", "outer"), rank=2), dtype=torch.bfloat16)
+    found = measure(network, {"hidden_states": x}, trained=SMALL, dtype=torch.bfloat16)
     # The LoRA is float32: what its weights are lowered to is kept, where gradient goes on to an input.
     weights = 2 * (2 * 24 + 2 * (8 + 8))
     assert found.saved == 2 * (5 * 8 + 2 * 5 * 2 + 5 * 24 + 5 * 8 + 5 * 8) + 4 * 2 * 5 + weights

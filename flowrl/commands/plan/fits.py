@@ -109,9 +109,7 @@ def fit(facts: Facts, chosen: Settings, choices: Choices, card: int) -> Fit:
             return _least(facts, chosen, [at([*places[:k], rung, *places[k + 1 :]]) for rung in range(len(ladders[k]))],
                           card)  # fmt: skip
     settings = at(places) or chosen
-    overrides = tuple(
-        text for ladder, place in zip(ladders, places, strict=True) for text in ladder[place].overrides
-    )
+    overrides = tuple(text for ladder, place in zip(ladders, places, strict=True) for text in ladder[place].overrides)
     return Fit(card=card, overrides=overrides, memory=memory_of(facts, settings), settings=settings)
 
 

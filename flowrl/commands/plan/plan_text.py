@@ -137,8 +137,8 @@ def _cost(plan: Plan) -> list[str]:
     lines += note(f"without {listed}; stages of an image and an iteration are without evaluations")
     seconds = cost.total / (plan.tflops * 1e12)
     kind = plan.processor
-    hours = [(f"{kind} time", f"{duration(seconds)} on one {kind}; "
-              f"{duration(cost.training / run.iterations / plan.tflops / 1e12)} an iteration. {plan.pace}")]  # fmt: skip
+    iteration = duration(cost.training / run.iterations / plan.tflops / 1e12)
+    hours = [(f"{kind} time", f"{duration(seconds)} on one {kind}; {iteration} an iteration. {plan.pace}")]
     if plan.processes > 1:
         hours.append(("", f"{duration(seconds / plan.processes)} on {plan.processes}"))
     if kind == "GPU":
