@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import logging
 import os
 import re
 import select
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NoReturn
 
 from flowrl.failures import speaker, told
@@ -47,6 +49,19 @@ FORMER: dict[str, str] = {
 """What flags were called before, or are called elsewhere, in the commands that have the new one only."""
 
 
+_NOTES = {
+    "torch.utils._pytree": "register_constant() on Enum",
+    "diffusers.quantizers.torchao.torchao_quantizer": "Unable to import `torchao` Tensor objects",
+}
+"""What torch and diffusers say, by logger, wherever torchao is installed, of classes of it that nothing here uses."""
+
+
+@cache
+def _without_notes_on_torchao() -> None:
+    for logger, words in _NOTES.items():
+        logging.getLogger(logger).addFilter(lambda record, words=words: words not in record.getMessage())
+
+
 class _Parser(argparse.ArgumentParser):
     """Argparse with errors of one paragraph, and lists of numbers that begin with a minus as values of flags."""
 
@@ -62,6 +77,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _without_notes_on_torchao()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["--version"]:
         print(version_text())

@@ -122,7 +122,7 @@ class ModelFamily(Protocol):
 
     def load(
         self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., attention: str = ...,
-        compile: str = ..., **options: Any,
+        compile: str = ..., quantize: str = ..., **options: Any,
     ) -> Pipeline:  # fmt: skip
         """Loads a folder or a hub id; `options` are fields of the family's options class."""
 

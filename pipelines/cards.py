@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from flowrl.config.sections import Precision
 from flowrl.files import read_json
 from flowrl.pipelines import common
@@ -143,6 +145,39 @@ def shapes(grid: Grid, card: Card, size: Size, *, videos: bool) -> tuple[tuple[i
     common.check_size(card.model, (size.height, size.width), multiple, most)
     latent = (grid.channels, *frames, size.height // factor, size.width // factor)
     return latent, (*((size.num_frames or 0,) * len(frames)), 3, size.height, size.width)
+
+
+# ---- guidance and conditioning that most families have ---------------------------------------------------------------
+
+
+def two_passes(card: Card | None, scale: float) -> int:
+    """Two where guidance is on, at any scale but 1."""
+    return 1 if scale == 1 else 2
+
+
+def one_pass(card: Card | None, scale: float) -> int:
+    """One at every scale."""
+    return 1
+
+
+def given(embeds: str, *, pooled: str | None = None, mask: bool = False) -> Callable[[Any, int], dict[str, Tensor]]:
+    """A `conditioning` of embeddings, and perhaps pooled ones and a mask, of widths that the denoiser's entries say.
+
+    Where its guidance is an input, the scale is among them.
+    """
+
+    def conditioning(p: Any, tokens: int) -> dict[str, Tensor]:
+        config = vars(p.card.network)
+        found = {"embeds": common.meta(1, tokens, config[embeds])}
+        if mask:
+            found["mask"] = common.meta(1, tokens)
+        if pooled is not None:
+            found["pooled"] = common.meta(1, config[pooled])
+        if config.get("guidance_embeds"):
+            found["guidance"] = common.meta(1)
+        return found
+
+    return conditioning
 
 
 # ---- what can be read ------------------------------------------------------------------------------------------------

@@ -9,67 +9,46 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import build_options
 from flowrl.pipelines import cards, common, known_checkpoints
-from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
-from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
-from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
+from flowrl.pipelines.arithmetic.compiling import check_compile
+from flowrl.pipelines.cards import (
+    Card,
+    Grid,
+    ImageOptions,
+    Size,
+    VideoOptions,
+    hub_class,
+    image_factors,
+    read_part,
+    two_passes,
+)
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
+from flowrl.pipelines.weights import stock_loading
+from flowrl.pipelines.weights.later_parts import Later
+from flowrl.pipelines.weights.quantize import check_quantize
+from flowrl.pipelines.weights.stock_loading import Loading, Read
 from flowrl.precision import in_arithmetic, refuse_unable
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
-
-# ---- hooks that most families have -----------------------------------------------------------------------------------
 
 
 def evaluated(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Velocity in float32 of a denoiser that predicts it; it runs in the pipeline's dtype."""
     return p.call(x, timestep, cond).float()
-
-
-def two_passes(card: Card | None, scale: float) -> int:
-    """Two where guidance is on, at any scale but 1."""
-    return 1 if scale == 1 else 2
-
-
-def one_pass(card: Card | None, scale: float) -> int:
-    """One at every scale."""
-    return 1
-
-
-def given(
-    embeds: str, *, pooled: str | None = None, mask: bool = False
-) -> Callable[[FamilyPipeline, int], dict[str, Tensor]]:
-    """A `conditioning` of embeddings, and perhaps pooled ones and a mask, of widths that the denoiser's entries say.
-
-    Where its guidance is an input, the scale is among them.
-    """
-
-    def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-        config = vars(p.card.network)
-        found = {"embeds": common.meta(1, tokens, config[embeds])}
-        if mask:
-            found["mask"] = common.meta(1, tokens)
-        if pooled is not None:
-            found["pooled"] = common.meta(1, config[pooled])
-        if config.get("guidance_embeds"):
-            found["guidance"] = common.meta(1)
-        return found
-
-    return conditioning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +132,9 @@ class Family:
     stock_class: Callable[[Card, Any], str | None] = lambda card, options: card.stock
     """The stock class to load with."""
     prepare: Callable[[FamilyPipeline], None] = lambda p: None
-    """What is done to a loaded stock pipeline."""
+    """What is done to loaded denoisers."""
+    prepare_encoders: Callable[[FamilyPipeline], None] = lambda p: None
+    """What is done to loaded text encoders."""
 
     @property
     def stock(self) -> tuple[str, ...]:
@@ -206,7 +187,8 @@ class Family:
         """
         configs = self._denoisers(model)
         found = {
-            name: common.on_meta(self.network, with_blocks(config, kinds or {})) for name, config in configs.items()
+            name: stock_loading.on_meta(self.network, with_blocks(config, kinds or {}))
+            for name, config in configs.items()
         }
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
 
@@ -268,7 +250,8 @@ class Family:
 
     def load(
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
-        attention: str = "auto", compile: str = "none", **options: Any,
+        attention: str = "auto", compile: str = "none", quantize: str = "none",
+        how: Loading = stock_loading.AT_ONCE, **options: Any,
     ) -> FamilyPipeline:  # fmt: skip
         """Loads a checkpoint from a folder or the hub.
 
@@ -278,12 +261,16 @@ class Family:
             device: where everything lives.
             attention: a word of `KERNELS`, or "auto".
             compile: "blocks" compiles the denoisers' repeated blocks at their first call.
+            quantize: form of the denoisers' large weights (`weights/quantize.py`), or "none".
+            how: what is loaded at once, and how it lies on the device.
             options: fields of the family's options class.
 
         Raises:
-            ValueError: nothing loadable there, an option that the checkpoint does not have, or nothing to compile with.
+            ValueError: nothing loadable there, an option that the checkpoint does not have, or nothing to compile or
+                quantise with.
         """
         check_compile(compile, device)
+        check_quantize(quantize, device, compile=compile)
         chosen = self.chosen(options)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
         card = self.card(model) or self._card(model, {"_class_name": hub_class(model)}, None, {})
@@ -291,26 +278,24 @@ class Family:
             self._check_class(model, card.stock)
         if card.network is not None:  # all is checked again below, where it was not known before
             self._check(card, chosen)
-        pipe = common.load_stock(
-            self.stock_class(card, chosen) or self.stock[0], model, title=self.title, dtype=dtype, exact=self.exact,
-            **self.stock_options or {},
-        )  # fmt: skip
-        denoisers = {name: part for name in self.denoisers if (part := getattr(pipe, name)) is not None}
-        network = next(iter(denoisers.values())).config if denoisers else {}
-        index = {**pipe.config, "_class_name": type(pipe).__name__}
+        own = {"exact": self.exact, **(self.stock_options or {})}
+        name = self.stock_class(card, chosen) or self.stock[0]
+        read: Read = partial(stock_loading.load_stock, name, model, title=self.title, dtype=dtype, **own)
+        away = (*self.denoisers, *(self.encoders if how.later else ()))
+        pipe = read(**dict.fromkeys(away))
+        index = {**pipe.config, **stock_loading.index_entries(model, away), "_class_name": type(pipe).__name__}
+        network = stock_loading.read_config(self.network, model, self.denoisers[0])
         card = self._card(model, index, network, pipe.vae.config)
         self.check_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
         self._check(card, chosen)
-        common.freeze(pipe, device)
-        for part in denoisers.values() if chosen.gradient_checkpointing else ():
-            checkpoint_blocks(part, device, dtype)
+        stock_loading.freeze(pipe, device)
         if self.videos and chosen.vae_tiling:
             pipe.vae.enable_tiling()
-        p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=torch.device(device))
-        self.prepare(p)
-        p.attention = give_kernel(denoisers.values(), attention, self.attention.known(card), dtype, device)
-        if compile == "blocks":
-            compile_blocks(p.denoiser)
+        p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers={}, dtype=dtype, device=torch.device(device))
+        p.later = Later(read=read, how=replace(how, quantize=quantize), attention=attention, compile=compile)
+        if not how.later:
+            self.prepare_encoders(p)
+            p.load_denoiser()
         return p
 
     def _check(self, card: Card, options: Any) -> None:
@@ -381,6 +366,9 @@ class Family:
 class FamilyPipeline:
     """A loaded checkpoint of a family; see `flowrl.pipelines.Pipeline` for what each member is."""
 
+    denoiser: nn.Module
+    attention: str
+
     def __init__(
         self, family: Family, card: Card, options: Any, *, pipe: Any, denoisers: Mapping[str, nn.Module],
         dtype: torch.dtype, device: torch.device, tokens: int | None = None,
@@ -388,10 +376,11 @@ class FamilyPipeline:
         """Takes a loaded stock pipeline; without one it says what a denoiser would be called with."""
         self.family, self.card, self.options = family, card, options
         self.pipe: Any = pipe
-        self.model, self.dtype, self.device, self.attention = card.model, dtype, device, "native"
-        self.experts: dict[str, Any] = dict(denoisers)
-        parts = list(denoisers.values())
-        self.denoiser: nn.Module = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
+        self.model, self.dtype, self.device = card.model, dtype, device
+        self.later: Later | None = None
+        self.experts: dict[str, Any] = {}
+        self._sizes = WeakSet([self])  # all pipelines that share these networks
+        self.take(denoisers)
         self.lora_targets = family.lora_targets
         count = family.count_sources
         self.num_sources: tuple[int, int] = count(card, options) if count else family.num_sources or (0, 0)
@@ -414,6 +403,7 @@ class FamilyPipeline:
         Embeddings of prompts are shared. Sources are encoded again, which works after the text encoders are freed too.
         """
         other, own = copy(self), self.family.own_size(self.card)
+        self._sizes.add(other)
         frames = self.image_shape[0] if self.family.videos else None
         other._set_size(Size(height=height or own.height, width=width or own.width, num_frames=frames))
         return other
@@ -440,6 +430,23 @@ class FamilyPipeline:
     def num_cut(self, prompts: Sequence[str]) -> int:
         """How many prompts have more tokens than are read."""
         return num_cut(self.pipe.components, self.max_sequence_length, prompts)
+
+    def load_text_encoders(self) -> None:
+        """Loads the text encoders where they were left for later."""
+        assert self.later is not None
+        self.later.text_encoders(self)
+
+    def load_denoiser(self) -> None:
+        """Loads the denoiser where it was left for later, ready to be called."""
+        assert self.later is not None
+        self.later.denoiser(self)
+
+    def take(self, denoisers: Mapping[str, nn.Module], attention: str = "native") -> None:
+        """Has these denoisers from now on, whose attention a kernel computes; so has every other size."""
+        self.experts.update(denoisers)
+        parts = list(self.experts.values())
+        for one in self._sizes:
+            one.denoiser, one.attention = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts), attention
 
     def free_text_encoders(self) -> None:
         """Drops the text encoders from memory; new sources that are encoded apart from prompts can still be."""

@@ -18,13 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flowrl.pipelines import cards, common, known_checkpoints
+from flowrl.pipelines import cards, known_checkpoints
 from flowrl.pipelines.arithmetic.attention import give_kernel
-from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
+from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, repeated_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.cards import Card
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.like_blocks import block_kinds, with_blocks
+from flowrl.pipelines.weights import stock_loading
+from flowrl.pipelines.weights.quantize import check_quantize, quantize_blocks
 from flowrl.randomness import counter_normal, counter_seed
 from flowrl.trajectory import Conditioning
 
@@ -51,7 +53,7 @@ _RESIDUAL_VAE = {  # of Wan 2.2, 16 pixels to a latent's side
 
 def random_pipeline(
     family: Family, model: str, *, dtype: torch.dtype, device: torch.device, layers: int | None = None,
-    attention: str = "auto", compile: str = "none", options: Mapping[str, Any],
+    attention: str = "auto", compile: str = "none", quantize: str = "none", options: Mapping[str, Any],
 ) -> FamilyPipeline:  # fmt: skip
     """A pipeline of a published checkpoint, or of a folder, on random weights.
 
@@ -63,13 +65,15 @@ def random_pipeline(
         layers: blocks of each kind that stay, fewer than the checkpoint's; None leaves all.
         attention: a word of `KERNELS`, or "auto".
         compile: as of `Family.load`.
+        quantize: as of `Family.load`.
         options: fields of the family's options class.
 
     Raises:
         ValueError: nothing is known of the model, or it has no blocks that could be left out.
     """
     check_compile(compile, device)
-    common.quiet_libraries()
+    check_quantize(quantize, device, compile=compile)
+    stock_loading.quiet_libraries()
     chosen, card = family.chosen(options), family.card(model)
     if card is None or card.network is None:
         raise ValueError(
@@ -85,7 +89,9 @@ def random_pipeline(
     vae = drawn(_made(types["vae"][0], vae_config(family, card), device, torch.float32), f"{model}/vae")
     given = dict.fromkeys(types) | dict(family.stock_options or {}) | denoisers
     pipe = stock(**given | {"vae": vae, "scheduler": _scheduler(types["scheduler"][0])})
-    common.freeze(pipe, device)
+    for part in denoisers.values() if quantize != "none" else ():
+        quantize_blocks(repeated_blocks(part), quantize, device)
+    stock_loading.freeze(pipe, device)
     if chosen.gradient_checkpointing:
         for part in denoisers.values():
             checkpoint_blocks(part, device, dtype)

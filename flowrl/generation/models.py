@@ -48,6 +48,8 @@ class Source:
     grid: str
     max_sequence_length: int | None
     dtype: str
+    quantize: str = "none"
+    """Form of the denoiser's weights, `pipeline.quantize` of a run."""
     family: str = "sd3"
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of the family: size, frames."""
@@ -125,7 +127,8 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
         num_steps=config.eval.num_steps or config.sampler.num_steps, grid=config.eval.grid or config.sampler.grid,
         guidance_scale=config.sampler.guidance_scale if scale is None else scale,
         max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
-        family=model_family(config.pipeline).name, options=_drawn_options(config), train_prompts=config.prompts.train,
+        quantize=config.pipeline.quantize, family=model_family(config.pipeline).name, options=_drawn_options(config),
+        train_prompts=config.prompts.train,
         shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
         negative=config.prompts.negative, training_size=_training_size(config),
     )  # fmt: skip
@@ -215,8 +218,9 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
     if source.max_sequence_length is not None:
         tokens["max_sequence_length"] = source.max_sequence_length
     pipeline = family(source.family).load(
-        model_location(source.model), dtype=DTYPES[source.dtype], device=device, **tokens, **source.options
-    )
+        model_location(source.model), dtype=DTYPES[source.dtype], device=device,
+        quantize=source.quantize, **tokens, **source.options,
+    )  # fmt: skip
     if source.lora is not None:
         add_saved_lora(pipeline.denoiser, source.lora)
     return pipeline

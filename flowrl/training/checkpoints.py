@@ -21,6 +21,7 @@ from flowrl.files import read_json, write_atomically
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.training.manifest import read_manifest
+from flowrl.training.optimizers import refuse_other_moments
 
 _STATE, _SEAL = "state.pt", "checkpoint.json"
 _STAGED = ".lora.writing"
@@ -194,6 +195,7 @@ def restore(state: dict[str, Any], policy: Policy, optimizer: torch.optim.Optimi
         for slot, tensors in state["slots"].items():
             for name, tensor in tensors.items():
                 policy.slots[slot][name].copy_(tensor)
+        refuse_other_moments(optimizer, state["optimizer"])
         optimizer.load_state_dict(state["optimizer"])
     except (KeyError, RuntimeError, ValueError) as error:
         raise CheckpointError(

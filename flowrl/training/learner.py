@@ -14,22 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.config.sections import OptimConfig
 from flowrl.pipelines.lora import Policy
 from flowrl.placement import sent_wide, widest
 from flowrl.samplers import Network
 from flowrl.samplers.guidance import recomputing
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning
-
-
-def make_optimizer(settings: OptimConfig, policy: Policy) -> torch.optim.Optimizer:
-    """AdamW on the policy's weights, with a constant learning rate."""
-    return torch.optim.AdamW(
-        policy.parameters.values(), lr=settings.lr, betas=settings.betas, eps=settings.eps,
-        weight_decay=settings.weight_decay,
-    )  # fmt: skip
-
 
 _FIRST_SCALE_LOG2 = 14  # of float16 losses
 _SCALE_RISES_AFTER = 2000  # updates without overflow, GradScaler's growth_interval

@@ -40,7 +40,8 @@ from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
-from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, joined_lists, make_optimizer
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, joined_lists
+from flowrl.training.optimizers import make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
     Parts,
     at_eval_size,
@@ -95,6 +96,7 @@ class Loop:
         if config.pipeline.free_text_encoders:
             encode_everything(self.pipeline, self.drawn, prompts)
         self.optimizer = make_optimizer(config.optim, self.policy)
+        self.rate = rate_of(config.optim, updates_of(config))
         state = run.load_checkpoint({"model": model_of(config), "rewards": versions_of(reward, self.measured)})
         self.first = 0 if state is None else restore(state, self.policy, self.optimizer)
         self.counters: dict[str, Any] = {"updates": 0, "constant": 0, "images": 0, "seconds": 0.0, "evals": 0,
@@ -257,6 +259,7 @@ class Loop:
         Raises:
             ValueError: as `GradientSum.apply`.
         """
+        set_rate(self.optimizer, self.rate(self.counters["updates"]))
         norm = gradient.apply(self.run, self.optimizer, self.config.optim.max_grad_norm, self.iteration)
         if norm is None:
             return False
@@ -280,7 +283,7 @@ class Loop:
         seconds = self._largest(time.perf_counter() - self._begun)
         self.counters["seconds"] += seconds
         self.network.join(self.run)
-        row = row | {"num_images": self.config.num_images, "lr": self.optimizer.param_groups[0]["lr"]}
+        row = row | {"num_images": self.config.num_images, "lr": self.rate(max(0, self.counters["updates"] - 1))}
         row |= {f"reward_errors/{word}": count for word, count in sorted(errors.items())}
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in stages.items()}

@@ -15,6 +15,7 @@ from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape
+from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
@@ -70,8 +71,7 @@ def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipel
     """The generator, frozen; settings that are null are the family's own."""
     return model_family(settings).load(
         model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
-        compile=settings.compile,
-        **family_options(settings),
+        compile=settings.compile, quantize=settings.quantize, **family_options(settings),
     )  # fmt: skip
 
 
@@ -113,6 +113,30 @@ def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool 
     check_word(settings.attention, DTYPES[settings.dtype], known.attends(model_location(settings.model)))
     if here:
         check_here(settings.attention, this_machine(device_kind(settings.device)))
+
+
+def check_quantized(config: TrainConfig, *, here: bool = True) -> None:
+    """Refuses a quantised base that cannot work with the other settings, or on this machine (left out without `here`).
+
+    Raises:
+        ValueError: names the two settings, or what this machine lacks.
+    """
+    settings = config.pipeline
+    if settings.quantize == "none":
+        return
+    if config.policy.train == "full":
+        raise ValueError(
+            f"policy.train=full trains the weights themselves, and pipeline.quantize={settings.quantize} keeps them in "
+            "few bits, which no gradient can change: set pipeline.quantize=none, or policy.train=lora"
+        )
+    if config.parallel.shard > 1:
+        raise ValueError(
+            f"parallel.shard ({config.parallel.shard}) divides weights that are parameters, and those of "
+            f"pipeline.quantize={settings.quantize} are not: every process holds them whole. Set parallel.shard=1, or "
+            "pipeline.quantize=none"
+        )
+    if here:
+        check_quantize(settings.quantize, device_kind(settings.device), compile=settings.compile)
 
 
 def attention_text(settings: PipelineConfig) -> str:

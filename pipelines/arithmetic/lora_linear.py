@@ -9,7 +9,9 @@ layer is computed by it. Two ways, both without a cache, so that they follow wha
   rounding; on a GPU TF32 rounds nearly as much.
 
 The backward pass knows that W and b are frozen: with g = dL/dy over n rows,
-`dL/dx = W^T g + s A^T B^T g`, `dL/dA = s (B^T g) x^T`, `dL/dB = s g (A x)^T`.
+`dL/dx = W^T g + s A^T B^T g`, `dL/dA = s (B^T g) x^T`, `dL/dB = s g (A x)^T`. Where W is kept in few bits
+(`quantized_linear`) it is restored for each of the two passes: the formulas, and the numbers, are those of a plain
+layer with the rounded weight.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from peft.tuners.lora import Linear
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear, WholeNumberLinear
 from flowrl.pipelines.arithmetic.wide_products import has_products
 
 
@@ -43,28 +46,57 @@ class LoraLinear(Linear):  # type: ignore[misc]
         """The layer with its active adapter at work; several active ones, and uncommon kinds, are left to PEFT."""
         base = self.base_layer
         names = [] if self._disable_adapters else [name for name in self.active_adapters if name in self.lora_A]
-        if len(names) != 1 or args or kwargs or self.merged or type(base) is not nn.Linear:
+        if len(names) != 1 or args or kwargs or self.merged or not _restorable(base):
             return super().forward(x, *args, **kwargs)
         name, kind = names[0], x.device.type
         first, second = self.lora_A[name], self.lora_B[name]
         cast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if cast else first.weight.dtype
         plain = name not in self.lora_variant and isinstance(self.lora_dropout[name], nn.Identity)
-        if not plain or second.bias is not None or base.weight.dtype != dtype or not (cast or x.dtype == dtype):
+        if not plain or second.bias is not None or _dtype(base) != dtype or not (cast or x.dtype == dtype):
             return super().forward(x)
         whole = kind == "cpu" and dtype in (torch.float32, torch.float64)
         rule = Merged if whole and first.weight.dtype == dtype else Added
-        given = (x.to(dtype), base.weight, base.bias, first.weight, second.weight, self.scaling[name])
+        weight = base if isinstance(base, QuantizedLinear) else base.weight
+        given = (x.to(dtype), weight, base.bias, first.weight, second.weight, self.scaling[name])
         if kind == "cpu" and not has_products(dtype):
             return _widened(*given)
         answer: Tensor = rule.apply(*given)  # type: ignore[no-untyped-call]
         return answer
 
 
-def _widened(x: Tensor, w: Tensor, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float) -> Tensor:
+def _restorable(base: nn.Module) -> bool:
+    """Whether a layer is plain, or as good as plain once its weight is restored."""
+    return type(base) is nn.Linear or (isinstance(base, QuantizedLinear) and not isinstance(base, WholeNumberLinear))
+
+
+def _dtype(base: nn.Linear) -> torch.dtype:
+    return base.dtype if isinstance(base, QuantizedLinear) else base.weight.dtype
+
+
+def _whole(w: Tensor | QuantizedLinear, dtype: torch.dtype) -> Tensor:
+    """A weight to multiply with, restored where it is kept in few bits."""
+    return w if isinstance(w, Tensor) else w.restored(dtype)
+
+
+def _save(ctx: Any, w: Tensor | QuantizedLinear, *tensors: Tensor) -> None:
+    """Saves tensors for the backward pass, and the weight: a layer of few bits as itself, since it restores it."""
+    ctx.layer = None if isinstance(w, Tensor) else w
+    ctx.save_for_backward(*tensors, *((w,) if isinstance(w, Tensor) else ()))
+
+
+def _saved(ctx: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """What was saved, the weight last."""
+    tensors: tuple[Tensor, ...] = ctx.saved_tensors
+    return tensors if ctx.layer is None else (*tensors, ctx.layer.restored(dtype))
+
+
+def _widened(
+    x: Tensor, w: Tensor | QuantizedLinear, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float
+) -> Tensor:
     """The layer in float32 on operands that are rounded to the dtype of x, and its answer rounded to it: for 16 bits on
     a CPU that has no products of them (`pipelines/arithmetic/wide_products.py`)."""
-    rounded = (None if t is None else t.to(x.dtype).float() for t in (x, w, b, lora_a, lora_b))
+    rounded = (t.to(x.dtype).float() if isinstance(t, Tensor) else t for t in (x, w, b, lora_a, lora_b))
     with torch.autocast("cpu", enabled=False):
         answer: Tensor = Merged.apply(*rounded, s).to(x.dtype)  # type: ignore[no-untyped-call]
     return answer
@@ -74,14 +106,16 @@ class Merged(torch.autograd.Function):
     """By the sum of weights, made at each call; all of one dtype."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float) -> Tensor:
-        ctx.save_for_backward(x, w, lora_a, lora_b)
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor | QuantizedLinear, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float
+    ) -> Tensor:
+        _save(ctx, w, x, lora_a, lora_b)
         ctx.scale = s
-        return F.linear(x, torch.addmm(w, lora_b, lora_a, alpha=s), b)
+        return F.linear(x, torch.addmm(_whole(w, x.dtype), lora_b, lora_a, alpha=s), b)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, w, lora_a, lora_b = ctx.saved_tensors
+        x, lora_a, lora_b, w = _saved(ctx, grad.dtype)
         rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         for_x = for_a = for_b = None
         if ctx.needs_input_grad[0]:
@@ -97,18 +131,20 @@ class Added(torch.autograd.Function):
     """By a product of low rank on top of the layer's; LoRA weights are rounded to the dtype of x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor | QuantizedLinear, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float
+    ) -> Tensor:
         first, second = lora_a.to(x.dtype), lora_b.to(x.dtype)
-        y = F.linear(x, w, b)
+        y = F.linear(x, _whole(w, x.dtype), b)
         low = x.reshape(-1, x.shape[-1]).mm(first.t())
         y.view(-1, y.shape[-1]).addmm_(low, second.t(), alpha=s)
-        ctx.save_for_backward(x, w, first, second, low)
+        _save(ctx, w, x, first, second, low)
         ctx.scale, ctx.dtype = s, lora_a.dtype
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, w, first, second, low = ctx.saved_tensors
+        x, first, second, low, w = _saved(ctx, grad.dtype)
         rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         through = grads.mm(second)
         for_x = for_a = for_b = None

@@ -182,7 +182,8 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         options = family_options(config.pipeline)
         made: Pipeline = random_pipeline(
             family, model, dtype=DTYPES[config.pipeline.dtype], device=device, layers=layers,
-            attention=config.pipeline.attention, compile=config.pipeline.compile, options=options,
+            attention=config.pipeline.attention, compile=config.pipeline.compile,
+            quantize=config.pipeline.quantize, options=options,
         )  # fmt: skip
         notes.append(f"Random weights of the dimensions of {config.pipeline.model}: prompts are random embeddings, "
                      "and images are noise, whose brightness is rewarded too; text encoders are not there")  # fmt: skip

@@ -25,7 +25,8 @@ from flowrl.precision import arithmetic
 from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward, RewardInputs
 from flowrl.training.checkpoints import save_lora, write_checkpoint
-from flowrl.training.learner import GradientSum, make_optimizer
+from flowrl.training.learner import GradientSum
+from flowrl.training.optimizers import make_optimizer
 from flowrl.training.parts import model_location
 from flowrl.training.prompting import encode_prompts, reward_inputs
 

@@ -233,8 +233,8 @@ def _settings(
         eval_batch_size=config.eval.batch_size, gradient_checkpointing=pipeline.gradient_checkpointing,
         quantize=pipeline.quantize, offload=pipeline.offload, free_text_encoders=pipeline.free_text_encoders,
         vae_slice=options.get("vae_slice", usual.vae_slice), vae_tiling=options.get("vae_tiling", False),
-        optimizer=config.optim.name, optim_offload=config.optim.offload, shard=config.parallel.shard, context=config.parallel.context,
-        rollouts=config.workers.rollouts,
+        optimizer=config.optim.name, optim_offload=config.optim.offload, shard=config.parallel.shard,
+        context=config.parallel.context, rollouts=config.workers.rollouts,
     )  # fmt: skip
 
 

@@ -229,8 +229,16 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         ValueError: says what was given, what is allowed and what to change.
     """
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.devices import check_device, num_launched
-    from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
+    from flowrl.training.devices import check_device, device_kind, num_launched
+    from flowrl.training.optimizers import check_optimizer
+    from flowrl.training.parts import (
+        check_attention,
+        check_pipeline,
+        check_quantized,
+        lora_of,
+        model_location,
+        read_run_prompts,
+    )
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
 
@@ -251,6 +259,8 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     check_rewards(config)
     check_sampler(config.sampler)
     recipe_of(config).check(config)
+    check_quantized(config, here=here)
+    check_optimizer(config, device_kind(config.pipeline.device) if here else None)
     known = check_pipeline(config.pipeline)
     rank, _, _ = lora_of(config.policy, known.lora_targets)
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)

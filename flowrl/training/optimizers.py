@@ -1,0 +1,169 @@
+"""What moves the weights: optimizers by name, where their moments lie, and the rate of each update.
+
+The rate is a function of the number of updates that are done, of the settings, and of nothing else: a run that is
+continued has the rates of one that was never stopped. How long a run is counts among the settings: one that is
+continued with more iterations goes on at the rates of the longer run from there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowrl.config.sections import OptimConfig
+from flowrl.config.train import TrainConfig
+from flowrl.pipelines.lora import Policy
+
+_NAMES = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw_8bit": "PagedAdamW8bit"}
+"""Classes of bitsandbytes by `optim.name`."""
+
+
+def make_optimizer(settings: OptimConfig, policy: Policy) -> torch.optim.Optimizer:
+    """The optimizer of a configuration on the policy's weights, at its highest rate."""
+    weights = policy.parameters.values()
+    given: dict[str, Any] = {
+        "lr": settings.lr, "betas": settings.betas, "eps": settings.eps, "weight_decay": settings.weight_decay
+    }  # fmt: skip
+    if settings.name in _NAMES:
+        from bitsandbytes import optim  # an extra, and a second
+
+        made: torch.optim.Optimizer = getattr(optim, _NAMES[settings.name])(weights, **given)
+        return made
+    return (HostAdamW if settings.offload else torch.optim.AdamW)(weights, **given)
+
+
+class HostAdamW(torch.optim.AdamW):
+    """AdamW whose moments lie in the host's memory and whose steps the host computes, for weights on any device.
+
+    A step fetches gradients and weights, does what torch's AdamW does on a CPU, and sends the weights back: the numbers
+    are those of a run on the CPU from equal gradients. Copies in between are pinned where there is CUDA. Weights that
+    lie on the host are moved where they are.
+    """
+
+    def __init__(self, weights: Iterable[nn.Parameter], **settings: Any) -> None:
+        self._trained = list(weights)
+        self._own = [weight if weight.device.type == "cpu" else _on_host(weight) for weight in self._trained]
+        super().__init__(self._own, **settings)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step of all weights that have a gradient; takes no closure."""
+        assert closure is None
+        pairs = [(own, weight) for own, weight in zip(self._own, self._trained, strict=True) if own is not weight]
+        for own, weight in pairs:
+            own.data.copy_(weight.data)
+            own.grad = None if weight.grad is None else weight.grad.to(own.device)
+        super().step()
+        for own, weight in pairs:
+            weight.data.copy_(own.data, non_blocking=own.is_pinned())
+            own.grad = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients of the weights."""
+        for weight in self._trained:
+            weight.grad = None
+
+
+def _on_host(weight: nn.Parameter) -> nn.Parameter:
+    pinned = weight.device.type == "cuda" and torch.cuda.is_available()
+    return nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device="cpu", pin_memory=pinned))
+
+
+def rate_of(settings: OptimConfig, updates: int) -> Callable[[int], float]:
+    """The learning rate of an update as a function of the number of updates done before it.
+
+    Over the first w = `warmup` updates it is `lr * n / w`, so 0 at the very first. After them, with N the updates of
+    the whole run and p = (n - w) / (N - w):
+
+        constant      lr
+        linear        lr (1 - p)
+        cosine        lr (1 + cos(pi p)) / 2
+        polynomial    1e-7 + (lr - 1e-7) (1 - p)
+        inverse_sqrt  lr sqrt(t / (n + t - w)), t = w, or 10 000 without a warmup
+
+    Those are the schedules of transformers' `get_scheduler` at its defaults.
+
+    Args:
+        settings: the section `optim`.
+        updates: N.
+    """
+    if settings.schedule == "constant" and settings.warmup == 0:
+        return lambda done: settings.lr
+    from transformers import get_scheduler
+
+    name = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule
+    nothing = torch.optim.SGD([torch.zeros(1)], lr=settings.lr)  # polynomial reads its rate
+    made: Any = get_scheduler(name, nothing, num_warmup_steps=settings.warmup, num_training_steps=updates)
+    (share,) = made.lr_lambdas
+    return lambda done: settings.lr * float(share(done))
+
+
+def updates_of(config: TrainConfig) -> int:
+    """The updates of a whole run."""
+    return config.num_iterations * config.updates_per_rollout
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Takes the next steps at a rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def check_optimizer(config: TrainConfig, kind: str | None = None) -> None:
+    """Refuses settings of the section `optim` that cannot work.
+
+    Args:
+        config: of the run.
+        kind: of its device: cpu, cuda or mps; None leaves out what depends on this machine.
+
+    Raises:
+        ValueError: names the key and what to set instead.
+    """
+    settings, total = config.optim, updates_of(config)
+    if settings.warmup and settings.warmup >= total:
+        raise ValueError(
+            f"optim.warmup ({settings.warmup}) must be below the updates of the run ({total}, num_iterations times "
+            "updates_per_rollout): the rate would never come to optim.lr"
+        )
+    if settings.schedule == "polynomial" and settings.lr <= 1e-7:
+        raise ValueError(
+            f"optim.schedule=polynomial falls to 1e-7, and optim.lr is {settings.lr:g}: raise it, or take linear"
+        )
+    if settings.name == "adamw":
+        return
+    if settings.offload:
+        raise ValueError(
+            f"optim.offload moves the moments of adamw, and optim.name is {settings.name}, which keeps its own on the "
+            "device: set optim.offload=false, or optim.name=adamw"
+        )
+    if kind is None:
+        return
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError(
+            f"optim.name={settings.name} needs the package bitsandbytes, which is not installed: pip install -e "
+            "'.[quantize]', or set optim.name=adamw"
+        )
+    usable = ("cuda",) if settings.name.startswith("paged") else ("cuda", "cpu")
+    if kind not in usable:
+        why = "pages its moments, which CUDA alone does" if usable == ("cuda",) else "runs on CUDA and CPU devices"
+        raise ValueError(
+            f"optim.name={settings.name} {why}, and pipeline.device is {kind}: set optim.name="
+            f"{'adamw_8bit or ' if kind == 'cpu' else ''}adamw"
+        )
+
+
+def refuse_other_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Refuses the moments of one library's AdamW for the other's, which it would not read.
+
+    Raises:
+        ValueError: says what the state is of.
+    """
+    torchs = any("exp_avg" in entry for entry in state["state"].values())
+    if state["state"] and torchs != isinstance(optimizer, torch.optim.AdamW):
+        raise ValueError(
+            f"its moments are those of {'adamw' if torchs else 'an optimizer of bitsandbytes'}: optim.name"
+        )
