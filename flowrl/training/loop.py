@@ -31,7 +31,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
-from flowrl.pipelines.weights.parallelize import bytes_held, shard_denoiser
+from flowrl.pipelines.weights.parallelize import denoiser_bytes
 from flowrl.placement import sent
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
@@ -89,16 +89,9 @@ class Loop:
         """
         self.config, self.run, self.prompts = config, run, prompts
         self.geometry = config.resolve_batch(run.world)
-        parts: Parts = load_parts(config, run.device, self._begin) if run.parts is None else run.parts
-        self.pipeline, self.policy, reward = parts
         self.shards: Shards | None = shards_of(run)
-        held: dict[str, Any] = {}
-        if self.shards is not None:
-            whole = bytes_held(self.pipeline.denoiser)
-            shard_denoiser(
-                self.pipeline.denoiser, self.shards.mesh, self.policy.parameters.values(), self.shards.any_needs
-            )
-            held = {"denoiser_bytes": {"whole": whole, "held": bytes_held(self.pipeline.denoiser)}}
+        parts: Parts = load_parts(config, run.device, self._begin, self.shards) if run.parts is None else run.parts
+        self.pipeline, self.policy, reward = parts
         if run.layout.context > 1:
             share_tokens(self.pipeline, device_mesh(run.layout, run.device.type)["context"])
         if run.parts is not None:
@@ -137,6 +130,7 @@ class Loop:
         self.finished = False
         self._base: list[BaseSide] | None = None  # of this process's prompts, from the first evaluation on
         self._saved = -1  # finished iterations of the weights that `lora/` holds, where this process wrote it
+        held = {} if self.shards is None else {"denoiser_bytes": denoiser_bytes(self.pipeline.denoiser)}
         run.begin(self.first, attention=self.pipeline.attention, **held)
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_lora(self.first)

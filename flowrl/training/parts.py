@@ -16,7 +16,7 @@ from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape
-from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading, Split
 from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
@@ -37,7 +37,9 @@ Parts = tuple[Pipeline, Policy, WeightedSum]
 """What a run trains with."""
 
 
-def load_parts(config: TrainConfig, device: torch.device, begin: Callable[[Pipeline], None]) -> Parts:
+def load_parts(
+    config: TrainConfig, device: torch.device, begin: Callable[[Pipeline], None], split: Split | None = None
+) -> Parts:
     """Pipeline, LoRA policy (with its slots) and rewards, in this order.
 
     Args:
@@ -45,9 +47,10 @@ def load_parts(config: TrainConfig, device: torch.device, begin: Callable[[Pipel
         device: where all of it lives.
         begin: is given the pipeline before its denoiser is loaded, with `pipeline.free_text_encoders` also before its
             text encoders are: `encode_everything` loads and frees them.
+        split: the processes that the denoiser is split over.
     """
     refuse_unable(config.reward_dtype, device, "reward_dtype")
-    pipeline = load_pipeline(config.pipeline, device, later=config.pipeline.free_text_encoders)
+    pipeline = load_pipeline(config.pipeline, device, Loading(later=config.pipeline.free_text_encoders, split=split))
     begin(pipeline)
     pipeline.load_denoiser()
     rank, alpha, targets = lora_of(config.policy, pipeline.lora_targets)
@@ -81,14 +84,11 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float,
     return rank, alpha, settings.target_modules or layers
 
 
-def load_pipeline(settings: PipelineConfig, device: torch.device | str, *, later: bool = False) -> Pipeline:
-    """The generator, frozen; settings that are null are the family's own.
-
-    With `later` its text encoders and its denoiser are loaded when they are asked for.
-    """
+def load_pipeline(settings: PipelineConfig, device: torch.device | str, how: Loading = AT_ONCE) -> Pipeline:
+    """The generator, frozen; settings that are null are the family's own."""
     return model_family(settings).load(
         model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
-        compile=settings.compile, how=Loading(later=later),
+        compile=settings.compile, how=how,
         **family_options(settings),
     )  # fmt: skip
 

@@ -43,7 +43,9 @@ class Later:
     def denoiser(self, p: Any) -> None:
         """Loads the denoiser, or all experts, ready to be called."""
         names = _present(p, p.family.denoisers)
-        found = stock_loading.load_denoisers(p.pipe, self.read, names, p.device, self.how)
+        found = stock_loading.load_denoisers(
+            p.pipe, self.read, p.family.network, p.card.model, names, p.device, self.how
+        )  # fmt: skip
         for part in found.values() if p.options.gradient_checkpointing else ():
             checkpoint_blocks(part, p.device, p.dtype)
         p.take(found)
