@@ -117,15 +117,18 @@ def _take_over(network: nn.Module, facts: Mapping[str, Mapping[str, Any]]) -> No
 def _hand_out(network: nn.Module, split: Split, whole: Mapping[str, Tensor]) -> None:
     """Sends every weight from the first process to the others, of which each keeps its part."""
     import torch.distributed as dist
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
     group, device = split.mesh.get_group(), torch.device(split.mesh.device_type)
     source, parts = dist.get_global_rank(group, 0), dict[str, Tensor]()
     for name, weight in network.named_parameters():
-        sent = whole[name].to(device) if whole else torch.empty(weight.shape, dtype=weight.dtype, device=device)
-        dist.broadcast(sent.contiguous() if whole else sent, src=source, group=group)
+        assert isinstance(weight, DTensor)
+        sent = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+        if whole:
+            sent.copy_(whole[name])
+        dist.broadcast(sent, src=source, group=group)
         if not whole:
-            own: Any = distribute_tensor(sent, split.mesh, getattr(weight, "placements"), src_data_rank=None)  # noqa: B009
+            own = distribute_tensor(sent, split.mesh, weight.placements, src_data_rank=None)
             parts[name] = nn.Parameter(own.clone(), requires_grad=False)
     network.load_state_dict(parts, assign=True, strict=False)
 

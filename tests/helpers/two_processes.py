@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from launched import free_port
 from tiny_runs import differences, lora_tensors, metrics, start, state
 
 TOLERANCE = 1e-6
@@ -60,6 +60,31 @@ while pids:
 """
 
 
+def on_two_processes(folder: Path, *arguments: str) -> str:
+    """Runs a script, or a module after "-m", by torchrun on two processes in a folder; what they print."""
+    ports = ["--master-addr=127.0.0.1", f"--master-port={_free_port()}"]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", *ports]
+    return _finish(start([*launcher, *arguments], folder, GLOO_SOCKET_IFNAME="lo"), 600)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+def _finish(process: subprocess.Popen[str], seconds: float) -> str:
+    """What a command prints that has to succeed within a time; else it and its children are ended."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        raise AssertionError(f"still at work after {seconds:g} s:\n{process.communicate()[1][-4000:]}") from None
+    assert process.returncode == 0, err
+    return out
+
+
 def train_on_two(folder: Path, commands: Sequence[tuple[int, bool, Sequence[str]]], *, seconds: float = 600) -> None:
     """Runs of `flowrl train`, one after another, all on the same two processes.
 
@@ -71,17 +96,14 @@ def train_on_two(folder: Path, commands: Sequence[tuple[int, bool, Sequence[str]
     """
     (folder / "train_all.py").write_text(TRAIN_ALL)
     (folder / "commands.json").write_text(json.dumps(commands))
-    here, address = Path(__file__).parent, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    process = start(
-        ["train_all.py", str(here), str(here / "families"), str(folder / "commands.json")], folder,
-        GLOO_SOCKET_IFNAME="lo", **address,
+    here, address = Path(__file__).parent, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    _finish(
+        start(
+            ["train_all.py", str(here), str(here / "families"), str(folder / "commands.json")], folder,
+            GLOO_SOCKET_IFNAME="lo", **address,
+        ),
+        seconds,
     )  # fmt: skip
-    try:
-        _, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)  # ends the two
-        raise AssertionError(f"still at work after {seconds:g} s:\n{process.communicate()[1][-4000:]}") from None
-    assert process.returncode == 0, err
 
 
 def close(a: Path, b: Path) -> None:

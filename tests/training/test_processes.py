@@ -9,9 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launched import on_two_processes
 from tiny_runs import TinyRuns, differences, metrics, state, tiny_runs
-from two_processes import TOLERANCE, close, train_on_two
+from two_processes import TOLERANCE, close, on_two_processes, train_on_two
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
