@@ -11,9 +11,11 @@ class Loading:
 
     Attributes:
         later: whether text encoders and denoisers wait for `load_text_encoders` and `load_denoiser` of the pipeline.
+        offload: what rests on the host while it is not asked for: "text_encoders" (an image encoder too), "vae".
     """
 
     later: bool = False
+    offload: tuple[str, ...] = ()
 
 
 AT_ONCE = Loading()
