@@ -137,7 +137,7 @@ def check_parallel(config: TrainConfig, world: int | None) -> None:
             raise ValueError(f"parallel.shard is {settings.shard} and {given}: {why}")
 
 
-# ---- turns ------------------------------------------------------------------------------------------------------------
+# ---- turns -----------------------------------------------------------------------------------------------------------
 
 
 class Shards:

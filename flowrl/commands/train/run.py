@@ -231,7 +231,14 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, num_launched
     from flowrl.training.mesh import check_parallel, data_ranks
-    from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
+    from flowrl.training.parts import (
+        check_attention,
+        check_offload,
+        check_pipeline,
+        lora_of,
+        model_location,
+        read_run_prompts,
+    )
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
     from flowrl.training.token_sharing import check_context, check_split
@@ -261,6 +268,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     _check_negative(config, known)
     check_attention(config.pipeline, known, here=here)
     check_split(config, known)
+    check_offload(config)
     if here:
         check_arithmetic(config)
     if here and config.prompts.cache is not None:
