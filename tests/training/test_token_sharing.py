@@ -25,7 +25,7 @@ METRICS, WEIGHTS = 1e-5, 1e-6
 # Adam divides by the gradient's size: where that is nearly 0 a step of 1e-8 would be one of rounding.
 SMOOTH = "optim.eps=0.01"
 RUNS: dict[str, tuple[str, ...]] = {
-    "wan": ("grpo", "pipeline.gradient_checkpointing=true"), "flux": ("preference",), "qwen_image": ("forward",),
+    "wan": ("grpo", "pipeline.gradient_checkpointing=true"), "qwen_image": ("forward",),
 }  # fmt: skip
 
 
