@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from flowrl.config.sections import Precision
 from flowrl.files import read_json
@@ -145,7 +148,59 @@ def shapes(grid: Grid, card: Card, size: Size, *, videos: bool) -> tuple[tuple[i
     return latent, (*((size.num_frames or 0,) * len(frames)), 3, size.height, size.width)
 
 
+# ---- guidance and conditioning that most families have ---------------------------------------------------------------
+
+
+def two_passes(card: Card | None, scale: float) -> int:
+    """Two where guidance is on, at any scale but 1."""
+    return 1 if scale == 1 else 2
+
+
+def one_pass(card: Card | None, scale: float) -> int:
+    """One at every scale."""
+    return 1
+
+
+def given(embeds: str, *, pooled: str | None = None, mask: bool = False) -> Callable[[Any, int], dict[str, Tensor]]:
+    """A `conditioning` of embeddings, and perhaps pooled ones and a mask, of widths that the denoiser's entries say.
+
+    Where its guidance is an input, the scale is among them.
+    """
+
+    def conditioning(p: Any, tokens: int) -> dict[str, Tensor]:
+        config = vars(p.card.network)
+        found = {"embeds": common.meta(1, tokens, config[embeds])}
+        if mask:
+            found["mask"] = common.meta(1, tokens)
+        if pooled is not None:
+            found["pooled"] = common.meta(1, config[pooled])
+        if config.get("guidance_embeds"):
+            found["guidance"] = common.meta(1)
+        return found
+
+    return conditioning
+
+
 # ---- what can be read ------------------------------------------------------------------------------------------------
+
+
+def usual(network: Any) -> dict[str, Any]:
+    """The defaults of a class of networks."""
+    parameters = inspect.signature(network.__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def check_class(card: Card, family: str, stock: Sequence[str]) -> None:
+    """Refuses a checkpoint of another family.
+
+    Raises:
+        ValueError: its stock class is not among those that the family loads.
+    """
+    if card.stock not in stock:
+        raise ValueError(
+            f"{card.model} is a {card.stock}, and pipeline.name={family} loads {' or '.join(stock)}: leave "
+            "pipeline.name out, or set it to the family of the model"
+        )
 
 
 def read_part(model: str, name: str) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ pipeline `p` (or, before weights load, the checkpoint's `Card`) first.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
@@ -14,62 +13,32 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from flowrl.config.options import build_options
 from flowrl.pipelines import cards, common, known_checkpoints
-from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
-from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
-from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions, hub_class, image_factors, read_part
+from flowrl.pipelines.arithmetic.compiling import check_compile
+from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
+from flowrl.pipelines.weights import stock_loading
+from flowrl.pipelines.weights.embedding_cache import cache_of
+from flowrl.pipelines.weights.later_parts import Later
+from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.stock_loading import Read
 from flowrl.precision import in_arithmetic, refuse_unable
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
-
-# ---- hooks that most families have -----------------------------------------------------------------------------------
 
 
 def evaluated(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Velocity in float32 of a denoiser that predicts it; it runs in the pipeline's dtype."""
     return p.call(x, timestep, cond).float()
-
-
-def two_passes(card: Card | None, scale: float) -> int:
-    """Two where guidance is on, at any scale but 1."""
-    return 1 if scale == 1 else 2
-
-
-def one_pass(card: Card | None, scale: float) -> int:
-    """One at every scale."""
-    return 1
-
-
-def given(
-    embeds: str, *, pooled: str | None = None, mask: bool = False
-) -> Callable[[FamilyPipeline, int], dict[str, Tensor]]:
-    """A `conditioning` of embeddings, and perhaps pooled ones and a mask, of widths that the denoiser's entries say.
-
-    Where its guidance is an input, the scale is among them.
-    """
-
-    def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-        config = vars(p.card.network)
-        found = {"embeds": common.meta(1, tokens, config[embeds])}
-        if mask:
-            found["mask"] = common.meta(1, tokens)
-        if pooled is not None:
-            found["pooled"] = common.meta(1, config[pooled])
-        if config.get("guidance_embeds"):
-            found["guidance"] = common.meta(1)
-        return found
-
-    return conditioning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,13 +91,13 @@ class Family:
     """Velocity in float32."""
     guided: common.Guided = common.two_pass
     """Guidance of a network."""
-    passes: Callable[[Card | None, float], int] = two_passes
+    passes: Callable[[Card | None, float], int] = cards.two_passes
     """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
     decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decoded(p.pipe.vae, z)
     """Images in [-1, 1] as the autoencoder gives them."""
     encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encoded(p.pipe.vae, x)
     """Latents of images in [-1, 1] as the autoencoder takes them."""
-    factors: Callable[[Mapping[str, Any]], tuple[int, int]] = image_factors
+    factors: Callable[[Mapping[str, Any]], tuple[int, int]] = cards.image_factors
     """Pixels of a latent's side and frames of a latent frame, of the autoencoder's configuration."""
     constants: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
     """Tensors that a loaded checkpoint keeps on its device."""
@@ -153,7 +122,9 @@ class Family:
     stock_class: Callable[[Card, Any], str | None] = lambda card, options: card.stock
     """The stock class to load with."""
     prepare: Callable[[FamilyPipeline], None] = lambda p: None
-    """What is done to a loaded stock pipeline."""
+    """What is done to loaded denoisers."""
+    prepare_encoders: Callable[[FamilyPipeline], None] = lambda p: None
+    """What is done to loaded text encoders."""
 
     @property
     def stock(self) -> tuple[str, ...]:
@@ -172,31 +143,27 @@ class Family:
         if not Path(model).is_dir():
             known = known_checkpoints.checkpoints().get(model)
             return None if known is None else self._card(model, known.index, known.network, known.vae)
-        index, vae = read_part(model, "model_index.json"), read_part(model, "vae/config.json")
-        return self._card(model, index or {}, read_part(model, f"{self.denoisers[0]}/config.json"), vae or {})
+        index, vae = cards.read_part(model, "model_index.json"), cards.read_part(model, "vae/config.json")
+        return self._card(model, index or {}, cards.read_part(model, f"{self.denoisers[0]}/config.json"), vae or {})
 
     def _card(
         self, model: str, index: Mapping[str, Any], network: Mapping[str, Any] | None, vae: Mapping[str, Any]
     ) -> Card:
         if network is not None:
-            network = SimpleNamespace(**{**self._usual(), **network})  # type: ignore[assignment]
+            network = SimpleNamespace(**{**cards.usual(self.network), **network})  # type: ignore[assignment]
         return Card(model=model, index=index, network=network, vae=vae, factors=self.factors(vae))
-
-    def _usual(self) -> dict[str, Any]:
-        parameters = inspect.signature(self.network.__init__).parameters.values()
-        return {p.name: p.default for p in parameters if p.default is not p.empty}
 
     def _denoisers(self, model: str) -> dict[str, dict[str, Any]]:
         """Configurations of the denoiser, or of experts, by name; none where nothing is known of the model."""
         known = None if Path(model).is_dir() else known_checkpoints.checkpoints().get(model)
         if known is None:
-            read = {name: read_part(model, f"{name}/config.json") for name in self.denoisers}
+            read = {name: cards.read_part(model, f"{name}/config.json") for name in self.denoisers}
             return {name: config for name, config in read.items() if config is not None}
         return {n: dict(known.network) for n in self.denoisers if n == self.denoisers[0] or known.index.get(n)}
 
     def block_kinds(self, model: str) -> dict[str, int]:
         """Blocks of the denoiser that are alike, by kind; none where experts differ in them or nothing is known."""
-        found = [block_kinds({**self._usual(), **config}) for config in self._denoisers(model).values()]
+        found = [block_kinds({**cards.usual(self.network), **config}) for config in self._denoisers(model).values()]
         return found[0] if found and all(kinds == found[0] for kinds in found) else {}
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
@@ -206,7 +173,8 @@ class Family:
         """
         configs = self._denoisers(model)
         found = {
-            name: common.on_meta(self.network, with_blocks(config, kinds or {})) for name, config in configs.items()
+            name: stock_loading.on_meta(self.network, with_blocks(config, kinds or {}))
+            for name, config in configs.items()
         }
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
 
@@ -223,8 +191,8 @@ class Family:
             return
         if Path(model).is_dir() and not (Path(model) / "model_index.json").is_file():
             raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
-        self._check_class(model, card.stock)
-        scheduler = read_part(model, "scheduler/scheduler_config.json")
+        cards.check_class(card, self.name, self.stock)
+        scheduler = cards.read_part(model, "scheduler/scheduler_config.json")
         if scheduler is not None:
             self.check_scheduler(model, scheduler)
         if card.network is None:
@@ -235,13 +203,6 @@ class Family:
         for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
             if expert is not None:
                 check_targets(expert, targets or (), rank)
-
-    def _check_class(self, model: str, found: str | None) -> None:
-        if found not in self.stock:
-            raise ValueError(
-                f"{model} is a {found}, and pipeline.name={self.name} loads {' or '.join(self.stock)}: leave "
-                "pipeline.name out, or set it to the family of the model"
-            )
 
     def chosen(self, options: Mapping[str, Any]) -> Any:
         """The family's options from plain values.
@@ -268,7 +229,7 @@ class Family:
 
     def load(
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
-        attention: str = "auto", compile: str = "none", **options: Any,
+        attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
     ) -> FamilyPipeline:  # fmt: skip
         """Loads a checkpoint from a folder or the hub.
 
@@ -278,6 +239,7 @@ class Family:
             device: where everything lives.
             attention: a word of `KERNELS`, or "auto".
             compile: "blocks" compiles the denoisers' repeated blocks at their first call.
+            how: what is loaded at once, and how it lies on the device.
             options: fields of the family's options class.
 
         Raises:
@@ -286,31 +248,29 @@ class Family:
         check_compile(compile, device)
         chosen = self.chosen(options)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
-        card = self.card(model) or self._card(model, {"_class_name": hub_class(model)}, None, {})
+        card = self.card(model) or self._card(model, {"_class_name": cards.hub_class(model)}, None, {})
         if card.stock is not None:
-            self._check_class(model, card.stock)
+            cards.check_class(card, self.name, self.stock)
         if card.network is not None:  # all is checked again below, where it was not known before
             self._check(card, chosen)
-        pipe = common.load_stock(
-            self.stock_class(card, chosen) or self.stock[0], model, title=self.title, dtype=dtype, exact=self.exact,
-            **self.stock_options or {},
-        )  # fmt: skip
-        denoisers = {name: part for name in self.denoisers if (part := getattr(pipe, name)) is not None}
-        network = next(iter(denoisers.values())).config if denoisers else {}
-        index = {**pipe.config, "_class_name": type(pipe).__name__}
+        own = {"exact": self.exact, **(self.stock_options or {})}
+        name = self.stock_class(card, chosen) or self.stock[0]
+        read: Read = partial(stock_loading.load_stock, name, model, title=self.title, dtype=dtype, **own)
+        away = (*self.denoisers, *(self.encoders if how.later else ()))
+        pipe = read(**dict.fromkeys(away))
+        index = {**pipe.config, **stock_loading.index_entries(model, away), "_class_name": type(pipe).__name__}
+        network = stock_loading.read_config(self.network, model, self.denoisers[0])
         card = self._card(model, index, network, pipe.vae.config)
         self.check_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
         self._check(card, chosen)
-        common.freeze(pipe, device)
-        for part in denoisers.values() if chosen.gradient_checkpointing else ():
-            checkpoint_blocks(part, device, dtype)
+        stock_loading.freeze(pipe, device)
         if self.videos and chosen.vae_tiling:
             pipe.vae.enable_tiling()
-        p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers=denoisers, dtype=dtype, device=torch.device(device))
-        self.prepare(p)
-        p.attention = give_kernel(denoisers.values(), attention, self.attention.known(card), dtype, device)
-        if compile == "blocks":
-            compile_blocks(p.denoiser)
+        p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers={}, dtype=dtype, device=torch.device(device))
+        p.later = Later(read=read, how=how, attention=attention, compile=compile)
+        if not how.later:
+            self.prepare_encoders(p)
+            p.load_denoiser()
         return p
 
     def _check(self, card: Card, options: Any) -> None:
@@ -381,6 +341,9 @@ class Family:
 class FamilyPipeline:
     """A loaded checkpoint of a family; see `flowrl.pipelines.Pipeline` for what each member is."""
 
+    denoiser: nn.Module
+    attention: str
+
     def __init__(
         self, family: Family, card: Card, options: Any, *, pipe: Any, denoisers: Mapping[str, nn.Module],
         dtype: torch.dtype, device: torch.device, tokens: int | None = None,
@@ -388,12 +351,12 @@ class FamilyPipeline:
         """Takes a loaded stock pipeline; without one it says what a denoiser would be called with."""
         self.family, self.card, self.options = family, card, options
         self.pipe: Any = pipe
-        self.model, self.dtype, self.device, self.attention = card.model, dtype, device, "native"
-        self.experts: dict[str, Any] = dict(denoisers)
+        self.model, self.dtype, self.device = card.model, dtype, device
+        self.later: Later | None = None
         self.context = 1  # processes that share the tokens of an image
-        parts = list(denoisers.values())
-        self.denoiser: nn.Module = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts)
-        self.needed: Callable[[list[bool]], list[bool]] = list  # of experts for what is at hand: those to be called
+        self.experts: dict[str, Any] = {}
+        self.sizes = WeakSet([self])  # all pipelines that share these networks
+        self.take(denoisers)
         self.lora_targets = family.lora_targets
         count = family.count_sources
         self.num_sources: tuple[int, int] = count(card, options) if count else family.num_sources or (0, 0)
@@ -402,6 +365,7 @@ class FamilyPipeline:
         self.fps = size.fps
         self.constants = {} if pipe is None else family.constants(self)
         self._texts = Embedded(self._embed)
+        self._cache: tuple[Path, str] | None = None
         self._set_size(size)
 
     def _set_size(self, size: Size) -> None:
@@ -409,6 +373,8 @@ class FamilyPipeline:
         self.latent_shape, self.image_shape = cards.shapes(grid, self.card, size, videos=videos)
         self.positions = self.family.positions(self)
         self._images = Embedded(self._embed_sources)  # another size has other latents
+        if self._cache is not None:
+            self._images.cache = cache_of(self, *self._cache, sources=True)
 
     def resized(self, height: int | None, width: int | None) -> FamilyPipeline:
         """The same networks drawing another size; None is the checkpoint's own.
@@ -416,21 +382,34 @@ class FamilyPipeline:
         Embeddings of prompts are shared. Sources are encoded again, which works after the text encoders are freed too.
         """
         other, own = copy(self), self.family.own_size(self.card)
+        self.sizes.add(other)
         frames = self.image_shape[0] if self.family.videos else None
         other._set_size(Size(height=height or own.height, width=width or own.width, num_frames=frames))
         return other
 
     def encode(self, prompts: Sequence[str], sources: Sources | None = None) -> Conditioning:
         """Embeds prompts and their source images, each distinct one once."""
+        parts = [kept(texts, given, self.device).tensors for kept, texts, given in self._asked(prompts, sources)]
+        return Conditioning({name: tensor for part in parts for name, tensor in part.items()})
+
+    def keeps(self, prompts: Sequence[str], sources: Sources | None = None) -> bool:
+        """Whether `encode` of these needs no network."""
+        return all(kept.keeps(texts, given) for kept, texts, given in self._asked(prompts, sources))
+
+    def _asked(self, prompts: Sequence[str], sources: Sources | None) -> list[tuple[Embedded, Sequence[str], Sources]]:
+        """Who embeds these, and what each is asked for."""
         family, count = self.family, self.num_sources
         given = check_sources(sources, prompts, count, family.name, family.sources_option)
         if family.embed_sources is None:
-            return self._texts(prompts, given, self.device)
-        text = self._texts(prompts, [()] * len(prompts), self.device)
-        if not count[1]:
-            return text
-        images = self._images([""] * len(prompts), given, self.device)
-        return Conditioning({**text.tensors, **images.tensors})
+            return [(self._texts, prompts, given)]
+        asked: list[tuple[Embedded, Sequence[str], Sources]] = [(self._texts, prompts, [()] * len(prompts))]
+        return [*asked, (self._images, [""] * len(prompts), given)] if count[1] else asked
+
+    def keep_embeddings(self, folder: Path, encoders: str) -> None:
+        """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
+        self._cache = folder, encoders
+        self._texts.cache = cache_of(self, folder, encoders, sources=False)
+        self._images.cache = cache_of(self, folder, encoders, sources=True)
 
     def _embed(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         return Conditioning(self.family.embed(self, prompt, sources))
@@ -442,6 +421,23 @@ class FamilyPipeline:
     def num_cut(self, prompts: Sequence[str]) -> int:
         """How many prompts have more tokens than are read."""
         return num_cut(self.pipe.components, self.max_sequence_length, prompts)
+
+    def load_text_encoders(self) -> None:
+        """Loads the text encoders where they were left for later, or freed."""
+        if self.later is not None and self.later.text_encoders(self):
+            self._texts.freed = False
+
+    def load_denoiser(self) -> None:
+        """Loads the denoiser where it was left for later, ready to be called."""
+        if self.later is not None and not self.experts:
+            self.later.denoiser(self)
+
+    def take(self, denoisers: Mapping[str, nn.Module], attention: str = "native") -> None:
+        """Has these denoisers from now on, whose attention a kernel computes; so has every other size."""
+        self.experts.update(denoisers)
+        parts = list(self.experts.values())
+        for one in self.sizes:
+            one.denoiser, one.attention = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts), attention
 
     def free_text_encoders(self) -> None:
         """Drops the text encoders from memory; new sources that are encoded apart from prompts can still be."""

@@ -15,8 +15,8 @@ from diffusers import FluxTransformer2DModel
 from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules
-from flowrl.pipelines.cards import Card, Grid, square
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given, one_pass
+from flowrl.pipelines.cards import Card, Grid, given, one_pass, square
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning
 

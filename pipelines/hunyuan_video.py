@@ -17,8 +17,8 @@ from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given, one_pass
+from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions, given, one_pass
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning, Schedule
 

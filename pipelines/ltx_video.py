@@ -17,8 +17,8 @@ from torch import Tensor
 
 from flowrl.pipelines import common, stock_schedules, wan
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
+from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions, given
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
 from flowrl.trajectory import Conditioning, Schedule
 

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flowrl.pipelines import cards, common, known_checkpoints
+from flowrl.pipelines import cards, known_checkpoints
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.cards import Card
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.like_blocks import block_kinds, with_blocks
+from flowrl.pipelines.weights import stock_loading
 from flowrl.randomness import counter_normal, counter_seed
 from flowrl.trajectory import Conditioning
 
@@ -69,7 +70,7 @@ def random_pipeline(
         ValueError: nothing is known of the model, or it has no blocks that could be left out.
     """
     check_compile(compile, device)
-    common.quiet_libraries()
+    stock_loading.quiet_libraries()
     chosen, card = family.chosen(options), family.card(model)
     if card is None or card.network is None:
         raise ValueError(
@@ -85,7 +86,7 @@ def random_pipeline(
     vae = drawn(_made(types["vae"][0], vae_config(family, card), device, torch.float32), f"{model}/vae")
     given = dict.fromkeys(types) | dict(family.stock_options or {}) | denoisers
     pipe = stock(**given | {"vae": vae, "scheduler": _scheduler(types["scheduler"][0])})
-    common.freeze(pipe, device)
+    stock_loading.freeze(pipe, device)
     if chosen.gradient_checkpointing:
         for part in denoisers.values():
             checkpoint_blocks(part, device, dtype)

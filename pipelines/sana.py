@@ -22,8 +22,8 @@ from torch import Tensor
 from flowrl.pipelines import common, stock_schedules
 from flowrl.pipelines.arithmetic.attention import exact_linear
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, ImageOptions, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
+from flowrl.pipelines.cards import Card, Grid, ImageOptions, given, sample_size
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -93,8 +93,11 @@ def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _prepare(p: FamilyPipeline) -> None:
-    """Gemma overflows in float16: it runs in bfloat16 then."""
     exact_linear(p.pipe.transformer)
+
+
+def _prepare_encoders(p: FamilyPipeline) -> None:
+    """Gemma overflows in float16: it runs in bfloat16 then."""
     if p.dtype == torch.float16:
         p.pipe.text_encoder.to(torch.bfloat16)
 
@@ -103,6 +106,6 @@ FAMILY = Family(
     name="sana", title="Sana", network=SanaTransformer2DModel, lora_targets=LORA_TARGETS, options=SanaOptions,
     encoders=("text_encoder",), length=300, own_size=sample_size, factors=_factors, grid=_grid, embed=_embed,
     arguments=_arguments, conditioning=given("caption_channels", mask=True), schedule=_schedule, encode=_encode,
-    refuse=_refuse, prepare=_prepare,
+    refuse=_refuse, prepare=_prepare, prepare_encoders=_prepare_encoders,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

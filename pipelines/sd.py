@@ -17,8 +17,8 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.cards import Card, Grid, clip_context, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
+from flowrl.pipelines.cards import Card, Grid, clip_context, given, sample_size
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.placement import widest
 from flowrl.samplers.flow_coordinates import (
     diffusion_schedule,

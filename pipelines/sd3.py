@@ -14,8 +14,8 @@ from torch import Tensor
 
 from flowrl.pipelines import stock_schedules
 from flowrl.pipelines.arithmetic.attention import dispatched
-from flowrl.pipelines.cards import Card, Grid, clip_context, sample_size
-from flowrl.pipelines.family_pipeline import Family, FamilyPipeline, given
+from flowrl.pipelines.cards import Card, Grid, clip_context, given, sample_size
+from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.lora import JOINT_ATTENTION
 from flowrl.samplers.schedules import build_schedule
 from flowrl.trajectory import Conditioning, Schedule

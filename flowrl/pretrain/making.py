@@ -21,7 +21,7 @@ from flowrl.config.strict_yaml import build_settings
 from flowrl.config.train import resolve_path
 from flowrl.files import read_json
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.common import quiet_libraries
+from flowrl.pipelines.weights.stock_loading import quiet_libraries
 from flowrl.pretrain.network_training import save_atomically
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, read_prompts

@@ -43,6 +43,7 @@ from flowrl.placement import sent, taken
 from flowrl.randomness import Part, sample_normals
 from flowrl.recipes.forward_settings import Objective, check, decay_of, micro_batch_size, objective_of, slot_decays
 from flowrl.rewards import RewardOutput
+from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import Times, training_times
 from flowrl.training.assignment import normalised, reward_channels
 from flowrl.training.batch import Batch
@@ -113,7 +114,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 gradient = loop.gradient()
                 for index, live in in_step(loop.shards, own_blocks, idle=lambda _: torch.arange(1)):
                     for draw in range(count):
-                        with loop.network.turn(live):
+                        with uncounted(not live):
                             matched = match(loop, batch, images, times, index, draw, objective)
                         if not live:
                             gradient.add(matched.velocity[:0].sum())

@@ -34,6 +34,7 @@ from flowrl.placement import sent, taken
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.outputs import joined
 from flowrl.samplers import Kernel
+from flowrl.samplers.guidance import uncounted
 from flowrl.training.assignment import (
     Ends,
     accuracy_scale,
@@ -204,7 +205,7 @@ def update(
         for index, live in record.in_step(rows, [index for index in own_blocks if bool(rows.keep[index].any())]):
             part = rows[index]
             keep = part.keep & live
-            with loop.network.turn(live):
+            with uncounted(not live):
                 reference = record.reference(part) if config.kl_coef > 0 else None
                 with loop.network.counting("update"):
                     new = record.trained(part)

@@ -36,6 +36,7 @@ from flowrl.randomness import sample_normals
 from flowrl.recipes.preference_settings import Offline, Steps, check, objective_of
 from flowrl.rewards import RewardOutput
 from flowrl.samplers import Kernel
+from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import training_times
 from flowrl.training.batch import Batch
 from flowrl.training.in_step import in_step
@@ -126,7 +127,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 blocks = [block for block in torch.arange(len(pair_r)).split(size) if len(block)]
                 for block, own in in_step(loop.shards, blocks, idle=lambda _: torch.arange(0)):
                     if not own:
-                        with loop.network.turn(own):
+                        with uncounted():
                             gradient.add(loss_of(idle, torch.arange(1), torch.zeros(1, dtype=torch.long))[0][:0].sum())
                         continue
                     loss_p, metrics = loss_of(pairs, pair_r[block], draw_r[block])

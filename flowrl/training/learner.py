@@ -18,7 +18,7 @@ from flowrl.config.sections import OptimConfig
 from flowrl.pipelines.lora import Policy
 from flowrl.placement import sent_wide, widest
 from flowrl.samplers import Network
-from flowrl.samplers.guidance import recomputing
+from flowrl.samplers.guidance import is_uncounted
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning
 
@@ -41,7 +41,7 @@ class NetworkCounter:
 
     `with counter.counting("completion"): ...` names what evaluations are for. A call that builds a graph counts once
     more as "backward", because every graph in training is walked back once, but those of `keeping`; what checkpointing
-    recomputes is not seen.
+    recomputes is not seen, nor what is `uncounted`.
     `join` adds what this and the other processes counted since the last time to `counters`, under "nfe/<kind>" and so
     in checkpoints: the same totals on every process, and on however many a run is continued.
     """
@@ -50,10 +50,9 @@ class NetworkCounter:
         self._network, self._counters, self._kind = network, counters, "rollout"
         self._own = dict.fromkeys(_EVALUATIONS, 0)
         self._graphs: list[int] | None = None  # rows of the graphs that are kept
-        self._idle = False
 
     def __call__(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        if not (recomputing() or self._idle):
+        if not is_uncounted():
             self._own[self._kind] += len(x)
             if torch.is_grad_enabled():
                 if self._graphs is None:
@@ -75,15 +74,6 @@ class NetworkCounter:
             yield graphs
         finally:
             self._graphs = None
-
-    @contextmanager
-    def turn(self, live: bool) -> Iterator[None]:
-        """Inside, nothing is counted unless it is `live`: a call that only keeps step with other processes is not."""
-        self._idle = not live
-        try:
-            yield
-        finally:
-            self._idle = False
 
     def join(self, run: Run) -> None:
         """Adds the evaluations of all processes since the last call to the totals; every process calls it."""

@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
-from flowrl.pipelines.weights.parallelize import bytes_held, shard_denoiser
+from flowrl.pipelines.weights.parallelize import denoiser_bytes
 from flowrl.placement import sent
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
@@ -51,6 +52,7 @@ from flowrl.training.parts import (
     encode_everything,
     eval_schedule,
     evaluation_rewards,
+    keep_embeddings,
     load_parts,
     tell_cut_prompts,
 )
@@ -87,25 +89,17 @@ class Loop:
         """
         self.config, self.run, self.prompts = config, run, prompts
         self.geometry = config.resolve_batch(run.world)
-        parts: Parts = load_parts(config, run.device) if run.parts is None else run.parts
-        self.pipeline, self.policy, reward = parts
         self.shards: Shards | None = shards_of(run)
-        held: dict[str, Any] = {}
-        if self.shards is not None:
-            whole = bytes_held(self.pipeline.denoiser)
-            shard_denoiser(self.pipeline, self.shards.mesh, self.policy.parameters.values(), self.shards.any_needs)
-            held = {"denoiser_bytes": {"whole": whole, "held": bytes_held(self.pipeline.denoiser)}}
+        parts: Parts = load_parts(config, run.device, self._begin, self.shards) if run.parts is None else run.parts
+        self.pipeline, self.policy, reward = parts
         if run.layout.context > 1:
             share_tokens(self.pipeline, device_mesh(run.layout, run.device.type)["context"])
-        if run.main:
-            tell_cut_prompts(self.pipeline, prompts)
+        if run.parts is not None:
+            self._begin(self.pipeline)
         check_groups(config.group_size, self.geometry, reward)
         self.measured = evaluation_rewards(config, reward, run.device)
         for slot in slots:
             self.policy.add_slot(slot)
-        self.drawn = at_eval_size(config, self.pipeline)  # what evaluations draw with
-        if config.pipeline.free_text_encoders:
-            encode_everything(self.pipeline, self.drawn, prompts)
         self.optimizer = make_optimizer(config.optim, self.policy)
         state = run.load_checkpoint({"model": model_of(config), "rewards": versions_of(reward, self.measured)})
         self.first = 0 if state is None else restore(state, self.policy, self.optimizer)
@@ -136,9 +130,20 @@ class Loop:
         self.finished = False
         self._base: list[BaseSide] | None = None  # of this process's prompts, from the first evaluation on
         self._saved = -1  # finished iterations of the weights that `lora/` holds, where this process wrote it
+        held = {} if self.shards is None else {"denoiser_bytes": denoiser_bytes(self.pipeline.denoiser)}
         run.begin(self.first, attention=self.pipeline.attention, **held)
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_lora(self.first)
+
+    def _begin(self, pipeline: Pipeline) -> None:
+        """What comes before the denoiser is loaded: where encoders are freed, all prompts are embedded."""
+        config, run = self.config, self.run
+        keep_embeddings(config, pipeline)
+        self.drawn = at_eval_size(config, pipeline)  # what evaluations draw with
+        if run.main:
+            tell_cut_prompts(pipeline, self.prompts)
+        if config.pipeline.free_text_encoders:
+            encode_everything(pipeline, self.drawn, self.prompts, None if config.prompts.cache is None else run)
 
     def __iter__(self) -> Iterator[int]:
         config, run, budget = self.config, self.run, self.budget

@@ -72,10 +72,10 @@ def layout_of(settings: ParallelConfig, world: int) -> Layout:
 def data_ranks(config: TrainConfig) -> int:
     """Groups of processes that draw images of their own, of a run that is launched as this process was.
 
-    Raises:
-        ValueError: as `layout_of`.
+    Where fewer were launched than one copy of the model takes, as for `flowrl plan`, they are those of one copy.
     """
-    return layout_of(config.parallel, num_launched()).data
+    settings = config.parallel
+    return settings.shard * max(1, num_launched() // (settings.shard * settings.context))
 
 
 @cache

@@ -14,6 +14,7 @@ from torch import Tensor
 from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequence_coefficients
 from flowrl.placement import sent, taken
 from flowrl.samplers import Kernel, Transition, gaussian_kl, published_kl
+from flowrl.samplers.guidance import uncounted
 from flowrl.training.batch import Asked
 from flowrl.training.in_step import in_step
 from flowrl.training.kept_graphs import KeptGraphs
@@ -84,7 +85,7 @@ class Record:
         mean = None if mean is None else mean.clone()
         network = self.loop.network
         for index, live in self.in_step(rows, blocks):
-            with network.counting("update"), network.turn(live):
+            with network.counting("update"), uncounted(not live):
                 transition = self.replay(rows[index])
             if not live:
                 continue

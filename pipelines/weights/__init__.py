@@ -1,1 +1,1 @@
-"""Where and in what form the weights of a denoiser lie."""
+"""Where a network's frozen weights lie, in what form and on which device, and how they come there."""

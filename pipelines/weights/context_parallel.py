@@ -98,7 +98,8 @@ def share_tokens(pipeline: Any, mesh: DeviceMesh) -> None:
     Raises:
         ValueError: the network's heads do not divide.
     """
-    pipeline.context = mesh.size()
+    for one in pipeline.sizes:
+        one.context = mesh.size()
     settings = ContextParallelConfig(ulysses_degree=mesh.size())
     # What its own `setup` finds in a mesh of the whole world.
     settings._flattened_mesh = settings._ulysses_mesh = mesh

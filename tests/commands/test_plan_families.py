@@ -16,10 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.commands.plan.gather import _forward
 from flowrl.commands.plan.network import FewBlocks, few_blocks, measure
-from flowrl.pipelines import PIPELINES, cogvideox, common, family, wan, z_image
+from flowrl.pipelines import PIPELINES, cogvideox, family, wan, z_image
 from flowrl.pipelines.cards import Size
 from flowrl.pipelines.common import first_expert
 from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.weights.stock_loading import on_meta
 
 FLUX, QWEN = "black-forest-labs/FLUX.1-dev", "Qwen/Qwen-Image"
 WAN_1_3B, WAN_14B = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "Wan-AI/Wan2.1-T2V-14B-Diffusers"
@@ -136,7 +137,7 @@ def test_image_to_video_of_wan_2_1_always_reads_a_full_prompt() -> None:
 def test_arguments_and_answers_in_lists_are_measured(dtype: torch.dtype) -> None:
     model = "Tongyi-MAI/Z-Image"
     config = {**checkpoints()[model].network, "n_layers": 1, "n_refiner_layers": 1}
-    denoisers = FewBlocks(least=common.on_meta(ZImageTransformer2DModel, config))
+    denoisers = FewBlocks(least=on_meta(ZImageTransformer2DModel, config))
     call = z_image.FAMILY.meta_call(model, Size(height=256, width=256), 64)
     found = measure(denoisers, call, targets=z_image.LORA_TARGETS, rank=4, dtype=dtype)
     assert found.latent == (16, 1, 32, 32)

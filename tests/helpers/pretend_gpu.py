@@ -379,9 +379,9 @@ class _Event:
 def pretend_gpu(kind: Kind) -> Iterator[Findings]:
     """Inside, `flowrl.training.run.Run` finds a device of this kind; gives what is found, also while it goes on."""
     global _device
-    from flowrl.pipelines import common
+    from flowrl.pipelines.weights import stock_loading
 
-    load = common.load_stock
+    load = stock_loading.load_stock
 
     def load_on_host(*args: Any, **options: Any) -> Any:
         with _disable_current_modes(), _pop_mode_temporarily():
@@ -391,7 +391,7 @@ def pretend_gpu(kind: Kind) -> Iterator[Findings]:
     overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
     replaced: dict[str, Any] = {
         "flowrl.training.run.accelerator_of": lambda device: _Accelerator(),
-        "flowrl.pipelines.common.load_stock": load_on_host,
+        "flowrl.pipelines.weights.stock_loading.load_stock": load_on_host,
         "torch.cuda._lazy_init": lambda: None,
         "torch.cuda.get_device_name": lambda *_: "pretend",
         "torch.cuda.Event": _Event,

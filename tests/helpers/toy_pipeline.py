@@ -28,6 +28,8 @@ from flowrl.pipelines.arithmetic.attention_words import Known
 from flowrl.pipelines.common import two_pass_guidance
 from flowrl.pipelines.known_checkpoints import Published
 from flowrl.pipelines.lora import lora_ready_for_diffusers
+from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.parallelize import split_over
 from flowrl.placement import sent
 from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
@@ -123,6 +125,18 @@ class Toy:
         text = torch.stack([counter_normal((4,), "text", prompt) for prompt in prompts])
         return Conditioning({"text": sent(text, self.device)})
 
+    def keeps(self, prompts: Sequence[str], sources: Any = None) -> bool:
+        return False
+
+    def keep_embeddings(self, folder: Path, encoders: str) -> None:
+        pass
+
+    def load_text_encoders(self) -> None:
+        pass
+
+    def load_denoiser(self) -> None:
+        pass
+
     def num_cut(self, prompts: Sequence[str]) -> int:
         return 0
 
@@ -161,9 +175,12 @@ class Toy:
         return folder / "pytorch_lora_weights.safetensors"
 
 
-def load(model: str, *, device: torch.device | str = "cpu", **options: Any) -> Toy:
-    """The toy, whatever is asked for."""
-    return Toy(device)
+def load(model: str, *, device: torch.device | str = "cpu", how: Loading = AT_ONCE, **options: Any) -> Toy:
+    """The toy, whatever is asked for; split over processes where it is to be."""
+    toy = Toy(device)
+    if how.split is not None:
+        split_over(toy.denoiser.requires_grad_(False), how.split)
+    return toy
 
 
 class ToyFamily:
@@ -172,6 +189,7 @@ class ToyFamily:
     name: str = "sd3"
     lora_targets: tuple[str, ...] = LORA_TARGETS
     num_sources: tuple[int, int] | None = (0, 0)
+    denoisers: tuple[str, ...] = ("transformer",)
     videos: bool = False
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from flowrl.files import read_json
 from flowrl.pipelines import family_of
-from flowrl.pipelines.common import load_stock
 from flowrl.pipelines.lora import LORA_FILE, read_lora
+from flowrl.pipelines.weights.stock_loading import load_stock
 
 
 class Code:

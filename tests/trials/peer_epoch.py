@@ -28,8 +28,8 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
-from flowrl.pipelines.common import quiet_libraries
 from flowrl.pipelines.lora import JOINT_ATTENTION
+from flowrl.pipelines.weights.stock_loading import quiet_libraries
 
 PRECISIONS = {"float32": "no", "bfloat16": "bf16"}
 """What accelerate calls a dtype."""

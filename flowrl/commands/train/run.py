@@ -263,6 +263,10 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     check_split(config, known)
     if here:
         check_arithmetic(config)
+    if here and config.prompts.cache is not None:
+        from flowrl.pipelines.weights.embedding_cache import check_cache
+
+        check_cache(Path(config.prompts.cache).expanduser())
     return prompts
 
 

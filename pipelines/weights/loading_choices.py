@@ -1,0 +1,33 @@
+"""What can be chosen of how a checkpoint is loaded; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Split(Protocol):
+    """The processes that hold one copy of the denoisers between them, as `flowrl.training.in_step.Shards` has them."""
+
+    mesh: Any
+    """A DeviceMesh of one dimension."""
+
+    def any_needs(self, flags: list[bool]) -> list[bool]:
+        """For each place whether it is true on any of the processes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loading:
+    """What of a checkpoint is loaded at once, and how it lies on its device.
+
+    Attributes:
+        later: whether text encoders and denoisers wait for `load_text_encoders` and `load_denoiser` of the pipeline.
+        split: over which processes denoisers are split; None where each has the whole.
+    """
+
+    later: bool = False
+    split: Split | None = None
+
+
+AT_ONCE = Loading()
+"""Everything is loaded at once."""

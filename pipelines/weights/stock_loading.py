@@ -1,0 +1,211 @@
+"""From a stock checkpoint to networks on their device: read on the host, checked, frozen, moved.
+
+A pipeline is read without its denoisers, and perhaps without its text encoders; `load_parts` and `load_denoisers` read
+them into it when they are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from flowrl.failures import out_of_memory
+from flowrl.files import read_json
+from flowrl.pipelines.known_checkpoints import AGAIN
+from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.weights.parallelize import done_by_first, split_over, without_weights
+
+Read = Callable[..., Any]
+"""`load_stock` of one checkpoint: takes parts by name that are not to be read, a module that is there already or None,
+and gives a stock pipeline on the host."""
+
+
+def on_device(network: nn.Module, device: torch.device, how: Loading) -> nn.Module:
+    """A denoiser that was read on the host, frozen on its device: the one place where it is turned into another form.
+
+    Every denoiser of every run passes here once, before it has a LoRA, a kernel for its attention or compiled blocks.
+    """
+    network.requires_grad_(False).eval()
+    if how.split is not None:
+        split_over(network, how.split)
+    return network.to(device)
+
+
+def load_denoisers(
+    pipe: Any, read: Read, cls: Any, model: str, names: Sequence[str], device: torch.device, how: Loading
+) -> dict[str, nn.Module]:
+    """Reads denoisers that were left out of a stock pipeline, one after another, each onto the device before the next.
+
+    Where they are split over processes the first one reads, and the others get what is theirs from it.
+
+    Raises:
+        ValueError: as `load_stock`.
+    """
+    found = {}
+    for name in names:
+        load = partial(load_parts, pipe, read, [name])
+        if how.split is None:
+            load()
+        elif not done_by_first(how.split, load):
+            pipe.register_modules(**{name: without_weights(cls, read_config(cls, model, name))})
+        found[name] = on_device(getattr(pipe, name), device, how)
+        pipe.register_modules(**{name: found[name]})
+    return found
+
+
+def load_parts(pipe: Any, read: Read, names: Sequence[str]) -> None:
+    """Reads parts that were left out of a stock pipeline into it, on the host.
+
+    Raises:
+        ValueError: as `load_stock`.
+    """
+    there = {name: part for name, part in pipe.components.items() if name not in names}
+    found = read(**there)
+    pipe.register_modules(**{name: getattr(found, name) for name in names})
+
+
+def read_config(cls: Any, model: str, part: str) -> dict[str, Any]:
+    """The configuration of a part that is not loaded, from a folder or the hub.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return dict(cls.load_config(model, subfolder=part))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"could not read the configuration of {model}/{part} ({error}): {AGAIN}") from error
+
+
+def index_entries(model: str, names: Sequence[str]) -> dict[str, Any]:
+    """What the model_index.json of a folder or hub id says of parts that are not loaded."""
+    index = diffusers.DiffusionPipeline.load_config(model)
+    return {name: index[name] for name in names if name in index}
+
+
+def quiet_libraries() -> None:
+    """Silences loading bars and the stock warning that prints every padded prompt of a short context."""
+    import transformers  # a second, which what only plans or checks does without
+
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def on_meta(cls: Any, config: Mapping[str, Any]) -> nn.Module:
+    """A network without weights."""
+    with torch.device("meta"):
+        return cls.from_config(dict(config))
+
+
+def load_stock(name: str, model: str, *, title: str, dtype: torch.dtype, exact: Sequence[str], **options: Any) -> Any:
+    """A stock pipeline from a folder or the hub, on the CPU.
+
+    Args:
+        name: of the stock class.
+        model: folder or hub id.
+        title: of the family, for the message.
+        dtype: of its parts.
+        exact: parts that stay in float32, never rounded on the way: the autoencoder.
+        options: further arguments of `from_pretrained`.
+
+    Raises:
+        ValueError: nothing loadable there, a file of it is damaged or lacks weights; names the file or part.
+    """
+    quiet_libraries()
+    parts = {"default": dtype, **dict.fromkeys(exact, torch.float32)}
+    try:
+        encoders = _encoders(model, dtype, options) if (Path(model) / "model_index.json").is_file() else {}
+        pipe = getattr(diffusers, name).from_pretrained(model, dtype=parts, **encoders, **options)
+    except _Incomplete as error:
+        raise ValueError(str(error)) from error
+    except Exception as error:  # damaged files and foreign ones make the libraries raise errors of every kind
+        if out_of_memory(error):
+            raise
+        fault = _fault(Path(model)) if Path(model).is_dir() else ""
+        first = (str(error).strip() or type(error).__name__).splitlines()[0].partition(" If you want")[0]
+        raise ValueError(
+            f"could not load {model!r} as a {title} pipeline ({fault or first}): "
+            + (AGAIN if fault else "give a folder written by save_pretrained, or a hub id that this machine can reach "
+               "and is allowed to read")
+        ) from error  # fmt: skip
+    for part, module in pipe.components.items():
+        weights = module.named_parameters() if isinstance(module, nn.Module) else ()
+        if lacking := [key for key, weight in weights if weight.is_meta]:
+            raise ValueError(_lacks(f"{model}/{part}", lacking))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+class _Incomplete(Exception):
+    """Weights are missing that a library would fill with random numbers."""
+
+
+def _encoders(model: str, dtype: torch.dtype, options: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """The networks of a pipeline's folder that transformers loads: it would make up what their files lack.
+
+    Raises:
+        _Incomplete: names the part and a weight.
+    """
+    import transformers
+
+    found: dict[str, nn.Module] = {}
+    for part, entry in read_json(Path(model) / "model_index.json", finite=False).items():
+        kind: Any = getattr(transformers, str(entry[1]), None) if isinstance(entry, list) and len(entry) == 2 else None
+        is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+        if part in options or not is_network:
+            continue
+        network, info = kind.from_pretrained(
+            model, subfolder=part, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        if wrong := [key for key, *_ in info["mismatched_keys"]]:
+            raise _Incomplete(
+                f"{model}/{part} holds weights of another shape than its config.json says ({len(wrong)}, first "
+                f"{wrong[0]}): {AGAIN}"
+            )
+        if lacking := set(info["missing_keys"]) & {key for key, _ in network.named_parameters()}:
+            raise _Incomplete(_lacks(f"{model}/{part}", sorted(lacking)))
+        found[part] = network
+    return found
+
+
+def _lacks(part: str, keys: Sequence[str]) -> str:
+    return f"{part} lacks weights that its config.json asks for ({len(keys)}, first {keys[0]}): {AGAIN}"
+
+
+def _fault(folder: Path) -> str:
+    """Which file of a model's folder is damaged, once it could not be loaded; empty where none looks so."""
+    for path in (*folder.glob("model_index.json"), *sorted(folder.glob("*/*config.json"))):
+        try:
+            read_json(path, finite=False)
+        except ValueError as error:
+            return str(error)
+    for path in sorted(folder.glob("*/*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            return f"{path} is damaged or cut short ({error})"
+    for path in sorted(folder.glob("*/*.bin")):
+        if not list(path.parent.glob("*.safetensors")):
+            return f"{path} is a pickle, damaged or with more than tensors in it, and no code of it is run"
+    return ""
+
+
+def freeze(pipe: Any, device: torch.device | str, names: Sequence[str] | None = None) -> None:
+    """Freezes networks of a stock pipeline on a device, those named or all that are there, the autoencoder in float32.
+
+    Images' autoencoders also get channels-last weights, a quarter faster to decode on CPU and GPU.
+    """
+    images = not any(isinstance(module, nn.Conv3d) for module in pipe.vae.modules())
+    pipe.vae.to(torch.float32, memory_format=torch.channels_last if images else torch.preserve_format)
+    for name, part in pipe.components.items():
+        if isinstance(part, nn.Module) and (names is None or name in names):
+            part.requires_grad_(False).eval().to(device)
