@@ -4,8 +4,8 @@
 
 Of random pipelines of every family that can be split, with a LoRA that acts: how far the velocity of two processes lies
 from one's, and the LoRA's gradient summed over both, relative to the largest number; whether both processes have the
-same bits; and which part of the numbers that a graph keeps one of two processes keeps. Then a run of GRPO on four
-processes, two pairs of which share images, against one process.
+same bits; and which part of the numbers that a graph keeps one of two processes keeps. Then runs on four processes, two
+pairs of which share images, against one process; also with weights that are split over two of them.
 """
 
 from __future__ import annotations
@@ -136,14 +136,15 @@ def _worker(rank: int, port: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def four(folder: Path) -> dict[str, Any]:
-    """GRPO of a tiny Wan on four processes in pairs, against one process."""
-    one, two = folder / "one", folder / "four"
+def four(folder: Path, name: str, recipe: str, shard: int) -> dict[str, Any]:
+    """A run on four processes in pairs, against one process."""
+    one, two = folder / f"one-{name}", folder / f"four-{name}-{shard}"
     more = ("optim.eps=0.01", "prompts_per_step=4", "num_iterations=3")
-    assert flowrl(["train", *command(folder, "wan", "grpo", one, *more)]) == 0
+    if not one.is_dir():
+        assert flowrl(["train", *command(folder, name, recipe, one, *more)]) == 0
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=4", "--master-addr=127.0.0.1",
                 f"--master-port={_port()}"]  # fmt: skip
-    shared = command(folder, "wan", "grpo", two, *more, "parallel.context=2")
+    shared = command(folder, name, recipe, two, *more, "parallel.context=2", f"parallel.shard={shard}")
     process = start([*launcher, "-m", "flowrl", "train", *shared], folder, GLOO_SOCKET_IFNAME="lo")
     _, err = process.communicate(timeout=900)
     assert process.returncode == 0, err
@@ -154,8 +155,8 @@ def four(folder: Path) -> dict[str, Any]:
                              for k in mine))  # fmt: skip
     ratios = [theirs["ratio_first_deviation"] for _, theirs in rows if "ratio_first_deviation" in theirs]
     return {
-        "case": "grpo of wan, 4 processes, context 2", "metrics": worst, "ratio_first_deviation": max(ratios),
-        "lora": differences(lora_tensors(one), lora_tensors(two)),
+        "case": f"{recipe} of {name}, 4 processes, context 2, shard {shard}", "metrics": worst,
+        "ratio_first_deviation": max(ratios, default=None), "lora": differences(lora_tensors(one), lora_tensors(two)),
     }  # fmt: skip
 
 
@@ -171,11 +172,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         mp.spawn(_worker, (_port(), folder), nprocs=2)
         results = json.loads((folder / "cases.json").read_text())
-        results.append(four(folder))
+        for name, recipe, shard in (("wan", "grpo", 1), ("wan", "grpo", 2), ("qwen_image", "forward", 2)):
+            results.append(four(folder, name, recipe, shard))
     for result in results:
         print(json.dumps(result), flush=True)
     given.out.write_text(json.dumps(origin() | {"results": results}, indent=1) + "\n", encoding="utf-8")
