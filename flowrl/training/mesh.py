@@ -127,8 +127,6 @@ def check_parallel(config: TrainConfig, world: int | None) -> None:
         and "compiled blocks are not tried with split weights: set pipeline.compile=none",
         "pipeline.device=mps": pipeline.device == "mps"
         and "weights are split over CUDA devices or CPUs: set parallel.shard=1",
-        f"parallel.context={settings.context}": settings.context > 1
-        and "weights and the tokens of an image are not split at once yet: set one of the two to 1",
         f"workers.rollouts={config.workers.rollouts}": config.workers.rollouts > 0
         and "a worker that draws holds a whole model: set workers.rollouts=0, or parallel.shard=1",
     }

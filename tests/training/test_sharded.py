@@ -126,7 +126,6 @@ def test_the_one_with_less_to_do_takes_idle_turns() -> None:
         ("keep_graphs=true", "keep_graphs=true: a graph that is kept"),
         ("pipeline.compile=blocks", "set pipeline.compile=none"),
         ("pipeline.device=mps", "over CUDA devices or CPUs"),
-        ("parallel.context=2", "set one of the two to 1"),
         ("workers.rollouts=2", "set workers.rollouts=0"),
     ],
 )
