@@ -31,7 +31,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
-from flowrl.pipelines.weights.parallelize import bytes_held, shard_denoiser
+from flowrl.pipelines.weights.parallelize import denoiser_bytes
 from flowrl.pipelines.weights.saved_model import save_model
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
@@ -43,9 +43,8 @@ from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.drawing import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
-from flowrl.training.in_step import Shards, shards_of
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
-from flowrl.training.mesh import device_mesh
+from flowrl.training.mesh import Shards, device_mesh, shards_of
 from flowrl.training.model_files import MODEL
 from flowrl.training.optimizers import make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
@@ -97,16 +96,9 @@ class Loop(Draws):
         """
         self.config, self.run, self.prompts, self.device = config, run, prompts, run.device
         self.geometry = config.resolve_batch(run.world)
-        parts: Parts = load_parts(config, run.device, self._begin) if run.parts is None else run.parts
+        self.shards: Shards | None = shards_of(run.layout, run.device)
+        parts: Parts = load_parts(config, run.device, self._begin, self.shards) if run.parts is None else run.parts
         self.pipeline, self.policy, reward = parts
-        self.shards: Shards | None = shards_of(run)
-        held: dict[str, Any] = {}
-        if self.shards is not None:
-            whole = bytes_held(self.pipeline.denoiser)
-            shard_denoiser(
-                self.pipeline.denoiser, self.shards.mesh, self.policy.parameters.values(), self.shards.any_needs
-            )
-            held = {"denoiser_bytes": {"whole": whole, "held": bytes_held(self.pipeline.denoiser)}}
         if run.layout.context > 1:
             share_tokens(self.pipeline, device_mesh(run.layout, run.device.type)["context"])
         if run.parts is not None:
@@ -150,6 +142,9 @@ class Loop(Draws):
         self.finished = False
         self._base: list[BaseSide] | None = None  # of this process's prompts, from the first evaluation on
         self._saved = -1  # finished iterations of the weights that are shipped, where this process wrote it
+        held: dict[str, Any] = {}
+        if self.shards is not None:
+            held["denoiser_bytes"] = denoiser_bytes(self.pipeline.denoiser)
         if run.rollouts is not None:
             held["workers"] = run.rollouts.layout
         run.begin(self.first, attention=self.pipeline.attention, **held)

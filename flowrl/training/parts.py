@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape, refuse_other_variant
 from flowrl.pipelines.weights.full_weights import FullWeights
-from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading, Split
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.precision import refuse_unable
@@ -39,6 +40,7 @@ from flowrl.training.devices import device_kind, on_main
 from flowrl.training.model_files import encoders_digest
 from flowrl.training.prompting import RunPrompts, encode_all, not_kept
 from flowrl.training.sampler_checks import kernel_of
+from flowrl.training.scoring import names_function
 from flowrl.trajectory import Schedule
 
 if TYPE_CHECKING:
@@ -51,7 +53,9 @@ Parts = tuple[Pipeline, TrainedWeights, WeightedSum]
 """What a run trains with."""
 
 
-def load_parts(config: TrainConfig, device: torch.device, begin: Callable[[Pipeline], None]) -> Parts:
+def load_parts(
+    config: TrainConfig, device: torch.device, begin: Callable[[Pipeline], None], split: Split | None = None
+) -> Parts:
     """Pipeline, policy (with its slots) and rewards, in this order.
 
     Args:
@@ -59,9 +63,10 @@ def load_parts(config: TrainConfig, device: torch.device, begin: Callable[[Pipel
         device: where all of it lives.
         begin: is given the pipeline before its denoiser is loaded, with `pipeline.free_text_encoders` also before its
             text encoders are: `encode_everything` loads and frees them.
+        split: the processes that the denoiser is split over.
     """
     refuse_unable(config.reward_dtype, device, "reward_dtype")
-    pipeline = load_pipeline(config.pipeline, device, later=config.pipeline.free_text_encoders)
+    pipeline = load_pipeline(config.pipeline, device, Loading(later=config.pipeline.free_text_encoders, split=split))
     begin(pipeline)
     pipeline.load_denoiser()
     policy = load_policy(config, pipeline)
@@ -107,14 +112,12 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float,
     return rank, alpha, settings.target_modules or layers
 
 
-def load_pipeline(settings: PipelineConfig, device: torch.device | str, *, later: bool = False) -> Pipeline:
-    """The generator, frozen; settings that are null are the family's own.
-
-    With `later` its text encoders and its denoiser are loaded when they are asked for.
-    """
+def load_pipeline(settings: PipelineConfig, device: torch.device | str, how: Loading = AT_ONCE) -> Pipeline:
+    """The generator, frozen; settings that are null are the family's own."""
     return model_family(settings).load(
         model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
-        compile=settings.compile, quantize=settings.quantize, how=Loading(later=later), **family_options(settings),
+        compile=settings.compile, quantize=settings.quantize, how=replace(how, offload=settings.offload),
+        **family_options(settings),
     )  # fmt: skip
 
 
@@ -182,6 +185,32 @@ def check_quantized(config: TrainConfig, *, here: bool = True) -> None:
         check_quantize(settings.quantize, device_kind(settings.device), compile=settings.compile)
 
 
+def check_offload(config: TrainConfig) -> None:
+    """Refuses to lay to rest what cannot move.
+
+    Raises:
+        ValueError: a recipe that takes gradients through it, rewards of users' code, a reward that learns.
+    """
+    offload = config.pipeline.offload
+    if config.recipe == "backprop" and (held := [part for part in ("vae", "rewards") if part in offload]):
+        raise ValueError(
+            f"pipeline.offload names {' and '.join(held)}, but recipe backprop takes the gradient of the reward "
+            "through autoencoder and rewards, which stay on the device until its end: write no more than "
+            "pipeline.offload=[text_encoders]"
+        )
+    for entry in (*config.rewards, *config.eval.rewards) if "rewards" in offload else ():
+        if entry.file is not None or names_function(entry.options):
+            raise ValueError(
+                f"pipeline.offload names rewards, and reward {entry.called!r} is code of yours, whose networks lie "
+                "where it puts them: leave rewards out of pipeline.offload, and move them in your own function"
+            )
+        if entry.name == "adversarial":
+            raise ValueError(
+                "pipeline.offload names rewards, and reward 'adversarial' learns on the device: leave rewards out of "
+                "pipeline.offload"
+            )
+
+
 def attention_text(settings: PipelineConfig) -> str:
     """What `pipeline.attention` means on this machine, and which words it has."""
     known = model_family(settings).attends(model_location(settings.model))
@@ -226,11 +255,14 @@ def load_rewards(config: TrainConfig, device: torch.device) -> WeightedSum:
     """The rewards that are trained on, as one; those that workers compute (`workers.rewards`) are asked there."""
     how = config.reward_aggregation
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
+    rests = "rewards" in config.pipeline.offload
     if config.workers.rewards:
         members = _members(config.rewards, _reward_workers(config, device), device)
         made = sum_of(members, merge=merge, partial=config.reward_partial)
     else:
-        made = build_weighted_sum(config.rewards, device=device, merge=merge, partial=config.reward_partial)
+        made = build_weighted_sum(
+            config.rewards, device=device, merge=merge, partial=config.reward_partial, rests=rests
+        )
     return replace(made, dtype=config.reward_dtype)
 
 
@@ -268,7 +300,8 @@ def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.d
     if config.eval.rewards and workers is not None:
         more = sum_of(_members(config.eval.rewards, workers, device))
     elif config.eval.rewards:
-        more = build_weighted_sum(config.eval.rewards, device=device)
+        rests = "rewards" in config.pipeline.offload
+        more = build_weighted_sum(config.eval.rewards, device=device, rests=rests)
     trained = [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
     terms = [*trained, *(more.terms if more else ())]
     labels = [term.entry.label for term in terms]
@@ -348,5 +381,5 @@ def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, 
 def _encode(missing: Sequence[tuple[Pipeline, Prompt]]) -> None:
     for pipeline in {id(pipeline): pipeline for pipeline, _ in missing}.values():
         pipeline.load_text_encoders()
-    for pipeline, prompt in missing:
-        encode_all(pipeline, [prompt])
+    for pipeline, group in groupby(missing, key=lambda pair: pair[0]):
+        encode_all(pipeline, [prompt for _, prompt in group])

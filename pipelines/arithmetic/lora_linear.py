@@ -42,6 +42,10 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 class LoraLinear(Linear):  # type: ignore[misc]
     """PEFT's layer, with a forward pass of its own for the usual case."""
 
+    def _get_in_out_features(self, module: nn.Linear) -> tuple[int, int]:
+        """PEFT's own takes a weight that is split over processes for a layer that is."""
+        return module.in_features, module.out_features
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The layer with its active adapter at work; several active ones, and uncommon kinds, are left to PEFT."""
         base = self.base_layer

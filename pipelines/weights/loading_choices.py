@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Split(Protocol):
+    """The processes that hold one copy of the denoisers between them, as `flowrl.training.mesh.Shards` has them."""
+
+    mesh: Any
+    """A DeviceMesh of one dimension."""
+
+    def any_needs(self, flags: list[bool]) -> list[bool]:
+        """For each place whether it is true on any of the processes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,10 +23,14 @@ class Loading:
     Attributes:
         later: whether text encoders and denoisers wait for `load_text_encoders` and `load_denoiser` of the pipeline.
         quantize: form of the denoisers' large weights (`weights/quantize.py`), or "none".
+        split: over which processes denoisers are split; None where each has the whole.
+        offload: what rests on the host while it is not asked for: "text_encoders" (an image encoder too), "vae".
     """
 
     later: bool = False
     quantize: str = "none"
+    split: Split | None = None
+    offload: tuple[str, ...] = ()
 
 
 AT_ONCE = Loading()

@@ -1,61 +1,136 @@
 """A denoiser whose frozen weights are split over processes (`parallel.shard`), by torch's `fully_shard` (FSDP2).
 
-Each of N processes holds a part of every weight, split along its first dimension. A block's weights are gathered
-before it runs and given back after it, and once more in the backward pass, so that a process holds at most
+Each of N processes holds a part of every weight, split along its first dimension. A block's weights are gathered before
+it runs and given back after it, and once more in the backward pass, so that a process holds at most
 
-    bytes of all weights / N + bytes of the largest two blocks + bytes of what lies outside the blocks
+    bytes of all weights / N + bytes of the two largest blocks + bytes of what lies outside the blocks
 
-The LoRA is left out of it: every process holds the whole of it in float32, so that gradients, optimizer, checkpoints
-and files of a run are those of an unsplit one. Numbers are the same bit for bit: weights are gathered, never added up.
+The LoRA, which is added afterwards, takes no part in it: every process holds the whole of it in float32, so that
+gradients, optimizer, checkpoints and files of a run are those of an unsplit one. Numbers are the same bit for bit, for
+weights are gathered and never added up.
+
+The first process of a group reads the checkpoint on its host and hands every weight out, one at a time; the others make
+the network without weights.
 
 A gathering waits for every process of the group: all of them have to call the network equally often, in one order, and
-walk as many graphs back (`flowrl/training/in_step.py`).
+walk as many graphs back (`flowrl/training/mesh.py`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+from flowrl.pipelines.weights.loading_choices import Split
 
 _ANYWHERE: WeakKeyDictionary[nn.Module, Callable[[list[bool]], list[bool]]] = WeakKeyDictionary()
 
 
-def shard_denoiser(
-    network: nn.Module, mesh: DeviceMesh, whole: Iterable[nn.Parameter], anywhere: Callable[[list[bool]], list[bool]]
-) -> None:
-    """Splits a denoiser in place over a mesh of one dimension; this process's part moves to the mesh's device.
+def without_weights(cls: Any, config: Mapping[str, Any]) -> nn.Module:
+    """A network whose weights are still to come; buffers are there."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        network: nn.Module = cls.from_config(dict(config))
+    return network
+
+
+def done_by_first(split: Split, work: Callable[[], None]) -> bool:
+    """Has the first process of a group do some work; whether this is the one.
+
+    Raises:
+        ValueError: on all of them, where the first one's work raised one.
+    """
+    first, failed = split.mesh.get_local_rank() == 0, None
+    if first:
+        try:
+            work()
+        except ValueError as error:
+            failed = error
+    said = _of_first(split, None if failed is None else str(failed))
+    if said is not None:
+        raise failed or ValueError(said)
+    return first
+
+
+def _of_first(split: Split, mine: Any) -> Any:
+    """What the first process of the group has."""
+    import torch.distributed as dist
+
+    told, group = [mine], split.mesh.get_group()
+    dist.broadcast_object_list(told, src=dist.get_global_rank(group, 0), group=group)
+    return told[0]
+
+
+def split_over(network: nn.Module, split: Split) -> None:
+    """Splits a frozen network in place over processes, each part on its device, and gives every process its part.
 
     Units that are gathered together are the blocks that a network repeats, as for `pipeline.compile`, and the rest; of
-    several experts each has units of its own, and one that is not called is not gathered.
+    several experts each is split by itself, so that one that is not called is not gathered.
 
     Args:
-        network: a denoiser or a ModuleDict of experts, with its LoRA.
-        mesh: of the processes that hold one copy between them.
-        whole: parameters that each process keeps: the LoRA's.
-        anywhere: of which experts this process would call, makes which any process of the group would: see `needed`.
+        network: a denoiser or one of its experts, without a LoRA, on the host: whole on the first process of the group,
+            `without_weights` on the others.
+        split: the group.
     """
     from torch.distributed.fsdp import fully_shard
 
     # Of every block that returns a view: what follows a block in our families adds out of place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
-    kept, device = set(whole), torch.device(mesh.device_type)
-    for parameter in kept:
-        parameter.data = parameter.data.to(device)
-    experts = list(network.values()) if isinstance(network, nn.ModuleDict) else [network]
-    units = [*repeated_blocks(network), *experts]
-    for unit in units:  # the rest of an expert after its blocks
-        fully_shard(unit, mesh=mesh, reshard_after_forward=True, ignored_params=kept)
-    _ANYWHERE.update(dict.fromkeys(experts, anywhere))
+    first = split.mesh.get_local_rank() == 0
+    whole = {name: parameter.detach() for name, parameter in network.named_parameters()} if first else {}
+    _take_over(network, _of_first(split, _facts(network) if first else None))
+    for unit in (*repeated_blocks(network), network):
+        fully_shard(unit, mesh=split.mesh, reshard_after_forward=True)
+    _hand_out(network, split, whole)
+    _ANYWHERE[network] = split.any_needs
+
+
+def _facts(network: nn.Module) -> dict[str, dict[str, Any]]:
+    """Of a network what is not split: dtypes of its weights, buffers, and tensors that lie beside them."""
+    beside = {
+        f"{name}.{key}" if name else key: value
+        for name, module in network.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, Tensor)
+    }
+    dtypes = {name: parameter.dtype for name, parameter in network.named_parameters()}
+    return {"dtypes": dtypes, "buffers": dict(network.named_buffers()), "beside": beside}
+
+
+def _take_over(network: nn.Module, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Gives a network without weights what `_facts` says of the one that has them."""
+    for name, parameter in network.named_parameters():
+        if parameter.is_meta:
+            parameter.data = parameter.data.to(facts["dtypes"][name])
+    for name, value in (*facts["buffers"].items(), *facts["beside"].items()):
+        owner, _, key = name.rpartition(".")
+        setattr(network.get_submodule(owner), key, value)
+
+
+def _hand_out(network: nn.Module, split: Split, whole: Mapping[str, Tensor]) -> None:
+    """Sends every weight from the first process to the others, of which each keeps its part."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    group, device = split.mesh.get_group(), torch.device(split.mesh.device_type)
+    source, parts = dist.get_global_rank(group, 0), dict[str, Tensor]()
+    for name, weight in network.named_parameters():
+        assert isinstance(weight, DTensor)
+        sent = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+        if whole:
+            sent.copy_(whole[name])
+        dist.broadcast(sent, src=source, group=group)
+        if not whole:
+            own = distribute_tensor(sent, split.mesh, weight.placements, src_data_rank=None)
+            parts[name] = nn.Parameter(own.clone(), requires_grad=False)
+    network.load_state_dict(parts, assign=True, strict=False)
 
 
 def needed(expert: nn.Module, flags: list[bool]) -> list[bool]:
@@ -64,10 +139,13 @@ def needed(expert: nn.Module, flags: list[bool]) -> list[bool]:
     return _ANYWHERE.get(expert, list)(flags)
 
 
-def bytes_held(network: nn.Module) -> int:
-    """Bytes of a network's frozen weights on this process; of split ones those of its own part."""
+def denoiser_bytes(network: nn.Module) -> dict[str, int]:
+    """Bytes of a network's frozen weights: of the whole, and of what this process holds."""
     from torch.distributed.tensor import DTensor
 
-    frozen = (p for p in network.parameters() if not p.requires_grad)
-    parts: Iterable[Tensor] = (p.to_local() if isinstance(p, DTensor) else p for p in frozen)
-    return sum(part.numel() * part.element_size() for part in parts)
+    frozen = [p for p in network.parameters() if not p.requires_grad]
+    held = [p.to_local() if isinstance(p, DTensor) else p for p in frozen]
+    return {
+        "whole": sum(p.numel() * p.element_size() for p in frozen),
+        "held": sum(p.numel() * p.element_size() for p in held),
+    }

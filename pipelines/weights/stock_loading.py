@@ -6,7 +6,8 @@ them into it when they are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from flowrl.files import read_json
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.known_checkpoints import AGAIN
 from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.weights.parallelize import done_by_first, split_over, without_weights
 from flowrl.pipelines.weights.quantize import quantize_blocks
 
 Read = Callable[..., Any]
@@ -32,22 +34,31 @@ def on_device(network: nn.Module, device: torch.device, how: Loading) -> nn.Modu
 
     Every denoiser of every run passes here once, before it has a LoRA, a kernel for its attention or compiled blocks.
     """
+    network.requires_grad_(False).eval()
     if how.quantize != "none":
         quantize_blocks(repeated_blocks(network), how.quantize, device)  # a layer at a time comes to the device whole
-    return network.requires_grad_(False).eval().to(device)
+    if how.split is not None:
+        split_over(network, how.split)
+    return network.to(device)
 
 
 def load_denoisers(
-    pipe: Any, read: Read, names: Sequence[str], device: torch.device, how: Loading
+    pipe: Any, read: Read, cls: Any, model: str, names: Sequence[str], device: torch.device, how: Loading
 ) -> dict[str, nn.Module]:
     """Reads denoisers that were left out of a stock pipeline, one after another, each onto the device before the next.
+
+    Where they are split over processes the first one reads, and the others get what is theirs from it.
 
     Raises:
         ValueError: as `load_stock`.
     """
     found = {}
     for name in names:
-        load_parts(pipe, read, [name])
+        load = partial(load_parts, pipe, read, [name])
+        if how.split is None:
+            load()
+        elif not done_by_first(how.split, load):
+            pipe.register_modules(**{name: without_weights(cls, read_config(cls, model, name))})
         found[name] = on_device(getattr(pipe, name), device, how)
         pipe.register_modules(**{name: found[name]})
     return found
@@ -192,7 +203,7 @@ def _fault(folder: Path) -> str:
     return ""
 
 
-def freeze(pipe: Any, device: torch.device | str, names: Sequence[str] | None = None) -> None:
+def freeze(pipe: Any, device: torch.device | str, names: Collection[str] | None = None) -> None:
     """Freezes networks of a stock pipeline on a device, those named or all that are there, the autoencoder in float32.
 
     Images' autoencoders also get channels-last weights, a quarter faster to decode on CPU and GPU.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,8 @@ from flowrl.pipelines.arithmetic.attention_words import Known
 from flowrl.pipelines.common import two_pass_guidance
 from flowrl.pipelines.known_checkpoints import Published
 from flowrl.pipelines.lora import lora_ready_for_diffusers
+from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
+from flowrl.pipelines.weights.parallelize import split_over
 from flowrl.placement import sent
 from flowrl.randomness import counter_normal
 from flowrl.recipes import grpo
@@ -133,6 +136,9 @@ class Toy:
     def load_text_encoders(self) -> None:
         pass
 
+    def awake(self, *parts: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def load_denoiser(self) -> None:
         pass
 
@@ -174,9 +180,12 @@ class Toy:
         return folder / "pytorch_lora_weights.safetensors"
 
 
-def load(model: str, *, device: torch.device | str = "cpu", **options: Any) -> Toy:
-    """The toy, whatever is asked for."""
-    return Toy(device)
+def load(model: str, *, device: torch.device | str = "cpu", how: Loading = AT_ONCE, **options: Any) -> Toy:
+    """The toy, whatever is asked for; split over processes where it is to be."""
+    toy = Toy(device)
+    if how.split is not None:
+        split_over(toy.denoiser.requires_grad_(False), how.split)
+    return toy
 
 
 class ToyFamily:

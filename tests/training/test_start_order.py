@@ -118,7 +118,7 @@ def test_an_entry_cut_short_is_made_again(runs: TinyRuns, plain: Path, capsys: p
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_loads(
     runs: TinyRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with watched(pytest.fail):
+    with watched(lambda network: pytest.fail(type(network).__name__)):
         assert main(["train", str(runs.config), f"prompts.cache={runs.config / 'below'}"]) != 0
     assert "prompts.cache: nothing can be written into" in capsys.readouterr().err
 

@@ -25,7 +25,7 @@ METRICS, WEIGHTS = 1e-5, 1e-6
 # Adam divides by the gradient's size: where that is nearly 0 a step of 1e-8 would be one of rounding.
 SMOOTH = "optim.eps=0.01"
 RUNS: dict[str, tuple[str, ...]] = {
-    "wan": ("grpo", "pipeline.gradient_checkpointing=true"), "flux": ("preference",), "qwen_image": ("forward",),
+    "wan": ("grpo", "pipeline.gradient_checkpointing=true"), "qwen_image": ("forward",),
 }  # fmt: skip
 
 
@@ -124,7 +124,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "recipe": (("recipe=backprop",), "take another recipe, or parallel.context=1"),
     "compiled": (("pipeline.compile=blocks",), "set pipeline.compile=none, or parallel.context=1"),
-    "sharded": (("parallel.shard=2",), "set one of the two to 1"),
     "workers": (("workers.rollouts=1",), "set workers.rollouts=0"),
 }  # fmt: skip
 
@@ -139,7 +138,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     overrides, message = REFUSED[name]
     config = _config(tmp_path, "wan", *overrides)
     if name != "launched alone":
-        monkeypatch.setenv("WORLD_SIZE", str(config.parallel.context * config.parallel.shard))
+        monkeypatch.setenv("WORLD_SIZE", str(config.parallel.context))
     with pytest.raises(ValueError, match=message):
         check_before_loading(config)
 

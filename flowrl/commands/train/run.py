@@ -263,6 +263,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.training.optimizers import check_optimizer
     from flowrl.training.parts import (
         check_attention,
+        check_offload,
         check_pipeline,
         check_quantized,
         lora_of,
@@ -306,6 +307,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     _check_negative(config, known)
     check_attention(config.pipeline, known, here=here)
     check_split(config, known)
+    check_offload(config)
     if here:
         check_arithmetic(config)
     if here and config.prompts.cache is not None:
