@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 
@@ -91,7 +91,7 @@ def _write_state(folder: Path, state: Mapping[str, Any], about: Mapping[str, Any
     # torch.save to a file reports a full disk as a RuntimeError; plain writes say OSError.
     with (folder / _STATE).open("wb") as file:
         stream = _Digested(file)
-        torch.save(dict(state), stream)
+        torch.save(dict(state), cast(BinaryIO, stream))
         file.flush()
         os.fsync(file.fileno())
     write_atomically(folder / _SEAL, json.dumps({**about, "sha256": stream.digest.hexdigest()}) + "\n")

@@ -72,7 +72,9 @@ class FullWeights:
         chosen, own = trained_names(network, targets), dict(network.named_parameters())
         network.requires_grad_(False)
         self.network = network
-        self._working = {name: own[name].requires_grad_(True) for name in chosen}
+        self._working = {name: own[name] for name in chosen}
+        for weight in self._working.values():
+            weight.requires_grad_(True)
         self.parameters = {name: _master(weight, offload) for name, weight in self._working.items()}
         self.slots: dict[str, dict[str, Tensor]] = {}
         self.scale = max([1.0, *(float(weight.detach().abs().max()) for weight in self._working.values())])

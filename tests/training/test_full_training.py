@@ -12,7 +12,7 @@ import torch
 from diffusers import DiffusionPipeline
 from family_sampling import start_noise
 from PIL import Image
-from tiny_models import CONTEXT, PROMPTS, load_tiny, sample_ode
+from tiny_models import PROMPTS, load_tiny, sample_ode
 from tiny_runs import TinyRuns, differences, lasting, metrics, state, tiny_runs
 
 from flowrl.cli import main
@@ -20,6 +20,7 @@ from flowrl.commands.compare.measure import measure
 from flowrl.generation.models import check_source, find_source, fingerprint, load_source
 from flowrl.pipelines.weights.full_weights import FullWeights
 from flowrl.pipelines.weights.saved_model import put_back
+from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training.watchdog import keep_good, put_back_good
 
 FULL = {"train": "full"}

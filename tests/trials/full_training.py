@@ -3,7 +3,8 @@
     python tests/trials/full_training.py --runs runs/full_training --out docs/trials/full_training.json
 
 DRaFT on the embedded model (`configs/tiny_draft.yaml`), which learns within minutes: the LoRA at the rate that the
-configuration has, all weights at several. Runs that are finished in the folder are not made again.
+configuration has, all weights at several. One run is evaluated before training too; the others share that evaluation,
+since all start as the same model. Runs that were evaluated at the end are not made again.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from typing import Any
 
 from origin import origin
 
-from flowrl.files import read_json, read_json_lines
+from flowrl.files import read_json_lines
+from flowrl.statistics.means import partners, stratified_score
+from flowrl.training.evaluation_rows import read_rows, score_rows
 
 FULL = ("policy.train=full", "policy.lora_rank=null")
 CASES: dict[str, tuple[str, ...]] = {
-    "lora": (),
-    "full_3e-5": (*FULL, "optim.lr=3e-5"),
     "full_1e-4": (*FULL, "optim.lr=1e-4"),
-    "full_3e-4": (*FULL, "optim.lr=3e-4"),
+    "full_3e-5": (*FULL, "optim.lr=3e-5", "eval.initial=false"),
+    "full_1e-5": (*FULL, "optim.lr=1e-5", "eval.initial=false"),
+    "lora": ("eval.initial=false",),
 }
 """Name of a run -> what it changes."""
 
@@ -36,15 +39,24 @@ def train(folder: Path, overrides: tuple[str, ...], iterations: int) -> None:
     subprocess.run(command, check=True)
 
 
-def result_of(folder: Path) -> dict[str, Any]:
-    """What a finished run says: held-out scores, distance from the base, network evaluations."""
+def result_of(folder: Path, first: Path, iterations: int) -> dict[str, Any]:
+    """What a run says: held-out scores against those before training, distance from the base, network evaluations.
+
+    Args:
+        folder: of the run.
+        first: of the run that was evaluated before training.
+        iterations: after which both are looked at.
+    """
     rows = read_json_lines(folder / "metrics.jsonl")
-    summary, last = read_json(folder / "summary.json"), [row for row in rows if "loss" in row][-1]
-    evaluations = {row["iteration"]: row["eval/geneval/score"] for row in rows if "eval/geneval/score" in row}
-    distances = {row["iteration"]: row["eval/kl"] for row in rows if "eval/kl" in row}
+    evaluated = next(row for row in rows if row["iteration"] == iterations and "eval/kl" in row)
+    trained = [row for row in rows if "loss" in row and row["iteration"] < iterations]
+    before, after = partners(score_rows(read_rows(first, 0)), score_rows(read_rows(folder, iterations)))
+    start, end, change = stratified_score(before), stratified_score(after), stratified_score(after, base=before)
     return {
-        "scores": evaluations, "change": summary["change"], "kl": distances, "nfe": last["nfe/total"],
-        "trained_weights_mib": round(_size(folder) / 2**20, 2), "reward": summary["reward"],
+        "score_before": start.mean, "score_after": end.mean, "change": [change.mean, change.low, change.high],
+        "attributes_after": evaluated["eval/reward/attributes"], "kl": evaluated["eval/kl"],
+        "nfe": trained[-1]["nfe/total"], "seconds": round(sum(row["seconds"] for row in trained), 1),
+        "trained_mib": round(_size(folder) / 2**20, 2),
     }  # fmt: skip
 
 
@@ -59,14 +71,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--iterations", type=int, default=24)
+    parser.add_argument("--iterations", type=int, default=12)
     options = parser.parse_args()
-    results = {}
+    results, first = {}, options.runs / next(iter(CASES))
     for name, overrides in CASES.items():
         folder = options.runs / name
-        if not (folder / "summary.json").is_file():
+        if not (folder / "eval" / f"iteration_{options.iterations:06d}.jsonl").is_file():
             train(folder, overrides, options.iterations)
-        results[name] = result_of(folder)
+        results[name] = result_of(folder, first, options.iterations)
     text = json.dumps({**origin(), "iterations": options.iterations, "runs": results}, indent=1)
     options.out.write_text(text + "\n", encoding="utf-8")
 
