@@ -40,13 +40,12 @@ class Duty:
 class RolloutWorker(Draws):
     """Draws pieces of rollouts; lives in a process of Ray's."""
 
-    def __init__(self, duty: Duty) -> None:
+    def __init__(self) -> None:
         """Loads nothing yet, so that what fails there comes back as an answer."""
-        self.duty, self._version = duty, -1
+        self._version = 0  # of the weights: none
 
-    def load(self) -> str:
+    def load(self, duty: Duty) -> str:
         """Loads what draws; returns where this is, in words."""
-        duty = self.duty
         if Path(duty.folder).is_dir():  # another machine need not have it
             os.chdir(duty.folder)
         torch.set_num_threads(duty.threads)

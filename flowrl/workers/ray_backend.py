@@ -61,8 +61,8 @@ class RayBackend:
     def start(self, worker: int) -> None:
         """Starts an actor in the place of the one before."""
         self._end(worker)
-        actor = self._actors[worker] = self._class.remote(self._duty)
-        self._awaited[actor.load.remote()] = worker, None
+        actor = self._actors[worker] = self._class.remote()
+        self._awaited[actor.load.remote(self._duty)] = worker, None
 
     def submit(self, worker: int, ticket: int, piece: Order) -> None:
         """Asks an actor for a piece."""
