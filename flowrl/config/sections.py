@@ -361,7 +361,8 @@ class WorkersConfig:
     """Processes on Ray that draw and score images for the one that learns (extra ``ray``)."""
 
     rollouts: int = 0
-    """Workers that draw images, each with a model of its own; 0 draws them in the learner."""
+    """Workers that draw images, over all processes that learn, each with a model of its own; 0 draws them in the
+    learner."""
     rewards: int = 0
     """Workers that score images; 0 scores them in the learner."""
     address: str | None = None

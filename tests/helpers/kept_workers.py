@@ -9,6 +9,8 @@ from flowrl.pipelines import PIPELINES
 from flowrl.workers.dispatch import Answer
 from flowrl.workers.ray_backend import Order, RayBackend
 
+_FAMILY = PIPELINES["sd3"]
+
 
 def with_toy(_: Any) -> None:
     """Puts the toy into the place of a family, in a worker's process."""
@@ -17,7 +19,7 @@ def with_toy(_: Any) -> None:
 
 def without_toy(_: Any) -> None:
     """Puts the family back."""
-    PIPELINES["sd3"] = "sd3"
+    PIPELINES["sd3"] = _FAMILY
 
 
 def die(_: Any) -> None:

@@ -1,0 +1,84 @@
+"""Workers that would draw nothing, or not all, are refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from toy_pipeline import toy_config, write_toy
+
+from flowrl.commands.train.run import recipe_of
+from flowrl.workers.layout import check_workers, local_gpus
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["keep_graphs=true"], r"keep_graphs=false, or workers\.rollouts=0"),
+        (["policy.train=full"], r"policy\.train=lora"),
+        (["parallel.shard=2"], r"parallel\.shard is 2: set it to 1"),
+        (["recipe=backprop", "sampler.kernel=ode"], "sends the gradient through its own sampling"),
+        (["recipe=preference", "objective.name=dpo_offline"], "draws nothing"),
+        (["workers.staleness=1", "curriculum.sampling=replay"], r"chooses prompts.*: set workers\.staleness=0"),
+        (["workers.staleness=1", "curriculum.max_rounds=2"], "samples again by the rewards"),
+        (
+            ["workers.staleness=1", "sampler.noise_level=0.7", "sampler.calibration.iterations=1"],
+            "moves noise levels",
+        ),
+    ],
+)
+def test_refused(tmp_path: Path, settings: list[str], words: str) -> None:
+    config = toy_config(write_toy(tmp_path), "workers.rollouts=2", *settings)
+    with pytest.raises(ValueError, match=words):
+        check_workers(config)
+    allowed = [text for text in settings if text != "workers.staleness=1"]
+    rollouts = 2 if len(allowed) < len(settings) else 0
+    check_workers(toy_config(write_toy(tmp_path), f"workers.rollouts={rollouts}", *allowed))
+
+
+def test_learners_share_workers_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_workers(toy_config(write_toy(tmp_path), "workers.rollouts=4"))
+    with pytest.raises(ValueError, match=r"workers\.rollouts \(3\) does not divide by 2"):
+        check_workers(toy_config(write_toy(tmp_path), "workers.rollouts=3"))
+
+
+def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    config = toy_config(write_toy(tmp_path), "workers.rollouts=1")
+    with pytest.raises(ValueError, match=r"workers\.rollouts=1 needs Ray.*flowrl-toolkit\[ray\]"):
+        check_workers(config)
+    check_workers(config, here=False)
+
+
+def test_stale_ratios_are_allowed_for_every_recipe_that_samples(tmp_path: Path) -> None:
+    for settings in (
+        [], ["credit.method=g2rpo"], ["recipe=forward", "objective.name=awm", "sampler.kernel=ode"],
+        ["recipe=preference", "objective.name=dpo", "sampler.kernel=ode"],
+    ):  # fmt: skip
+        config = toy_config(write_toy(tmp_path), "workers.rollouts=1", "workers.staleness=1", *settings)
+        recipe_of(config).check(config)
+        check_workers(config)
+
+
+def test_workers_get_the_gpus_that_no_learner_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    config = toy_config(write_toy(tmp_path), "workers.rollouts=3")
+    assert local_gpus(config, torch.device("cpu"), 1) == []
+    assert local_gpus(config, torch.device("cuda", 0), 1) == ["1", "2", "3"]
+    assert local_gpus(config, torch.device("cuda", 2), 1) == ["0", "1", "3"]
+    with pytest.raises(ValueError, match=r"ask for 3 GPUs .* has 2 for them of its 4"):
+        local_gpus(config, torch.device("cuda", 0), 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert local_gpus(config, torch.device("cuda", 0), 1) == ["5", "6", "7"]
+
+
+def test_one_gpu_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    shared = toy_config(write_toy(tmp_path), "workers.rollouts=2", "workers.rollout_gpus=0.3")
+    assert local_gpus(shared, torch.device("cuda", 0), 1) == ["0"]
+    with pytest.raises(ValueError, match="give shares below 1"):
+        local_gpus(toy_config(write_toy(tmp_path), "workers.rollouts=2"), torch.device("cuda", 0), 1)
