@@ -28,9 +28,12 @@ from tiny_runs import start
 from flowrl.rewards import build_reward
 
 REWARDS = """
-import time
+import os, time
 
 import torch
+
+def process(images, prompts, metadata):
+    return [float(os.getpid())] * len(images)
 
 def waits(images, prompts, metadata):
     time.sleep(0.02 * len(images))
@@ -48,7 +51,9 @@ ITEMS = 240
 def served(folder: Path, function: str, replicas: int) -> tuple[subprocess.Popen[str], str]:
     """A server and its address."""
     (folder / "two.py").write_text(REWARDS)
-    (folder / "list.yaml").write_text(f"rewards: [{{file: two.py, function: {function}}}]\n")
+    (folder / "list.yaml").write_text(
+        f"rewards: [{{file: two.py, function: {function}}}, {{file: two.py, function: process}}]\n"
+    )
     command = ["-m", "flowrl", "serve", "list.yaml", "--replicas", str(replicas), "--port", "0", "--device", "cpu"]
     process = start([*command, "--threads", "1", "--batch-size", "1"], folder)
     assert process.stdout is not None
@@ -62,14 +67,11 @@ def measured(folder: Path, function: str, replicas: int, *, kill: bool = False) 
     """Requests per second, and what was lost."""
     process, url = served(folder, function, replicas)
     try:
-        reward = build_reward("remote", options={"url": url, "batch_size": 1, "concurrency": 12})
+        reward = build_reward("remote", options={"url": url, "reward": function, "batch_size": 1, "concurrency": 12})
         reward(samples(24))
-        children = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(process.pid)], text=True, capture_output=True, check=True
-        )
-        killing = threading.Timer(0.5, os.kill, (int(children.stdout.split()[-1]), signal.SIGKILL))
         if kill:
-            killing.start()
+            ended = int(float(build_reward("remote", options={"url": url, "reward": "process"})(samples(1)).values[0]))
+            threading.Timer(0.5, os.kill, (ended, signal.SIGKILL)).start()
         begun = time.monotonic()
         output = reward(samples(ITEMS))
         seconds = time.monotonic() - begun
