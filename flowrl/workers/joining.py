@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from flowrl.cluster import connect
 from flowrl.config.train import TrainConfig
 from flowrl.training.devices import on_main
 from flowrl.training.run import Run
 from flowrl.workers.layout import local_gpus
+
+_MODE = "RAY_AUTH_MODE"
+"""An instance that Ray starts asks whoever joins it for the user's token, and sets this where it was started; a process
+that joins presents the token only where it is set too."""
 
 
 def join_cluster(config: TrainConfig, run: Run) -> str:
@@ -18,10 +24,13 @@ def join_cluster(config: TrainConfig, run: Run) -> str:
     settings = config.workers
     lent = None if settings.address else local_gpus(config, run.device, run.world)
 
-    def joined(address: str | None) -> str:
-        return connect(address, workers=settings.rollouts + settings.rewards, gpus=lent).address
+    def joined(address: str | None) -> tuple[str, str | None]:
+        made = connect(address, workers=settings.rollouts + settings.rewards, gpus=lent)
+        return made.address, os.environ.get(_MODE)
 
-    address = on_main(lambda: joined(settings.address))
+    address, mode = on_main(lambda: joined(settings.address))
     if not run.main:
+        if mode is not None:
+            os.environ.setdefault(_MODE, mode)
         joined(address)
     return address
