@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -195,7 +196,7 @@ def _evaluated(denoiser: nn.Module, call: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype: torch.dtype) -> _Counted:
-    check_targets(denoiser, trained.targets or ())
+    check_targets(denoiser, (trained.targets or ()) if trained.rank else ())
     weights = weights_of(denoiser)
     added = _prepare(denoiser, trained)
     network = first_expert(denoiser)
@@ -236,10 +237,10 @@ def _prepare(denoiser: nn.Module, trained: Trained) -> int:
     """Gives a denoiser its LoRA, or says which of its weights are trained; how many parameters that are."""
     if trained.rank:
         return _add_lora(denoiser, trained)
-    for name, part in denoiser.named_modules():
-        chosen = trained.targets is None or f".{name}".endswith(tuple(f".{target}" for target in trained.targets))
-        for parameter in part.parameters(recurse=False):
-            parameter.requires_grad_(chosen)
+    endings = tuple(f".{target}" for target in trained.targets or ())
+    for name, parameter in denoiser.named_parameters():
+        places = accumulate(name.split(".")[:-1], lambda place, part: f"{place}.{part}", initial="")
+        parameter.requires_grad_(trained.targets is None or any(place.endswith(endings) for place in places))
     return sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
 
 
