@@ -12,18 +12,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowrl.files import parse_json, read_json
+from flowrl.placement import widest
 from flowrl.randomness import counter_normal
 
 ADAPTER = "default"
 _PARTS: tuple[str, ...] = ("transformer.", "unet.")  # before a layer's name in stock files
+_MAGNITUDE = ".lora_magnitude_vector"
 _PEFT_PARTS: tuple[str, ...] = ("base_model.model.",)
 LORA_FILE, _PEFT_FILE = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"
 
+
+VARIANTS: dict[str, dict[str, bool]] = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
+"""What PEFT calls the kinds of LoRA.
+
+    lora    W + alpha / r  B A
+    rslora  W + alpha / sqrt(r)  B A                                    (Kalajdzievski 2023, arXiv 2312.03732)
+    dora    m (W + alpha / r  B A) / ||W + alpha / r  B A||, row by row (Liu et al. 2024, arXiv 2402.09353)
+
+The norms are constants of the backward pass, as that paper has it, and m starts as the norms of W.
+"""
 
 JOINT_ATTENTION = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
@@ -74,10 +87,18 @@ class Policy:
         parameters: trainable tensors by name, in a fixed order.
         config: rank, alpha and targets.
         slots: copies of the tensors by slot name.
+        scale: 1, which weights of a LoRA that has not diverged stay near.
     """
 
-    def __init__(self, network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
-        """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero."""
+    scale = 1.0
+
+    def __init__(
+        self, network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int, variant: str = "lora"
+    ) -> None:
+        """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero.
+
+        `variant` is one of `VARIANTS`.
+        """
         from peft import LoraConfig  # seconds, which what only plans or checks does without
         from peft.tuners.lora import LoraLayer
 
@@ -86,6 +107,8 @@ class Policy:
         check_targets(network, targets)
         self.network = network
         self.config: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "target_modules": list(targets)}
+        self.config |= VARIANTS[variant]
+        self.variant = variant
         network.requires_grad_(False)
         lora = LoraConfig(init_lora_weights="gaussian", **self.config)
         add_lora(network, lora, ADAPTER)
@@ -99,10 +122,28 @@ class Policy:
         for name, parameter in self.parameters.items():
             if "lora_A" in name:
                 parameter.data.copy_(counter_normal(parameter.shape, seed, "lora", name) / rank)
-            else:
+            elif "lora_B" in name:
                 parameter.data.zero_()
+        for layer in self._layers if variant == "dora" else ():  # PEFT rounds them to the base's dtype
+            magnitude = layer.lora_magnitude_vector[ADAPTER].weight
+            magnitude.data.copy_(torch.linalg.norm(layer.get_base_layer().weight.float(), dim=1))
         self.slots: dict[str, dict[str, Tensor]] = {}
         self._running = "policy"
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """What gradients are taken of: the parameters themselves."""
+        return list(self.parameters.values())
+
+    def sum_dtype(self, device: torch.device) -> torch.dtype:
+        """The dtype of gradient sums: the widest, since a LoRA has few weights."""
+        return widest(device)
+
+    def settle(self) -> None:
+        """Nothing is left to do after the parameters have changed: the network computes with them."""
+
+    def keep_reference(self) -> None:
+        """Nothing has to be kept: the reference is the network without the LoRA."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Detached copies of the trained tensors by name."""
@@ -114,7 +155,7 @@ class Policy:
         Raises:
             ValueError: names or shapes differ.
         """
-        _check_same(self.parameters, tensors)
+        check_same(self.parameters, tensors)
         for name, parameter in self.parameters.items():
             parameter.data.copy_(tensors[name])
 
@@ -174,16 +215,17 @@ class Policy:
         from peft import get_peft_model_state_dict
 
         tensors, alpha = read_lora(folder)
+        refuse_other_variant(folder, self.variant)
         refuse_not_finite(tensors, f"the LoRA in {folder}", "take an earlier one")
         own = get_peft_model_state_dict(self.network, adapter_name=ADAPTER)
-        _check_same(own, tensors, what=f"the LoRA in {folder}")
+        check_same(own, tensors, what=f"the LoRA in {folder}")
         if alpha != self.config["lora_alpha"]:
             raise ValueError(
                 f"the LoRA in {folder} has alpha {alpha}, policy.lora_alpha is {self.config['lora_alpha']}: the same "
                 f"weights would act {self.config['lora_alpha'] / alpha:g} times as strongly; set "
                 f"policy.lora_alpha={alpha}"
             )
-        portable = {name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in self.parameters.items()}
+        portable = {portable_name(name): parameter for name, parameter in self.parameters.items()}
         for name, parameter in portable.items():
             parameter.data.copy_(tensors[name])
 
@@ -214,8 +256,34 @@ def read_lora(folder: Path) -> tuple[dict[str, Tensor], float]:
     return (_read_experts if (folder / "transformer_2" / LORA_FILE).exists() else _read_one)(folder)
 
 
-def _read_one(folder: Path) -> tuple[dict[str, Tensor], float]:
-    """The LoRA of one network; see `read_lora`."""
+def lora_variant(folder: Path) -> str:
+    """Which of `VARIANTS` the LoRA in a folder is.
+
+    Raises:
+        ValueError: as `read_lora`.
+    """
+    folder = folder.parent if folder.name in (LORA_FILE, _PEFT_FILE) else folder
+    path, _, stated = _stated(folder)
+    with _safetensors(path), safe_open(path, framework="pt") as file:
+        magnitudes = any(_MAGNITUDE in name for name in file.keys())
+    return "dora" if magnitudes or stated.get("use_dora") else "rslora" if stated.get("use_rslora") else "lora"
+
+
+def refuse_other_variant(folder: Path, variant: str) -> None:
+    """Refuses a LoRA that acts in another way than the policy's.
+
+    Raises:
+        ValueError: as `read_lora`; or names both variants and the key.
+    """
+    if (found := lora_variant(folder)) != variant:
+        raise ValueError(
+            f"policy.lora_variant is {variant}, and the LoRA in {folder} is a {found}, which acts otherwise with the "
+            f"same weights: set policy.lora_variant={found}"
+        )
+
+
+def _stated(folder: Path) -> tuple[Path, Sequence[str], dict[str, Any]]:
+    """The file of a LoRA, what may stand before its layers' names, and what it states of itself."""
     if (folder / LORA_FILE).exists():
         path, prefixes = folder / LORA_FILE, _PARTS
         with _safetensors(path), safe_open(path, framework="pt") as file:
@@ -232,13 +300,20 @@ def _read_one(folder: Path) -> tuple[dict[str, Tensor], float]:
         stated = read_json(config, "save the LoRA again", finite=False)
     else:
         raise ValueError(f"no LoRA in {folder}: looked for {LORA_FILE} (diffusers) and {_PEFT_FILE} (PEFT, flow_grpo)")
-    refused = [key for key in ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern") if stated.get(key)]
+    return path, prefixes, stated
+
+
+def _read_one(folder: Path) -> tuple[dict[str, Tensor], float]:
+    """The LoRA of one network; see `read_lora`."""
+    path, prefixes, stated = _stated(folder)
+    refused = [key for key in ("alpha_pattern", "rank_pattern") if stated.get(key)]
+    refused += ["use_rslora with use_dora"] if stated.get("use_rslora") and stated.get("use_dora") else []
     if refused:
         raise ValueError(
-            f"the LoRA in {folder} uses {', '.join(refused)}: only plain LoRA, one rank and alpha, is read"
+            f"the LoRA in {folder} uses {', '.join(refused)}: only a LoRA, rsLoRA or DoRA of one rank and alpha is read"
         )
     with _safetensors(path):
-        tensors = {_without(prefixes, name): tensor for name, tensor in load_file(path).items()}
+        tensors = {portable_name(_without(prefixes, name)): tensor for name, tensor in load_file(path).items()}
     rank = next((tensor.shape[0] for name, tensor in tensors.items() if "lora_A" in name and tensor.ndim > 1), 0)
     if not rank:
         raise ValueError(f"{path} holds no LoRA: none of its {len(tensors)} tensors is a matrix named lora_A")
@@ -280,7 +355,12 @@ def _read_experts(folder: Path) -> tuple[dict[str, Tensor], float]:
     return both, alphas.pop()
 
 
-def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:
+def check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:
+    """Refuses tensors of other names or shapes than those wanted.
+
+    Raises:
+        ValueError: says what differs, and what to set.
+    """
     missing, extra = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
     if missing or extra:
         raise ValueError(
@@ -316,14 +396,17 @@ def add_saved_lora(network: nn.Module, folder: Path) -> Policy:
         ValueError: no LoRA there, or it does not bind to this network.
     """
     rank, alpha, targets = lora_shape(folder)
-    policy = Policy(network, rank=rank, alpha=alpha, targets=targets, seed=0)
+    policy = Policy(network, rank=rank, alpha=alpha, targets=targets, seed=0, variant=lora_variant(folder))
     policy.initialise_from(folder)
     return policy
 
 
 def lora_ready_for_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Trained tensors renamed to PEFT's portable names, on the CPU, as `save_lora_weights` expects them."""
-    return {
-        name.replace(f".{ADAPTER}.", "."): tensor.detach().float().cpu().contiguous()
-        for name, tensor in tensors.items()
-    }
+    return {portable_name(name): tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def portable_name(name: str) -> str:
+    """PEFT's portable name of a trained tensor: without the adapter's; of a magnitude without "weight" too."""
+    name = name.replace(f".{ADAPTER}.", ".")
+    return name.removesuffix(".weight") if _MAGNITUDE in name else name

@@ -340,7 +340,7 @@ def test_a_lora_that_does_not_fit_is_refused(tiny_sd3_folder: Path, saved: Path,
 
 def test_a_lora_whose_strength_cannot_be_told_is_refused(tiny_sd3_folder: Path, tmp_path: Path) -> None:
     write_peft(tiny_sd3_folder, tmp_path / "rslora", use_rslora=True)  # scales by alpha / sqrt(rank)
-    with pytest.raises(ValueError, match="use_rslora"):
+    with pytest.raises(ValueError, match=r"set policy\.lora_variant=rslora"):
         new_policy(load_tiny(tiny_sd3_folder)).initialise_from(tmp_path / "rslora")
     write_peft(tiny_sd3_folder, tmp_path / "peft")
     config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())

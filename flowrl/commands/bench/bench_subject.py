@@ -195,7 +195,8 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         )
     rank, alpha, targets = lora_of(config.policy, made.lora_targets)
     targets = targets if layers is None else _present(made.denoiser, targets)
-    policy = Policy(made.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed)
+    policy = Policy(made.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed,
+                    variant=config.policy.lora_variant)  # fmt: skip
     for number, (key, weight) in enumerate(policy.parameters.items()):
         if "lora_B" in key:  # zeros are faster than real numbers on some GPUs
             weight.data.copy_(_LORA_STD * counter_normal(weight.shape, "lora", number))
@@ -242,7 +243,7 @@ def _with_prompts(config: TrainConfig, notes: list[str]) -> TrainConfig:
         notes.append(f"prompts.train, {train}, is not here: prompts are those of {STAND_IN_PROMPTS}")
         train = STAND_IN_PROMPTS
     return replace(
-        config, prompts=replace(config.prompts, train=train, eval=None), eval_every=0,
+        config, prompts=replace(config.prompts, train=train, eval=None, cache=None), eval_every=0,
         eval=replace(config.eval, rewards=(), initial=False),
     )  # fmt: skip
 
