@@ -152,8 +152,10 @@ def memory_of(facts: Facts, chosen: Settings) -> Memory:
     draws = working + chosen.rollout_batch_size * facts.passes[0] * network.working // split
     images = 2 * chosen.rollout_batch_size * facts.image
     decoded = _decoded(facts.decode, chosen, chosen.rollout_batch_size)
-    if not chosen.rollouts:  # finished images are decoded and scored beside the sampling
-        stages[f"sampling {chosen.rollout_batch_size} images, decoding, scoring"] = draws + images + decoded + away
+    here = draws * (not chosen.rollouts)  # finished images are decoded and scored beside the sampling
+    stages[f"{'sampling, ' * bool(here)}decoding, scoring {chosen.rollout_batch_size} images"] = (
+        here + images + decoded + away
+    )
     if facts.evaluates:
         rows = chosen.eval_batch_size * facts.passes[1]
         own = _decoded(facts.eval_decode, chosen, chosen.eval_batch_size)
@@ -173,9 +175,9 @@ def memory_of(facts: Facts, chosen: Settings) -> Memory:
     )  # fmt: skip
     if not chosen.rollouts:
         return memory
-    drawing = {**_denoiser(facts, chosen), **vae, **rewards, "weights": 4 * network.trained * (not facts.full)}
-    drawing["encoders"] = 0 if chosen.free_text_encoders else encoders
-    return replace(memory, worker=sum(drawing.values()) + draws + images + decoded + OVERHEAD)
+    drawing = sum((_denoiser(facts, chosen) | vae).values())  # its text encoders are dropped once it has loaded
+    masters = facts.full and (chosen.optim_offload or facts.dtype[1] == 4)
+    return replace(memory, worker=drawing + max(encoders, draws + 4 * network.trained * (not masters)) + OVERHEAD)
 
 
 def base_bytes(weights: Weights, form: str, width: int) -> int:

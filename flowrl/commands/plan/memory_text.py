@@ -74,6 +74,6 @@ def _words(found: Fit, plan: Plan) -> str:
     most += " and what is not known" if found.memory.unknown else ""
     if not found.overrides:
         return f"fits as it is, at most {most}"
-    more = found.settings.processes
+    more = max(found.settings.processes, plan.processes)
     where = f", on {more} such cards" if more > plan.processes else ""
     return f"{' '.join(found.overrides)}: at most {most}{where}"

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from flowrl.pipelines import ModelFamily
 from flowrl.pipelines.common import first_expert
 from flowrl.pipelines.like_blocks import fewest, names_a_block
 from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.weights.full_weights import trained_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,10 +237,9 @@ def _prepare(denoiser: nn.Module, trained: Trained) -> int:
     """Gives a denoiser its LoRA, or says which of its weights are trained; how many parameters that are."""
     if trained.rank:
         return _add_lora(denoiser, trained)
-    endings = tuple(f".{target}" for target in trained.targets or ())
+    chosen = set(trained_names(denoiser, trained.targets))
     for name, parameter in denoiser.named_parameters():
-        places = accumulate(name.split(".")[:-1], lambda place, part: f"{place}.{part}", initial="")
-        parameter.requires_grad_(trained.targets is None or any(place.endswith(endings) for place in places))
+        parameter.requires_grad_(name in chosen)
     return sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
 
 
