@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from flowrl.pipelines import ModelFamily, cards, known_checkpoints
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
 from flowrl.rewards import models_of, reward_options
-from flowrl.training.parts import DTYPES, check_offload, family_options, lora_of, model_location, read_prompts
+from flowrl.training.parts import DTYPES, family_options, lora_of, model_location, read_prompts
 
 Size = tuple[int, int, int | None]
 """Height, width and frames; None for images."""
@@ -261,11 +261,8 @@ def _choices(config: TrainConfig, family: ModelFamily, facts: Facts | None, proc
 
 def _may_rest(config: TrainConfig) -> bool:
     """Whether models of rewards may rest on the host."""
-    try:
-        check_offload(replace(config, pipeline=replace(config.pipeline, offload=("rewards",))))
-    except ValueError:
-        return False
-    return True
+    scored = (*config.rewards, *config.eval.rewards)
+    return config.recipe != "backprop" and all(own.file is None and own.name != "adversarial" for own in scored)
 
 
 def _eval_items(config: TrainConfig) -> int | None:
