@@ -18,8 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", default=[], metavar="key=value", help="settings that replace the file's"
     )
     parser.add_argument(
-        "--processes", type=count, default=1, metavar="N", help="processes (GPUs) of the run (default: 1)"
-    )
+        "--processes", type=count, default=1, metavar="N",
+        help="processes (GPUs) of the run (default: those of one copy of the model)",
+    )  # fmt: skip
     parser.add_argument(
         "--card", type=count, metavar="GB", help="what makes the run fit a card of so many GB (default: 24, 40 and 80)"
     )

@@ -7,7 +7,7 @@ dear setting changes only where no cheaper ones will do, and none further than i
 | setting | what it costs |
 |---|---|
 | `pipeline.free_text_encoders` | nothing but prompts that are known at the start |
-| `eval.batch_size`, `pipeline.vae_slice` | a little time of evaluating and decoding |
+| `pipeline.vae_slice`, `eval.batch_size` | a little time of decoding and evaluating |
 | `rollout_batch_size`, `micro_batch_size` | time, once a GPU has too few tokens at once |
 | `pipeline.gradient_checkpointing` | a forward pass for every backward pass |
 | `optim.name`, `optim.offload` | moments in 8 bits; or their way to the host and back at every update |
@@ -128,9 +128,9 @@ def _ladders(facts: Facts, chosen: Settings, choices: Choices) -> Iterator[Ladde
 
     if choices.encoders and not chosen.free_text_encoders:
         yield ladder(("pipeline.free_text_encoders=true", {"free_text_encoders": True}))
+    yield ladder(*((f"pipeline.vae_slice={n}", {"vae_slice": n}) for n in _halves(chosen.vae_slice)))
     if facts.evaluates:
         yield ladder(*((f"eval.batch_size={n}", {"eval_batch_size": n}) for n in _halves(chosen.eval_batch_size)))
-    yield ladder(*((f"pipeline.vae_slice={n}", {"vae_slice": n}) for n in _halves(chosen.vae_slice)))
     smaller = sorted({n for sizes in choices.sizes.values() for n in sizes if n < chosen.micro_batch_size})
     yield ladder(*(
         (f"rollout_batch_size={n} micro_batch_size={n}", {"micro_batch_size": n, "rollout_batch_size": n})

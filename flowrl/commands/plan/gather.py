@@ -106,10 +106,11 @@ def gather(
         ValueError: the model cannot draw the configured size.
     """
     settings, model = config.pipeline, model_location(config.pipeline.model)
+    ranks = max(1, processes // config.parallel.context)  # those that share an image's tokens draw it together
     options = family_options(settings)
     items = _eval_items(config)
     passes = partial(family.rows, model)
-    run = of_run(config, passes, processes, items)
+    run = of_run(config, passes, ranks, items)
     tokens = family.text_tokens(model, options)
     size, network, evaluated, eval_forward, eval_working = None, None, None, 0.0, 0
     trained = _trained(config.policy, family)
@@ -127,6 +128,7 @@ def gather(
             eval_forward, eval_working = _without_gradient(family, model, denoisers, evaluated, tokens)
     parts = checkpoints.other_parts(model)
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
+    elsewhere = bool(config.workers.rewards)  # workers hold the models that score
     cost = facts = None
     slots = _slots(config)
     if network is not None and size is not None:
@@ -135,7 +137,7 @@ def gather(
             eval_decode=decode_flops(model, parts, evaluated or size),
             recomputed=(settings.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes),
         )  # fmt: skip
-    geometry = _geometry(config, processes)
+    geometry = _geometry(config, ranks)
     if network is not None and size is not None:
         decode = eval_decode = decode_peaks(family, model, size, dtype=settings.vae_dtype)
         if evaluated is not None and evaluated != size and run.evaluations:
@@ -146,8 +148,8 @@ def gather(
             passes=(passes(config.sampler.guidance_scale), passes(_eval_scale(config))),
             keeps=geometry.images_per_process // config.updates_per_rollout if config.keep_graphs else 0,
             decode=decode, eval_decode=eval_decode,
-            image=4 * 3 * size[0] * size[1] * (size[2] or 1), parts=parts or {}, rewards=rewards,
-            unknown=(*unknown_parts, *(f"reward {name}" for name in unknown_rewards)),
+            image=4 * 3 * size[0] * size[1] * (size[2] or 1), parts=parts or {}, rewards=() if elsewhere else rewards,
+            unknown=(*unknown_parts, *(f"reward {name}" for name in unknown_rewards if not elsewhere)),
             dtype=(settings.dtype, DTYPES[settings.dtype].itemsize), full=config.policy.train == "full", slots=slots,
             reference=config.policy.train == "full" and (bool(run.evaluations) or config.kl_coef > 0),
             evaluates=run.evaluations > 0,
@@ -241,18 +243,26 @@ def _settings(
 def _choices(config: TrainConfig, family: ModelFamily, facts: Facts | None, processes: int) -> Choices:
     """What may be changed so that a run fits a card."""
     group, sizes = group_multiple(config), dict[int, list[int]]()
-    for shard in (config.parallel.shard, *SHARDS):
-        images, left = divmod(config.num_images, max(shard, processes) * config.updates_per_rollout)
-        if not left and max(shard, processes) % shard == 0:
+    parallel = config.parallel
+    for shard in (parallel.shard, *SHARDS):
+        ranks = max(shard, processes // parallel.context)
+        images, left = divmod(config.num_images, ranks * config.updates_per_rollout)
+        if not left and ranks % shard == 0:
             sizes[shard] = allowed_sizes(images, group)
     return Choices(
         sizes=sizes, encoders=facts is not None and set(facts.parts) > {"vae"},
         checkpoints=facts is not None and facts.network.blocks > 0, videos=family.videos,
-        rewards=facts is not None and bool(facts.rewards),
+        rewards=facts is not None and bool(facts.rewards) and _may_rest(config),
         splits=not (facts is None or facts.full or facts.keeps or config.workers.rollouts)
         and config.parallel.context == 1 and config.pipeline.compile == "none",
         forms=("int8", "nf4") if config.pipeline.compile == "none" else (),
     )  # fmt: skip
+
+
+def _may_rest(config: TrainConfig) -> bool:
+    """Whether models of rewards may rest on the host."""
+    scored = (*config.rewards, *config.eval.rewards)
+    return config.recipe != "backprop" and all(own.file is None and own.name != "adversarial" for own in scored)
 
 
 def _eval_items(config: TrainConfig) -> int | None:

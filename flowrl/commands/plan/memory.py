@@ -25,8 +25,6 @@ SAVED_STATE = 12
 """Bytes of a trained parameter in a checkpoint, without slots: weight and Adam's moments."""
 _MOMENTS = {"adamw": 8.0, "paged_adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 2 + 8 / 256}
 """Bytes of both moments of a parameter: in 8 bits with a float32 scale for each 256 of them."""
-_CODES = {"none": 0.0, "int8": 1.0, "fp8": 1.0, "int8_bnb": 1.0, "nf4": 0.5 + (1 + 4 / 256) / 64}
-"""Bytes of a quantised weight: of nf4 with 8 bits for each 64 of them, and float32 for each 256 of those."""
 _RESTORED = {"none": 0, "int8": 10, "fp8": 10, "int8_bnb": 10, "nf4": 2}
 """Bytes of a weight while a product restores it: codes and product in float32, then 16 bits."""
 
@@ -154,8 +152,10 @@ def memory_of(facts: Facts, chosen: Settings) -> Memory:
     draws = working + chosen.rollout_batch_size * facts.passes[0] * network.working // split
     images = 2 * chosen.rollout_batch_size * facts.image
     decoded = _decoded(facts.decode, chosen, chosen.rollout_batch_size)
-    if not chosen.rollouts:  # finished images are decoded and scored beside the sampling
-        stages[f"sampling {chosen.rollout_batch_size} images, decoding, scoring"] = draws + images + decoded + away
+    here = draws * (not chosen.rollouts)  # finished images are decoded and scored beside the sampling
+    stages[f"{'sampling, ' * bool(here)}decoding, scoring {chosen.rollout_batch_size} images"] = (
+        here + images + decoded + away
+    )
     if facts.evaluates:
         rows = chosen.eval_batch_size * facts.passes[1]
         own = _decoded(facts.eval_decode, chosen, chosen.eval_batch_size)
@@ -171,25 +171,31 @@ def memory_of(facts: Facts, chosen: Settings) -> Memory:
         held=held, unknown=facts.unknown, image=each[False], image_checkpointed=each[True],
         configured=each[chosen.gradient_checkpointing] * graphs, micro_batch_size=chosen.micro_batch_size,
         update=working, stages=stages,
-        start=encoders + sum(vae.values()) + sum(rewards.values()) if chosen.free_text_encoders else 0,
+        start=encoders + sum(vae.values()) if chosen.free_text_encoders else 0,
     )  # fmt: skip
     if not chosen.rollouts:
         return memory
-    drawing = {**_denoiser(facts, chosen), **vae, **rewards, "weights": 4 * network.trained * (not facts.full)}
-    drawing["encoders"] = 0 if chosen.free_text_encoders else encoders
-    return replace(memory, worker=sum(drawing.values()) + draws + images + decoded + OVERHEAD)
+    drawing = sum((_denoiser(facts, chosen) | vae).values())  # its text encoders are dropped once it has loaded
+    masters = facts.full and (chosen.optim_offload or facts.dtype[1] == 4)
+    return replace(memory, worker=drawing + max(encoders, draws + 4 * network.trained * (not masters)) + OVERHEAD)
 
 
 def base_bytes(weights: Weights, form: str, width: int) -> int:
     """Bytes of a denoiser's weights, `width` for each of those that `form` leaves as they are."""
     if form == "none":
         return weights.parameters * width
-    scale = {"int8": width, "fp8": 4, "int8_bnb": 4, "nf4": 0}[form]  # of each output
-    total, coded = 0.0, 0
-    for (outputs, inputs), count in weights.matrices.items():
-        coded += count * outputs * inputs
-        total += count * (math.ceil(outputs * inputs * _CODES[form]) + outputs * scale)
-    return int(total) + (weights.parameters - coded) * width
+    coded = sum(count * outputs * inputs for (outputs, inputs), count in weights.matrices.items())
+    codes = sum(count * _codes(outputs, inputs, form) for (outputs, inputs), count in weights.matrices.items())
+    return codes + (weights.parameters - coded) * width
+
+
+def _codes(outputs: int, inputs: int, form: str) -> int:
+    """Bytes of a quantised matrix: 8 bits a weight and a float32 scale for each row; of nf4 4 bits a weight, a scale in
+    8 bits for each 64 of them, float32 for each 256 of those, and two tables of 16 and 256 numbers and one more."""
+    if form != "nf4":
+        return outputs * (inputs + 4)
+    scales = math.ceil(outputs * inputs / 64)
+    return math.ceil(outputs * inputs / 2) + scales + 4 * (math.ceil(scales / 256) + 16 + 256 + 1)
 
 
 def trained_bytes(parameters: int, slots: int, *, moments: float = 8.0) -> int:

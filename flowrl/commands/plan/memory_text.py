@@ -19,8 +19,8 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     lines = _held(memory)
     if memory.start:
         lines += note(
-            f"at the start {in_bytes(memory.start)} of text encoders, autoencoder and rewards, before the denoiser is "
-            "there; the encoders are then dropped"
+            f"at the start {in_bytes(memory.start)} of text encoders and autoencoder; the denoiser is loaded once the "
+            "encoders are dropped"
         )
     if memory.worker is not None:
         lines += note(f"this is the process that learns; one that draws takes at most {in_bytes(memory.worker)}")
@@ -71,8 +71,9 @@ def _words(found: Fit, plan: Plan) -> str:
         largest = " and ".join(f"{name} ({in_bytes(size)})" for name, size in held)
         lacking = in_bytes(found.memory.peak - card_gib(found.card) * GIB)
         return f"does not fit with any setting: at least {most}, {lacking} too much; most of it is {largest}"
+    most += " and what is not known" if found.memory.unknown else ""
     if not found.overrides:
         return f"fits as it is, at most {most}"
-    more = found.settings.processes
+    more = max(found.settings.processes, plan.processes)
     where = f", on {more} such cards" if more > plan.processes else ""
     return f"{' '.join(found.overrides)}: at most {most}{where}"

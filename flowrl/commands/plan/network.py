@@ -29,6 +29,7 @@ from flowrl.pipelines import ModelFamily
 from flowrl.pipelines.common import first_expert
 from flowrl.pipelines.like_blocks import fewest, names_a_block
 from flowrl.pipelines.lora import check_targets
+from flowrl.pipelines.weights.full_weights import trained_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +196,7 @@ def _evaluated(denoiser: nn.Module, call: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype: torch.dtype) -> _Counted:
-    check_targets(denoiser, trained.targets or ())
+    check_targets(denoiser, (trained.targets or ()) if trained.rank else ())
     weights = weights_of(denoiser)
     added = _prepare(denoiser, trained)
     network = first_expert(denoiser)
@@ -236,10 +237,9 @@ def _prepare(denoiser: nn.Module, trained: Trained) -> int:
     """Gives a denoiser its LoRA, or says which of its weights are trained; how many parameters that are."""
     if trained.rank:
         return _add_lora(denoiser, trained)
-    for name, part in denoiser.named_modules():
-        chosen = trained.targets is None or f".{name}".endswith(tuple(f".{target}" for target in trained.targets))
-        for parameter in part.parameters(recurse=False):
-            parameter.requires_grad_(chosen)
+    chosen = set(trained_names(denoiser, trained.targets))
+    for name, parameter in denoiser.named_parameters():
+        parameter.requires_grad_(name in chosen)
     return sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
 
 

@@ -153,7 +153,9 @@ def _disk(plan: Plan) -> list[str]:
     if plan.network is not None:
         one = checkpoint_bytes(plan.network.trained, plan.slots)
         rows.append(("checkpoints", f"{config.keep_checkpoints} of {in_bytes(one)}, one more while one is written"))
-        rows.append(("LoRA", in_bytes(4 * plan.network.trained)))
+        full, width = plan.config.policy.train == "full", 0 if plan.facts is None else plan.facts.dtype[1]
+        rows.append(("denoiser", in_bytes(width * plan.network.parameters)) if full
+                    else ("LoRA", in_bytes(4 * plan.network.trained)))  # fmt: skip
     if run.evaluations and plan.size is not None and config.eval.num_images:
         height, width = config.eval.height or plan.size[0], config.eval.width or plan.size[1]
         shown = min(config.eval.num_images, run.evaluation_images or config.eval.num_images)

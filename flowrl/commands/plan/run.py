@@ -23,7 +23,9 @@ def run(parsed: argparse.Namespace) -> int:
         raise ValueError(f"--tflops must be above 0, got {parsed.tflops:g}")
     path = find_config(parsed.config)
     config = load_config(path, parsed.overrides)
-    config.resolve_batch(parsed.processes)  # before anything heavy is imported
+    parallel = config.parallel
+    parsed.processes = max(parsed.processes, parallel.shard * parallel.context)
+    config.resolve_batch(max(1, parsed.processes // parallel.context))  # before anything heavy is imported
     if _names_file(asdict(config)):
         return _plan(config, path.stem, parsed)
     import_lightly()

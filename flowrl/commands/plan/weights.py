@@ -9,6 +9,7 @@ from torch import nn
 
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.common import first_expert
+from flowrl.pipelines.weights.quantize import large_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +19,7 @@ class Weights:
     Attributes:
         parameters: all.
         blocks: those of the blocks that repeat.
-        matrices: shape of a linear layer in these blocks, (outputs, inputs) -> how many there are.
+        matrices: shape of a layer that can be quantised, (outputs, inputs) -> how many there are.
         largest_block: parameters of the largest block.
     """
 
@@ -55,10 +56,9 @@ def weights_of(denoiser: nn.Module) -> Weights:
         found = []
     for block in found:
         sizes.append(sum(parameter.numel() for parameter in block.parameters()))
-        for part in block.modules():
-            if isinstance(part, nn.Linear):
-                shape = (part.out_features, part.in_features)
-                matrices[shape] = matrices.get(shape, 0) + len(experts)
+        for _, _, layer in large_layers(block):
+            shape = (layer.out_features, layer.in_features)
+            matrices[shape] = matrices.get(shape, 0) + len(experts)
     return Weights(
         parameters=sum(parameter.numel() for parameter in denoiser.parameters()),
         blocks=sum(sizes) * len(experts), matrices=matrices, largest_block=max(sizes, default=0),
