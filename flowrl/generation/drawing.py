@@ -11,7 +11,7 @@ from torch import Tensor
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt
 from flowrl.samplers import Velocity, ode_rollout
-from flowrl.training.devices import check_device
+from flowrl.training.processes.devices import check_device
 from flowrl.training.prompting import device_of
 from flowrl.trajectory import Schedule
 

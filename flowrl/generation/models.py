@@ -165,7 +165,7 @@ def _drawn_options(config: TrainConfig) -> dict[str, Any]:
 def _of_model(model: str, lora: Path | None) -> Source:
     from flowrl.pipelines import family_of
     from flowrl.pipelines.known_checkpoints import usual_sampling
-    from flowrl.training.parts import model_location
+    from flowrl.training.model_files import model_location
 
     family = family_of(model_location(model))
     usual = {"max_sequence_length": None} | usual_sampling(family, model) | SHIPPED.get(model, {})
@@ -202,7 +202,7 @@ def check_source(source: Source, *, judging: str | None = None) -> None:
         ValueError: saying what is wrong.
     """
     from flowrl.pipelines import family
-    from flowrl.training.parts import model_location
+    from flowrl.training.model_files import model_location
 
     known = family(source.family)
     if source.trained_from is not None and not (Path(source.model) / "model_index.json").is_file():
@@ -230,7 +230,8 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
 
     from flowrl.pipelines import family
     from flowrl.pipelines.lora import add_saved_lora
-    from flowrl.training.parts import DTYPES, model_location
+    from flowrl.training.model_files import model_location
+    from flowrl.training.parts import DTYPES
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     tokens: dict[str, Any] = {}
@@ -264,7 +265,7 @@ def fingerprint(source: Source) -> str | None:
 
     Of each file it covers what `flowrl.training.model_files.add_file` does. A hub id is known by its commit.
     """
-    from flowrl.training.parts import model_location
+    from flowrl.training.model_files import model_location
 
     digest = hashlib.sha256()
     location = model_location(source.model)

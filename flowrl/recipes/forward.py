@@ -49,9 +49,9 @@ from flowrl.training.assignment import normalised, reward_channels
 from flowrl.training.batch import Batch
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
-from flowrl.training.mesh import in_step
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import sample
+from flowrl.training.processes.mesh import in_step
 from flowrl.training.prompting import RunPrompts
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule

@@ -11,7 +11,7 @@ from flowrl.config.train import BATCH_LIMIT, TrainConfig
 from flowrl.objectives.forward_losses import FORWARD, Loss, Method, old_decay
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages
-from flowrl.training.mesh import data_ranks
+from flowrl.training.processes.mesh import data_ranks
 
 _SAMPLING_DECAY = "delayed"  # of crd's second copy, as published
 

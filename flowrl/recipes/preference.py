@@ -41,9 +41,9 @@ from flowrl.samplers.times import training_times
 from flowrl.training.batch import Batch
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
-from flowrl.training.mesh import in_step
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import sample, sampler_at
+from flowrl.training.processes.mesh import in_step
 from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning, Schedule, Trajectory

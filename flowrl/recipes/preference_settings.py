@@ -10,7 +10,7 @@ from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.prompts.pairs import read_pairs
 from flowrl.recipes.forward_settings import check_times, readers_of_times
-from flowrl.training.mesh import data_ranks
+from flowrl.training.processes.mesh import data_ranks
 from flowrl.training.sampler_checks import check_density
 
 

@@ -40,11 +40,9 @@ from flowrl.rewards import RewardOutput
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
-from flowrl.training.drawing import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
-from flowrl.training.mesh import Shards, device_mesh, shards_of
 from flowrl.training.model_files import MODEL
 from flowrl.training.optimizers import make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
@@ -57,8 +55,10 @@ from flowrl.training.parts import (
     load_parts,
     tell_cut_prompts,
 )
+from flowrl.training.processes.mesh import Shards, device_mesh, shards_of
 from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.training.reward_watch import RewardWatch
+from flowrl.training.rollout_pieces import Draws
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
 from flowrl.training.seal import model_of, versions_of

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flowrl.config.train import resolve_path
+
 MODEL = "model"
 """Folder of a run that trained all weights of a network: the model with them, as stock diffusers opens it."""
 _ENDS = 2**20  # bytes at both ends of a file that its digest covers, beside its length
@@ -80,3 +82,8 @@ def hub_commit(model: str) -> str | None:
     except HFValidationError:
         return None
     return Path(index).parent.name if isinstance(index, str) else None
+
+
+def model_location(model: str) -> str:
+    """What a family's `load` takes: the path of an asset or of what is written as a path, else the text, a hub id."""
+    return str(resolve_path(model)) if model.startswith(("asset:", "/", "./", "../", "~")) else model

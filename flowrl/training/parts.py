@@ -36,8 +36,8 @@ from flowrl.rewards.actors.ray_rewards import (
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
 from flowrl.rewards.specs import checked_reward
 from flowrl.samplers import Kernel
-from flowrl.training.devices import device_kind, on_main
-from flowrl.training.model_files import encoders_digest
+from flowrl.training.model_files import encoders_digest, model_location
+from flowrl.training.processes.devices import device_kind, on_main
 from flowrl.training.prompting import RunPrompts, encode_all, not_kept
 from flowrl.training.sampler_checks import kernel_of
 from flowrl.training.scoring import names_function
@@ -309,11 +309,6 @@ def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.d
         return None
     made = weighted_sum([term.reward for term in terms], [1.0] * len(terms), labels)
     return replace(made, dtype=config.reward_dtype)
-
-
-def model_location(model: str) -> str:
-    """What a family's `load` takes: the path of an asset or of what is written as a path, else the text, a hub id."""
-    return str(resolve_path(model)) if model.startswith(("asset:", "/", "./", "../", "~")) else model
 
 
 def sampler_of(

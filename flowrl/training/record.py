@@ -18,7 +18,7 @@ from flowrl.samplers.guidance import uncounted
 from flowrl.training.batch import Asked
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
-from flowrl.training.mesh import in_step
+from flowrl.training.processes.mesh import in_step
 from flowrl.trajectory import Rows, Sampled, Schedule
 
 

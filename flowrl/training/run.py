@@ -25,10 +25,10 @@ from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.files import locked, replacing, write_atomically
 from flowrl.interrupts import on_interrupt
 from flowrl.training.checkpoints import checkpoints, read_checkpoint, remove_halves, write_checkpoint
-from flowrl.training.devices import accelerator_of, on_main
 from flowrl.training.evaluation_rows import remove_evaluations
 from flowrl.training.manifest import read_manifest, session_facts, write_manifest
-from flowrl.training.mesh import layout_of
+from flowrl.training.processes.devices import accelerator_of, on_main
+from flowrl.training.processes.mesh import layout_of
 from flowrl.training.run_folder import make_free_folder, refuse_full, refuse_taken
 from flowrl.training.seal import ALLOW, changes, digest_of
 
@@ -84,7 +84,7 @@ class Run:
             inputs: what the run is made with, `flowrl.training.seal.inputs_of`.
             resumed: whether the folder holds a run to continue.
             parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
-            rollouts: workers that draw for this process (`flowrl.training.drawing.DrawsElsewhere`), where it has any.
+            rollouts: workers that draw for this process (`rollout_pieces.DrawsElsewhere`), where it has any.
 
         Raises:
             ValueError: the device is not there, processes were given different inputs, or those of a resumed run have

@@ -29,7 +29,7 @@ from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.outputs import joined, moved
 from flowrl.training.batch import Batch
 from flowrl.training.beside import Beside
-from flowrl.training.devices import on_main
+from flowrl.training.processes.devices import on_main
 from flowrl.training.prompting import reward_inputs
 from flowrl.training.run import Run
 from flowrl.training.stages import Stages

@@ -66,7 +66,7 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
 
 def model_of(config: TrainConfig) -> dict[str, str]:
     """The files of a run's model; the commit of one on the hub, which is known when it has been downloaded."""
-    from flowrl.training.parts import model_location
+    from flowrl.training.model_files import model_location
 
     location = model_location(config.pipeline.model)
     if Path(location).exists():

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from flowrl.training.devices import wait_for
+from flowrl.training.processes.devices import wait_for
 
 _GIB = 2**30
 

@@ -27,9 +27,9 @@ from torch.nn.utils import get_total_norm
 
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
-from flowrl.training.devices import on_main
 from flowrl.training.learner import total_of
 from flowrl.training.model_files import MODEL
+from flowrl.training.processes.devices import on_main
 from flowrl.training.run import Run
 
 SMALL, LEVELS = 8, 4095  # images are compared at so many pixels a side, with so many levels, as whole numbers

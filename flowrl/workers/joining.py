@@ -6,7 +6,7 @@ import os
 
 from flowrl.cluster import connect
 from flowrl.config.train import TrainConfig
-from flowrl.training.devices import on_main
+from flowrl.training.processes.devices import on_main
 from flowrl.training.run import Run
 from flowrl.workers.layout import local_gpus
 

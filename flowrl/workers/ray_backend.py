@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.training.drawing import Request
+from flowrl.training.rollout_pieces import Request
 from flowrl.workers.actor import Duty, RolloutWorker
 from flowrl.workers.dispatch import Answer, Done, Failed, Lost, Ready
 

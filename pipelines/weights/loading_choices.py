@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Split(Protocol):
-    """The processes that hold one copy of the denoisers between them, as `flowrl.training.mesh.Shards` has them."""
+    """The processes that hold one copy of the denoisers between them, as `mesh.Shards` has them."""
 
     mesh: Any
     """A DeviceMesh of one dimension."""

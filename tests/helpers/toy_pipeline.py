@@ -37,8 +37,8 @@ from flowrl.recipes import grpo
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.samplers import Network, Velocity, build_schedule
 from flowrl.samplers.guidance import TrainNegative
-from flowrl.training.mesh import Layout
 from flowrl.training.parts import read_run_prompts
+from flowrl.training.processes.mesh import Layout
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("inner", "outer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowrl.config.sections import ParallelConfig
-from flowrl.training.mesh import Layout, layout_of
+from flowrl.training.processes.mesh import Layout, layout_of
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from two_processes import train_on_two
 from flowrl.cli import main
 from flowrl.commands.train.run import check_before_loading
 from flowrl.config.train import TrainConfig, load_config
-from flowrl.training.mesh import Layout
+from flowrl.training.processes.mesh import Layout
 from flowrl.training.run import Run
 
 # Half as many rows in a product add up in another order, and rewards are hundreds.

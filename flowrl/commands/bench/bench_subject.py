@@ -28,6 +28,7 @@ from flowrl.randomness import counter_normal
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, models_of
 from flowrl.rewards.compose import sum_of
 from flowrl.rewards.specs import validate_reward_specs
+from flowrl.training.model_files import model_location
 from flowrl.training.parts import (
     DTYPES,
     encode_everything,
@@ -35,7 +36,6 @@ from flowrl.training.parts import (
     load_pipeline,
     lora_of,
     model_family,
-    model_location,
     sampler_of,
 )
 from flowrl.training.prompting import RunPrompts, encode_prompts

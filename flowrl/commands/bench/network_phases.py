@@ -19,7 +19,8 @@ from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.attention_words import usable
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.samplers.guidance import TrainNegative
-from flowrl.training.parts import DTYPES, model_family, model_location
+from flowrl.training.model_files import model_location
+from flowrl.training.parts import DTYPES, model_family
 from flowrl.training.prompting import guided
 
 _SMALLEST, _LARGEST = 1e-3, 1e3

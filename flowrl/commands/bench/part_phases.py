@@ -26,8 +26,8 @@ from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward, RewardInputs
 from flowrl.training.checkpoints import save_lora, write_checkpoint
 from flowrl.training.learner import GradientSum
+from flowrl.training.model_files import model_location
 from flowrl.training.optimizers import make_optimizer
-from flowrl.training.parts import model_location
 from flowrl.training.prompting import encode_prompts, reward_inputs
 
 _SOME = 24  # images that a reward is timed on at most, if it need not see a whole group

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowrl.commands.bench.result import OUT_OF_MEMORY, Phase, Spread
 from flowrl.failures import out_of_memory
-from flowrl.training.devices import wait_for
+from flowrl.training.processes.devices import wait_for
 
 Call = Callable[[], object]
 

@@ -23,7 +23,8 @@ from flowrl.pipelines import ModelFamily, cards, known_checkpoints
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
 from flowrl.rewards import models_of, reward_options
-from flowrl.training.parts import DTYPES, family_options, lora_of, model_location, read_prompts
+from flowrl.training.model_files import model_location
+from flowrl.training.parts import DTYPES, family_options, lora_of, read_prompts
 
 Size = tuple[int, int, int | None]
 """Height, width and frames; None for images."""

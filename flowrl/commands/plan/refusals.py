@@ -12,8 +12,8 @@ from typing import Any
 from flowrl.commands.train.run import check_arithmetic, check_before_loading
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily
-from flowrl.training.devices import check_device
 from flowrl.training.parts import check_attention
+from flowrl.training.processes.devices import check_device
 
 _STAND_IN = "asset:prompts/world_train.jsonl"  # prompts with the records that any reward of prompts reads
 _WHOLE_GROUPS = ("rank", "tournament", "win_rate")

@@ -37,8 +37,8 @@ def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
     from flowrl.commands.plan.gather import gather
     from flowrl.commands.plan.plan_text import as_text
     from flowrl.commands.plan.refusals import obstacles
-    from flowrl.training.devices import device_kind
     from flowrl.training.parts import model_family
+    from flowrl.training.processes.devices import device_kind
 
     family = model_family(config.pipeline)
     found = obstacles(config, family, parsed.processes)

@@ -34,7 +34,7 @@ from flowrl.media.images import save_png
 from flowrl.progress import Advance, progress
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.rewards import Reward
-from flowrl.training.parts import model_location
+from flowrl.training.model_files import model_location
 
 STRIP = 6  # prompts whose images the page shows
 Journals = Mapping[Setting, Journal]

@@ -55,7 +55,7 @@ def train(config_name: str | None, overrides: Sequence[str]) -> int:
         config = load_config(folder / "config.yaml", [text for text in overrides if not text.startswith("resume=")])
         name, wanted = folder.name, folder
     prompts = check_before_loading(config)
-    from flowrl.training.devices import on_main  # accelerate takes seconds to import
+    from flowrl.training.processes.devices import on_main  # accelerate takes seconds to import
     from flowrl.training.run import owned_folder
 
     kept = wanted is not None and wanted.exists()
@@ -258,8 +258,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.pipelines.weights.full_checks import check_full
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.rewards.specs import validate_reward_specs
-    from flowrl.training.devices import check_device, device_kind, num_launched
-    from flowrl.training.mesh import check_parallel, data_ranks
+    from flowrl.training.model_files import model_location
     from flowrl.training.optimizers import check_optimizer
     from flowrl.training.parts import (
         check_attention,
@@ -267,12 +266,13 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         check_pipeline,
         check_quantized,
         lora_of,
-        model_location,
         read_run_prompts,
     )
+    from flowrl.training.processes.devices import check_device, device_kind, num_launched
+    from flowrl.training.processes.mesh import check_parallel, data_ranks
+    from flowrl.training.processes.token_sharing import check_context, check_split
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
-    from flowrl.training.token_sharing import check_context, check_split
     from flowrl.workers.layout import check_workers
 
     check_parallel(config, num_launched() if here else None)
@@ -324,7 +324,7 @@ def check_arithmetic(config: TrainConfig) -> None:
         ValueError: names the key, the device and what to set instead.
     """
     from flowrl.precision import refuse_unable
-    from flowrl.training.devices import device_kind
+    from flowrl.training.processes.devices import device_kind
 
     device = config.pipeline.device
     for key, kind in (("pipeline.vae_dtype", config.pipeline.vae_dtype), ("reward_dtype", config.reward_dtype)):
@@ -342,7 +342,7 @@ def describe(config: TrainConfig) -> str:
 def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
     """Refuses to leave out, or to recompute, a half of guidance that is not there."""
     from flowrl.recipes.forward_settings import trained_scale
-    from flowrl.training.parts import model_location
+    from flowrl.training.model_files import model_location
 
     trained, scale = config.sampler.train_negative, trained_scale(config)
     if trained is not True and known.rows(model_location(config.pipeline.model), scale) == 1:

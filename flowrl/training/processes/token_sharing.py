@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines import ModelFamily
-from flowrl.training.parts import family_options, model_location
+from flowrl.training.model_files import model_location
+from flowrl.training.parts import family_options
 
 
 def check_context(config: TrainConfig) -> None:
