@@ -51,6 +51,18 @@ class Pipeline(Protocol):
     def encode(self, prompts: Sequence[str], sources: Sequence[Sequence[Tensor]] | None = None) -> Conditioning:
         """Embeds prompts with their source images (float32 [3, h, w] in [0, 1]), each once, on the own device."""
 
+    def keeps(self, prompts: Sequence[str], sources: Sequence[Sequence[Tensor]] | None = None) -> bool:
+        """Whether `encode` of these needs no text encoder, since it was done before or lies in a cache."""
+
+    def keep_embeddings(self, folder: Path, encoders: str) -> None:
+        """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
+
+    def load_text_encoders(self) -> None:
+        """Loads text encoders that are not there."""
+
+    def load_denoiser(self) -> None:
+        """Loads the denoiser where it was left for later."""
+
     def num_cut(self, prompts: Sequence[str]) -> int:
         """How many prompts are longer than what is read of them; before the text encoders are freed."""
 
@@ -108,6 +120,10 @@ class ModelFamily(Protocol):
         """Least and most source images of a prompt; None where checkpoint and options say."""
 
     @property
+    def denoisers(self) -> tuple[str, ...]:
+        """Parts of a checkpoint that denoise."""
+
+    @property
     def videos(self) -> bool:
         """Whether it makes videos."""
 
@@ -122,9 +138,10 @@ class ModelFamily(Protocol):
 
     def load(
         self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., attention: str = ...,
-        compile: str = ..., quantize: str = ..., **options: Any,
+        compile: str = ..., how: Any = ..., **options: Any,
     ) -> Pipeline:  # fmt: skip
-        """Loads a folder or a hub id; `options` are fields of the family's options class."""
+        """Loads a folder or a hub id; `how` (`stock_loading.Loading`) says what of it at once, `options` are fields of
+        the family's options class."""
 
     def block_kinds(self, model: str) -> dict[str, int]:
         """Blocks of the denoiser that are alike, by kind (`like_blocks.block_kinds`); none where nothing is known."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,25 @@ def given(embeds: str, *, pooled: str | None = None, mask: bool = False) -> Call
 
 
 # ---- what can be read ------------------------------------------------------------------------------------------------
+
+
+def usual(network: Any) -> dict[str, Any]:
+    """The defaults of a class of networks."""
+    parameters = inspect.signature(network.__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def check_class(card: Card, family: str, stock: Sequence[str]) -> None:
+    """Refuses a checkpoint of another family.
+
+    Raises:
+        ValueError: its stock class is not among those that the family loads.
+    """
+    if card.stock not in stock:
+        raise ValueError(
+            f"{card.model} is a {card.stock}, and pipeline.name={family} loads {' or '.join(stock)}: leave "
+            "pipeline.name out, or set it to the family of the model"
+        )
 
 
 def read_part(model: str, name: str) -> dict[str, Any] | None:

@@ -6,10 +6,9 @@ pipeline `p` (or, before weights load, the checkpoint's `Card`) first.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,24 +22,16 @@ from flowrl.config.options import build_options
 from flowrl.pipelines import cards, common, known_checkpoints
 from flowrl.pipelines.arithmetic.attention_words import UNMASKED, Attends, Known
 from flowrl.pipelines.arithmetic.compiling import check_compile
-from flowrl.pipelines.cards import (
-    Card,
-    Grid,
-    ImageOptions,
-    Size,
-    VideoOptions,
-    hub_class,
-    image_factors,
-    read_part,
-    two_passes,
-)
+from flowrl.pipelines.cards import Card, Grid, ImageOptions, Size, VideoOptions
 from flowrl.pipelines.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.lora import check_targets
 from flowrl.pipelines.prompt_embeddings import Embedded, Sources, check_sources, num_cut
 from flowrl.pipelines.weights import stock_loading
+from flowrl.pipelines.weights.embedding_cache import cache_of
 from flowrl.pipelines.weights.later_parts import Later
+from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.quantize import check_quantize
-from flowrl.pipelines.weights.stock_loading import Loading, Read
+from flowrl.pipelines.weights.stock_loading import Read
 from flowrl.precision import in_arithmetic, refuse_unable
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
@@ -101,13 +92,13 @@ class Family:
     """Velocity in float32."""
     guided: common.Guided = common.two_pass
     """Guidance of a network."""
-    passes: Callable[[Card | None, float], int] = two_passes
+    passes: Callable[[Card | None, float], int] = cards.two_passes
     """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
     decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decoded(p.pipe.vae, z)
     """Images in [-1, 1] as the autoencoder gives them."""
     encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encoded(p.pipe.vae, x)
     """Latents of images in [-1, 1] as the autoencoder takes them."""
-    factors: Callable[[Mapping[str, Any]], tuple[int, int]] = image_factors
+    factors: Callable[[Mapping[str, Any]], tuple[int, int]] = cards.image_factors
     """Pixels of a latent's side and frames of a latent frame, of the autoencoder's configuration."""
     constants: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
     """Tensors that a loaded checkpoint keeps on its device."""
@@ -153,31 +144,27 @@ class Family:
         if not Path(model).is_dir():
             known = known_checkpoints.checkpoints().get(model)
             return None if known is None else self._card(model, known.index, known.network, known.vae)
-        index, vae = read_part(model, "model_index.json"), read_part(model, "vae/config.json")
-        return self._card(model, index or {}, read_part(model, f"{self.denoisers[0]}/config.json"), vae or {})
+        index, vae = cards.read_part(model, "model_index.json"), cards.read_part(model, "vae/config.json")
+        return self._card(model, index or {}, cards.read_part(model, f"{self.denoisers[0]}/config.json"), vae or {})
 
     def _card(
         self, model: str, index: Mapping[str, Any], network: Mapping[str, Any] | None, vae: Mapping[str, Any]
     ) -> Card:
         if network is not None:
-            network = SimpleNamespace(**{**self._usual(), **network})  # type: ignore[assignment]
+            network = SimpleNamespace(**{**cards.usual(self.network), **network})  # type: ignore[assignment]
         return Card(model=model, index=index, network=network, vae=vae, factors=self.factors(vae))
-
-    def _usual(self) -> dict[str, Any]:
-        parameters = inspect.signature(self.network.__init__).parameters.values()
-        return {p.name: p.default for p in parameters if p.default is not p.empty}
 
     def _denoisers(self, model: str) -> dict[str, dict[str, Any]]:
         """Configurations of the denoiser, or of experts, by name; none where nothing is known of the model."""
         known = None if Path(model).is_dir() else known_checkpoints.checkpoints().get(model)
         if known is None:
-            read = {name: read_part(model, f"{name}/config.json") for name in self.denoisers}
+            read = {name: cards.read_part(model, f"{name}/config.json") for name in self.denoisers}
             return {name: config for name, config in read.items() if config is not None}
         return {n: dict(known.network) for n in self.denoisers if n == self.denoisers[0] or known.index.get(n)}
 
     def block_kinds(self, model: str) -> dict[str, int]:
         """Blocks of the denoiser that are alike, by kind; none where experts differ in them or nothing is known."""
-        found = [block_kinds({**self._usual(), **config}) for config in self._denoisers(model).values()]
+        found = [block_kinds({**cards.usual(self.network), **config}) for config in self._denoisers(model).values()]
         return found[0] if found and all(kinds == found[0] for kinds in found) else {}
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
@@ -205,8 +192,8 @@ class Family:
             return
         if Path(model).is_dir() and not (Path(model) / "model_index.json").is_file():
             raise ValueError(f"{model} is not a diffusers pipeline: it has no model_index.json")
-        self._check_class(model, card.stock)
-        scheduler = read_part(model, "scheduler/scheduler_config.json")
+        cards.check_class(card, self.name, self.stock)
+        scheduler = cards.read_part(model, "scheduler/scheduler_config.json")
         if scheduler is not None:
             self.check_scheduler(model, scheduler)
         if card.network is None:
@@ -217,13 +204,6 @@ class Family:
         for expert in denoiser.values() if isinstance(denoiser, nn.ModuleDict) else (denoiser,):
             if expert is not None:
                 check_targets(expert, targets or (), rank)
-
-    def _check_class(self, model: str, found: str | None) -> None:
-        if found not in self.stock:
-            raise ValueError(
-                f"{model} is a {found}, and pipeline.name={self.name} loads {' or '.join(self.stock)}: leave "
-                "pipeline.name out, or set it to the family of the model"
-            )
 
     def chosen(self, options: Mapping[str, Any]) -> Any:
         """The family's options from plain values.
@@ -250,8 +230,7 @@ class Family:
 
     def load(
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
-        attention: str = "auto", compile: str = "none", quantize: str = "none",
-        how: Loading = stock_loading.AT_ONCE, **options: Any,
+        attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
     ) -> FamilyPipeline:  # fmt: skip
         """Loads a checkpoint from a folder or the hub.
 
@@ -261,7 +240,6 @@ class Family:
             device: where everything lives.
             attention: a word of `KERNELS`, or "auto".
             compile: "blocks" compiles the denoisers' repeated blocks at their first call.
-            quantize: form of the denoisers' large weights (`weights/quantize.py`), or "none".
             how: what is loaded at once, and how it lies on the device.
             options: fields of the family's options class.
 
@@ -270,12 +248,12 @@ class Family:
                 quantise with.
         """
         check_compile(compile, device)
-        check_quantize(quantize, device, compile=compile)
+        check_quantize(how.quantize, device, compile=compile)
         chosen = self.chosen(options)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
-        card = self.card(model) or self._card(model, {"_class_name": hub_class(model)}, None, {})
+        card = self.card(model) or self._card(model, {"_class_name": cards.hub_class(model)}, None, {})
         if card.stock is not None:
-            self._check_class(model, card.stock)
+            cards.check_class(card, self.name, self.stock)
         if card.network is not None:  # all is checked again below, where it was not known before
             self._check(card, chosen)
         own = {"exact": self.exact, **(self.stock_options or {})}
@@ -292,7 +270,7 @@ class Family:
         if self.videos and chosen.vae_tiling:
             pipe.vae.enable_tiling()
         p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers={}, dtype=dtype, device=torch.device(device))
-        p.later = Later(read=read, how=replace(how, quantize=quantize), attention=attention, compile=compile)
+        p.later = Later(read=read, how=how, attention=attention, compile=compile)
         if not how.later:
             self.prepare_encoders(p)
             p.load_denoiser()
@@ -389,6 +367,7 @@ class FamilyPipeline:
         self.fps = size.fps
         self.constants = {} if pipe is None else family.constants(self)
         self._texts = Embedded(self._embed)
+        self._cache: tuple[Path, str] | None = None
         self._set_size(size)
 
     def _set_size(self, size: Size) -> None:
@@ -396,6 +375,8 @@ class FamilyPipeline:
         self.latent_shape, self.image_shape = cards.shapes(grid, self.card, size, videos=videos)
         self.positions = self.family.positions(self)
         self._images = Embedded(self._embed_sources)  # another size has other latents
+        if self._cache is not None:
+            self._images.cache = cache_of(self, *self._cache, sources=True)
 
     def resized(self, height: int | None, width: int | None) -> FamilyPipeline:
         """The same networks drawing another size; None is the checkpoint's own.
@@ -410,15 +391,27 @@ class FamilyPipeline:
 
     def encode(self, prompts: Sequence[str], sources: Sources | None = None) -> Conditioning:
         """Embeds prompts and their source images, each distinct one once."""
+        parts = [kept(texts, given, self.device).tensors for kept, texts, given in self._asked(prompts, sources)]
+        return Conditioning({name: tensor for part in parts for name, tensor in part.items()})
+
+    def keeps(self, prompts: Sequence[str], sources: Sources | None = None) -> bool:
+        """Whether `encode` of these needs no network."""
+        return all(kept.keeps(texts, given) for kept, texts, given in self._asked(prompts, sources))
+
+    def _asked(self, prompts: Sequence[str], sources: Sources | None) -> list[tuple[Embedded, Sequence[str], Sources]]:
+        """Who embeds these, and what each is asked for."""
         family, count = self.family, self.num_sources
         given = check_sources(sources, prompts, count, family.name, family.sources_option)
         if family.embed_sources is None:
-            return self._texts(prompts, given, self.device)
-        text = self._texts(prompts, [()] * len(prompts), self.device)
-        if not count[1]:
-            return text
-        images = self._images([""] * len(prompts), given, self.device)
-        return Conditioning({**text.tensors, **images.tensors})
+            return [(self._texts, prompts, given)]
+        asked: list[tuple[Embedded, Sequence[str], Sources]] = [(self._texts, prompts, [()] * len(prompts))]
+        return [*asked, (self._images, [""] * len(prompts), given)] if count[1] else asked
+
+    def keep_embeddings(self, folder: Path, encoders: str) -> None:
+        """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
+        self._cache = folder, encoders
+        self._texts.cache = cache_of(self, folder, encoders, sources=False)
+        self._images.cache = cache_of(self, folder, encoders, sources=True)
 
     def _embed(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         return Conditioning(self.family.embed(self, prompt, sources))
@@ -432,14 +425,14 @@ class FamilyPipeline:
         return num_cut(self.pipe.components, self.max_sequence_length, prompts)
 
     def load_text_encoders(self) -> None:
-        """Loads the text encoders where they were left for later."""
-        assert self.later is not None
-        self.later.text_encoders(self)
+        """Loads the text encoders where they were left for later, or freed."""
+        if self.later is not None and self.later.text_encoders(self):
+            self._texts.freed = False
 
     def load_denoiser(self) -> None:
         """Loads the denoiser where it was left for later, ready to be called."""
-        assert self.later is not None
-        self.later.denoiser(self)
+        if self.later is not None and not self.experts:
+            self.later.denoiser(self)
 
     def take(self, denoisers: Mapping[str, nn.Module], attention: str = "native") -> None:
         """Has these denoisers from now on, whose attention a kernel computes; so has every other size."""

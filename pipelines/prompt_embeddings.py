@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from flowrl.pipelines.weights.embedding_cache import EmbeddingCache
 from flowrl.trajectory import Conditioning
 
 Sources = Sequence[Sequence[Tensor]]
@@ -18,18 +20,24 @@ Sources = Sequence[Sequence[Tensor]]
 EMBEDDING_CACHE = 2048
 """Prompts whose embeddings are kept on the host while the text encoders are at hand."""
 
+CACHED_BYTES = 2**30
+"""Embeddings on the host of those that a cache has on disk."""
+
 
 class Embedded:
     """Embeddings of prompts, each computed once and by itself, so that it does not depend on its batch.
 
     `encode_one(prompt, sources)` gives a Conditioning of one row; rows are kept on the host, the newest `limit` of them
-    while they can be computed again.
+    while they can be computed again. With a cache they are read from it and written into it, and those that were used
+    last stay on the host, `CACHED_BYTES` of them.
     """
 
     limit: ClassVar[int | None] = EMBEDDING_CACHE
 
-    def __init__(self, encode_one: Callable[[str, Sequence[Tensor]], Conditioning]) -> None:
-        self.encode_one = encode_one
+    def __init__(
+        self, encode_one: Callable[[str, Sequence[Tensor]], Conditioning], cache: EmbeddingCache | None = None
+    ) -> None:
+        self.encode_one, self.cache = encode_one, cache
         self.rows: dict[tuple[str, ...], Conditioning] = {}
         self.freed = False
 
@@ -42,22 +50,50 @@ class Embedded:
         """
         keys = [(prompt, *map(_digest, images)) for prompt, images in zip(prompts, sources, strict=True)]
         for key, images in zip(keys, sources, strict=True):
-            if key not in self.rows:
-                if self.freed:
-                    raise ValueError(
-                        f"prompt {key[0]!r} was not encoded before the text encoders were freed: set "
-                        "pipeline.free_text_encoders=false"
-                    )
-                self.rows[key] = self.encode_one(key[0], images).to("cpu")
+            self.rows[key] = self.rows.pop(key) if key in self.rows else self._row(key, images)
         cond = Conditioning.cat([self.rows[key] for key in keys]).to(device)
-        while not self.freed and Embedded.limit is not None and len(self.rows) > Embedded.limit:
-            del self.rows[next(iter(self.rows))]  # the oldest; it can be computed again
+        while self._too_many():
+            del self.rows[next(iter(self.rows))]  # the oldest; it can be read or computed again
         return cond
+
+    def keeps(self, prompts: Sequence[str], sources: Sources) -> bool:
+        """Whether all of these are known without an encoder."""
+        keys = [(prompt, *map(_digest, images)) for prompt, images in zip(prompts, sources, strict=True)]
+        cache = self.cache
+        return all(key in self.rows or (cache is not None and cache.has(cache.key(key[0], key[1:]))) for key in keys)
+
+    def _row(self, key: tuple[str, ...], images: Sequence[Tensor]) -> Conditioning:
+        name = "" if self.cache is None else self.cache.key(key[0], key[1:])
+        found = None if self.cache is None else self.cache.read(name)
+        if found is not None:
+            return found
+        if self.freed and self.cache is not None:
+            self.cache.path(name).unlink(missing_ok=True)  # so that the next start finds it missing
+            raise ValueError(
+                f"the embedding of prompt {key[0]!r} was in prompts.cache when the run began, and can no longer be "
+                f"read from {self.cache.path(name)}: continue with resume, or start again, which makes it again"
+            )
+        if self.freed:
+            raise ValueError(
+                f"prompt {key[0]!r} was not encoded before the text encoders were freed: set "
+                "pipeline.free_text_encoders=false"
+            )
+        made = self.encode_one(key[0], images).to("cpu")
+        if self.cache is not None:
+            self.cache.write(name, made)
+        return made
+
+    def _too_many(self) -> bool:
+        if self.cache is not None:
+            each = next(iter(self.rows.values())).tensors.values() if self.rows else ()  # rows are alike
+            return len(self.rows) > 1 and len(self.rows) * sum(tensor.nbytes for tensor in each) > CACHED_BYTES
+        return not self.freed and Embedded.limit is not None and len(self.rows) > Embedded.limit
 
     def free(self, pipe: Any, parts: Sequence[str]) -> None:
         """Drops encoders from a stock pipeline; only what was encoded before can be asked for afterwards."""
         self.freed = True
         pipe.register_modules(**dict.fromkeys(parts))
+        gc.collect()  # of networks that hold themselves
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

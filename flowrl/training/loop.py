@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import refuse_not_finite
 from flowrl.placement import sent
 from flowrl.progress import progress
@@ -48,6 +49,7 @@ from flowrl.training.parts import (
     encode_everything,
     eval_schedule,
     evaluation_rewards,
+    keep_embeddings,
     load_parts,
     tell_cut_prompts,
 )
@@ -84,17 +86,14 @@ class Loop:
         """
         self.config, self.run, self.prompts = config, run, prompts
         self.geometry = config.resolve_batch(run.world)
-        parts: Parts = load_parts(config, run.device) if run.parts is None else run.parts
+        parts: Parts = load_parts(config, run.device, self._begin) if run.parts is None else run.parts
         self.pipeline, self.policy, reward = parts
-        if run.main:
-            tell_cut_prompts(self.pipeline, prompts)
+        if run.parts is not None:
+            self._begin(self.pipeline)
         check_groups(config.group_size, self.geometry, reward)
         self.measured = evaluation_rewards(config, reward, run.device)
         for slot in slots:
             self.policy.add_slot(slot)
-        self.drawn = at_eval_size(config, self.pipeline)  # what evaluations draw with
-        if config.pipeline.free_text_encoders:
-            encode_everything(self.pipeline, self.drawn, prompts)
         self.optimizer = make_optimizer(config.optim, self.policy)
         self.rate = rate_of(config.optim, updates_of(config))
         state = run.load_checkpoint({"model": model_of(config), "rewards": versions_of(reward, self.measured)})
@@ -129,6 +128,16 @@ class Loop:
         run.begin(self.first, attention=self.pipeline.attention)
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_lora(self.first)
+
+    def _begin(self, pipeline: Pipeline) -> None:
+        """What comes before the denoiser is loaded: where encoders are freed, all prompts are embedded."""
+        config, run = self.config, self.run
+        keep_embeddings(config, pipeline)
+        self.drawn = at_eval_size(config, pipeline)  # what evaluations draw with
+        if run.main:
+            tell_cut_prompts(pipeline, self.prompts)
+        if config.pipeline.free_text_encoders:
+            encode_everything(pipeline, self.drawn, self.prompts, None if config.prompts.cache is None else run)
 
     def __iter__(self) -> Iterator[int]:
         config, run, budget = self.config, self.run, self.budget

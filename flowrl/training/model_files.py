@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,31 @@ def digest_of_file(path: Path) -> str:
     digest = hashlib.sha256()
     add_file(digest, path, "")
     return digest.hexdigest()[:16]
+
+
+def encoders_digest(model: str, others: Sequence[str]) -> str:
+    """What tells the parts of a model that embed prompts from those of another: a digest of files, or a hub's commit.
+
+    Args:
+        model: folder or hub id.
+        others: parts that do not embed, of which only the configuration counts.
+
+    Raises:
+        ValueError: a hub id that is not in this machine's cache, of which nothing tells which weights it has.
+    """
+    if not Path(model).is_dir():
+        commit = hub_commit(model)
+        if commit is None:
+            raise ValueError(
+                f"prompts.cache: nothing on this machine tells which weights {model} has: set pipeline.model to a "
+                "folder that it was downloaded to, or remove prompts.cache"
+            )
+        return f"{model}@{commit}"
+    digest = hashlib.sha256()
+    for name, path in files_of(Path(model)).items():
+        if name.partition("/")[0] not in others or path.suffix == ".json":
+            add_file(digest, path, name)
+    return digest.hexdigest()
 
 
 def hub_commit(model: str) -> str | None:

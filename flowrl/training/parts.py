@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,15 +16,20 @@ from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape, refuse_other_variant
+from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
 from flowrl.samplers import Kernel
 from flowrl.training.devices import device_kind
-from flowrl.training.prompting import RunPrompts, encode_all
+from flowrl.training.model_files import encoders_digest
+from flowrl.training.prompting import RunPrompts, encode_all, not_kept
 from flowrl.training.sampler_checks import kernel_of
 from flowrl.trajectory import Schedule
+
+if TYPE_CHECKING:
+    from flowrl.training.run import Run
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,10 +38,19 @@ Parts = tuple[Pipeline, Policy, WeightedSum]
 """What a run trains with."""
 
 
-def load_parts(config: TrainConfig, device: torch.device) -> Parts:
-    """Pipeline, LoRA policy (with its slots) and rewards."""
+def load_parts(config: TrainConfig, device: torch.device, begin: Callable[[Pipeline], None]) -> Parts:
+    """Pipeline, LoRA policy (with its slots) and rewards, in this order.
+
+    Args:
+        config: the run's settings.
+        device: where all of it lives.
+        begin: is given the pipeline before its denoiser is loaded, with `pipeline.free_text_encoders` also before its
+            text encoders are: `encode_everything` loads and frees them.
+    """
     refuse_unable(config.reward_dtype, device, "reward_dtype")
-    pipeline = load_pipeline(config.pipeline, device)
+    pipeline = load_pipeline(config.pipeline, device, later=config.pipeline.free_text_encoders)
+    begin(pipeline)
+    pipeline.load_denoiser()
     rank, alpha, targets = lora_of(config.policy, pipeline.lora_targets)
     policy = Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed,
                     variant=config.policy.lora_variant)  # fmt: skip
@@ -69,11 +84,14 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float,
     return rank, alpha, settings.target_modules or layers
 
 
-def load_pipeline(settings: PipelineConfig, device: torch.device | str) -> Pipeline:
-    """The generator, frozen; settings that are null are the family's own."""
+def load_pipeline(settings: PipelineConfig, device: torch.device | str, *, later: bool = False) -> Pipeline:
+    """The generator, frozen; settings that are null are the family's own.
+
+    With `later` its text encoders and its denoiser are loaded when they are asked for.
+    """
     return model_family(settings).load(
         model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
-        compile=settings.compile, quantize=settings.quantize, **family_options(settings),
+        compile=settings.compile, how=Loading(later=later, quantize=settings.quantize), **family_options(settings),
     )  # fmt: skip
 
 
@@ -240,9 +258,39 @@ def tell_cut_prompts(pipeline: Pipeline, prompts: RunPrompts) -> None:
         )
 
 
-def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts) -> None:
-    """Embeds every prompt the run can meet, for `drawn` those of evaluations; then frees the text encoders."""
-    encode_all(pipeline, (*prompts.train, *prompts.more))
-    encode_all(drawn, prompts.held_out)
+def keep_embeddings(config: TrainConfig, pipeline: Pipeline) -> None:
+    """Has a pipeline keep its embeddings in `prompts.cache`, where that is set.
+
+    Raises:
+        ValueError: nothing tells which weights embed.
+    """
+    if config.prompts.cache is not None:
+        others = (*model_family(config.pipeline).denoisers, "scheduler", "safety_checker")
+        encoders = encoders_digest(model_location(config.pipeline.model), others)
+        pipeline.keep_embeddings(Path(config.prompts.cache).expanduser(), encoders)
+
+
+def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Run | None = None) -> None:
+    """Embeds every prompt the run can meet, then frees the text encoders; they are loaded only where one is not known.
+
+    Args:
+        pipeline: that is trained.
+        drawn: that of evaluations.
+        prompts: of the run.
+        shared: the run, where its processes share a cache: each embeds a part, and reads what the others have embedded.
+    """
+    wanted = [(pipeline, prompt) for prompt in (*prompts.train, *prompts.more)]
+    wanted += [(drawn, prompt) for prompt in prompts.held_out]
+    if shared is not None and shared.world > 1:
+        _encode(not_kept(wanted[shared.rank :: shared.world]))
+        shared.accelerator.wait_for_everyone()
+    _encode(not_kept(wanted))  # all that is new; after the others' parts what they wrote to another disk
     for one in {id(one): one for one in (pipeline, drawn)}.values():
         one.free_text_encoders()
+
+
+def _encode(missing: Sequence[tuple[Pipeline, Prompt]]) -> None:
+    for pipeline in {id(pipeline): pipeline for pipeline, _ in missing}.values():
+        pipeline.load_text_encoders()
+    for pipeline, prompt in missing:
+        encode_all(pipeline, [prompt])

@@ -52,6 +52,16 @@ def encode_prompts(pipeline: Pipeline, prompts: Sequence[Prompt | str]) -> Condi
     )
 
 
+def not_kept(prompts: Iterable[tuple[Pipeline, Prompt]]) -> list[tuple[Pipeline, Prompt]]:
+    """Those of prompts, each with the pipeline that draws it, whose embedding needs a text encoder."""
+    found = []
+    for pipeline, prompt in prompts:
+        texts = [prompt.text, prompt.negative] if reads_negative(pipeline) else [prompt.text]
+        if not pipeline.keeps(texts, [load_sources(prompt)] * len(texts)):
+            found.append((pipeline, prompt))
+    return found
+
+
 def encode_all(pipeline: Pipeline, prompts: Iterable[Prompt]) -> None:
     """Embeds prompts one by one and keeps all of them, so that the text encoders can go."""
     from flowrl.pipelines.prompt_embeddings import keeping_all  # diffusers takes seconds to import

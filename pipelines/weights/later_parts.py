@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,13 @@ from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.compiling import compile_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.weights import stock_loading
-from flowrl.pipelines.weights.stock_loading import Loading, Read
+from flowrl.pipelines.weights.loading_choices import Loading
+from flowrl.pipelines.weights.stock_loading import Read
+
+
+def _present(p: Any, names: Sequence[str]) -> list[str]:
+    """Those of some parts that the checkpoint has."""
+    return [name for name in names if (p.card.index.get(name) or [None])[0] is not None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,15 +28,21 @@ class Later:
     attention: str
     compile: str
 
-    def text_encoders(self, p: Any) -> None:
-        """Loads the text encoders onto the device, together: stock classes ask all of them for every prompt."""
-        stock_loading.load_parts(p.pipe, self.read, p.family.encoders)
-        stock_loading.freeze(p.pipe, p.device, p.family.encoders)
-        p.family.prepare_encoders(p)
+    def text_encoders(self, p: Any) -> bool:
+        """Loads text encoders that are not there onto the device; whether there were such.
+
+        They come together: stock classes ask all of them for every prompt.
+        """
+        names = [name for name in _present(p, p.family.encoders) if getattr(p.pipe, name) is None]
+        if names:
+            stock_loading.load_parts(p.pipe, self.read, names)
+            stock_loading.freeze(p.pipe, p.device, names)
+            p.family.prepare_encoders(p)
+        return bool(names)
 
     def denoiser(self, p: Any) -> None:
         """Loads the denoiser, or all experts, ready to be called."""
-        names = [name for name in p.family.denoisers if (p.card.index.get(name) or [None])[0] is not None]
+        names = _present(p, p.family.denoisers)
         found = stock_loading.load_denoisers(p.pipe, self.read, names, p.device, self.how)
         for part in found.values() if p.options.gradient_checkpointing else ():
             checkpoint_blocks(part, p.device, p.dtype)

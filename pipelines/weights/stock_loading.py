@@ -7,7 +7,6 @@ them into it when they are wanted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,12 @@ from flowrl.failures import out_of_memory
 from flowrl.files import read_json
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.known_checkpoints import AGAIN
+from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.quantize import quantize_blocks
 
 Read = Callable[..., Any]
 """`load_stock` of one checkpoint: takes parts by name that are not to be read, a module that is there already or None,
 and gives a stock pipeline on the host."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loading:
-    """What of a checkpoint is loaded at once, and how it lies on its device.
-
-    Attributes:
-        later: whether text encoders and denoisers wait for `load_text_encoders` and `load_denoiser` of the pipeline.
-        quantize: form of the denoisers' large weights (`quantize.py`), or "none".
-    """
-
-    later: bool = False
-    quantize: str = "none"
-
-
-AT_ONCE = Loading()
-"""Everything is loaded at once."""
 
 
 def on_device(network: nn.Module, device: torch.device, how: Loading) -> nn.Module:

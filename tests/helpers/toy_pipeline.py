@@ -120,6 +120,18 @@ class Toy:
         text = torch.stack([counter_normal((4,), "text", prompt) for prompt in prompts])
         return Conditioning({"text": sent(text, self.device)})
 
+    def keeps(self, prompts: Sequence[str], sources: Any = None) -> bool:
+        return False
+
+    def keep_embeddings(self, folder: Path, encoders: str) -> None:
+        pass
+
+    def load_text_encoders(self) -> None:
+        pass
+
+    def load_denoiser(self) -> None:
+        pass
+
     def num_cut(self, prompts: Sequence[str]) -> int:
         return 0
 
@@ -169,6 +181,7 @@ class ToyFamily:
     name: str = "sd3"
     lora_targets: tuple[str, ...] = LORA_TARGETS
     num_sources: tuple[int, int] | None = (0, 0)
+    denoisers: tuple[str, ...] = ("transformer",)
     videos: bool = False
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_pipeline_families import SETTINGS, save_tiny
+from tiny_folders import SETTINGS, save_tiny
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

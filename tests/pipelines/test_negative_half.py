@@ -12,7 +12,7 @@ import torch
 from diffusers.models.transformers import transformer_qwenimage
 from family_sampling import replayed, start_noise
 from pretend_gpu import pretend_gpu
-from test_pipeline_families import SETTINGS, save_tiny
+from tiny_folders import SETTINGS, save_tiny
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 

@@ -16,6 +16,7 @@ import torch
 import yaml
 from flow_family import published
 from PIL import Image
+from tiny_folders import SETTINGS, TINY, save_tiny
 from torch import Tensor
 
 from flowrl.commands.train.run import train
@@ -26,38 +27,10 @@ from flowrl.randomness import counter_normal
 from flowrl.trajectory import Conditioning
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-TINY = {
-    "cogvideox": "tiny_cogvideox", "flux": "tiny_flux", "flux2": "tiny_flux2", "hunyuan_video": "tiny_hunyuan_video",
-    "kontext": "tiny_flux:save_tiny_kontext", "ltx_video": "tiny_ltx_video", "qwen_image": "tiny_qwen_image",
-    "qwen_image_edit": "tiny_qwen_image:save_tiny_qwen_image_edit", "sana": "tiny_sana", "sd": "tiny_sd",
-    "sd3": "tiny_models:save_tiny_sd3", "sdxl": "tiny_sd:save_tiny_sdxl", "wan": "tiny_wan", "z_image": "tiny_z_image",
-}  # fmt: skip
-"""Family -> module in tests/ that writes its smallest folder, and the function where it is not `save_tiny_<family>`."""
-_CLIP = {"height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_length": 16}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "cogvideox": {**_CLIP, "num_frames": 9}, "hunyuan_video": _CLIP, "wan": _CLIP,
-    "ltx_video": {**_CLIP, "width": 64, "num_frames": 9},
-    "flux": {"height": 32, "width": 32, "max_sequence_length": 16},
-    "flux2": {"height": 64, "width": 64, "max_sequence_length": 64},
-    "kontext": {"height": 32, "width": 32, "max_sequence_length": 16},
-    "qwen_image": {"height": 16, "width": 16, "max_sequence_length": 24},
-    "qwen_image_edit": {"height": 16, "width": 16, "max_sequence_length": 128},
-    "sana": {"max_sequence_length": 16},
-    "sd3": {"max_sequence_length": 16},
-    "z_image": {"height": 16, "width": 16, "max_sequence_length": 24},
-}  # fmt: skip
-"""Family -> settings of its tiny folder that are not the family's own."""
-
 REWARDS = """
 def darkness(images, prompts, metadata):
     return -images.mean((1, 2, 3))
 """
-
-
-def save_tiny(name: str, folder: Path) -> Path:
-    module, _, function = TINY[name].partition(":")
-    saved: Path = getattr(importlib.import_module(module), function or f"save_tiny_{name}")(folder)
-    return saved
 
 
 def test_every_family_has_a_tiny_one_here() -> None:

@@ -31,7 +31,7 @@ from flowrl.samplers.guidance import TrainNegative
 
 sys.path[:0] = [str(Path(__file__).parents[1] / place) for place in ("pipelines", "helpers", "helpers/families")]
 from family_sampling import adapted, start_noise  # noqa: E402
-from test_pipeline_families import SETTINGS, save_tiny  # noqa: E402
+from tiny_folders import SETTINGS, save_tiny  # noqa: E402
 
 FAMILIES = ("sd3", "flux", "qwen_image", "wan", "sd")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

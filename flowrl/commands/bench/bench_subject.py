@@ -243,7 +243,7 @@ def _with_prompts(config: TrainConfig, notes: list[str]) -> TrainConfig:
         notes.append(f"prompts.train, {train}, is not here: prompts are those of {STAND_IN_PROMPTS}")
         train = STAND_IN_PROMPTS
     return replace(
-        config, prompts=replace(config.prompts, train=train, eval=None), eval_every=0,
+        config, prompts=replace(config.prompts, train=train, eval=None, cache=None), eval_every=0,
         eval=replace(config.eval, rewards=(), initial=False),
     )  # fmt: skip
 

@@ -268,6 +268,10 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     check_attention(config.pipeline, known, here=here)
     if here:
         check_arithmetic(config)
+    if here and config.prompts.cache is not None:
+        from flowrl.pipelines.weights.embedding_cache import check_cache
+
+        check_cache(Path(config.prompts.cache).expanduser())
     return prompts
 
 
