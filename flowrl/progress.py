@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 Advance = Callable[[str], None]
 
 _LINE_EVERY = 15.0  # seconds between lines where there is not a terminal
 
 
+class _WithLines(Progress):
+    """A bar with lines of text below."""
+
+    def __init__(self, *columns: ProgressColumn, console: Console, more: Callable[[], Sequence[str]] | None) -> None:
+        self._more = more  # read by the first drawing, which the parent's __init__ makes
+        super().__init__(*columns, console=console, transient=False)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        if self._more is not None:
+            yield from (Text(line, no_wrap=True, overflow="ellipsis") for line in self._more())
+
+
 @contextmanager
-def progress(label: str, total: int, done: int = 0, *, enabled: bool = True) -> Iterator[Advance]:
+def progress(
+    label: str, total: int, done: int = 0, *, enabled: bool = True, more: Callable[[], Sequence[str]] | None = None
+) -> Iterator[Advance]:
     """A bar with time left; yields `advance(note)`, called once per unit.
 
     Where standard error is not a terminal, a line is printed every 15 seconds and at the end instead, so that logs stay
-    readable. `enabled=False` shows nothing (other processes than the main one).
+    readable. `enabled=False` shows nothing (other processes than the main one). `more` gives lines that a terminal
+    shows below the bar; it is called several times a second, from another thread.
     """
     if not enabled:
         yield lambda note: None
@@ -29,7 +53,7 @@ def progress(label: str, total: int, done: int = 0, *, enabled: bool = True) -> 
             TextColumn("{task.description}"), BarColumn(bar_width=18), MofNCompleteColumn(),
             TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
         )  # fmt: skip
-        with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
+        with _WithLines(*columns, console=Console(stderr=True), more=more) as bar:
             task = bar.add_task(label, total=total, completed=done, note="")
             yield lambda note: bar.update(task, advance=1, note=note)
     else:

@@ -31,6 +31,8 @@ class Pipeline(Protocol):
     """Folder or hub id that was loaded."""
     denoiser: nn.Module
     """The denoising network, or a ModuleDict of several; LoRA is added to it."""
+    experts: dict[str, Any]
+    """The networks of `denoiser` by the names of their parts in a stock folder."""
     lora_targets: tuple[str, ...]
     """The family's published LoRA targets."""
     latent_shape: tuple[int, ...]
@@ -138,7 +140,7 @@ class ModelFamily(Protocol):
 
     def load(
         self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., attention: str = ...,
-        compile: str = ..., how: Any = ..., **options: Any,
+        compile: str = ..., quantize: str = ..., how: Any = ..., **options: Any,
     ) -> Pipeline:  # fmt: skip
         """Loads a folder or a hub id; `how` (`stock_loading.Loading`) says what of it at once, `options` are fields of
         the family's options class."""

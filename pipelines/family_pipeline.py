@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -230,7 +230,7 @@ class Family:
 
     def load(
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
-        attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
+        attention: str = "auto", compile: str = "none", quantize: str = "none", how: Loading = AT_ONCE, **options: Any,
     ) -> FamilyPipeline:  # fmt: skip
         """Loads a checkpoint from a folder or the hub.
 
@@ -240,6 +240,7 @@ class Family:
             device: where everything lives.
             attention: a word of `KERNELS`, or "auto".
             compile: "blocks" compiles the denoisers' repeated blocks at their first call.
+            quantize: form of the denoisers' large weights (`weights/quantize.py`), or "none".
             how: what is loaded at once, and how it lies on the device.
             options: fields of the family's options class.
 
@@ -248,7 +249,7 @@ class Family:
                 quantise with.
         """
         check_compile(compile, device)
-        check_quantize(how.quantize, device, compile=compile)
+        check_quantize(quantize, device, compile=compile)
         chosen = self.chosen(options)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
         card = self.card(model) or self._card(model, {"_class_name": cards.hub_class(model)}, None, {})
@@ -270,7 +271,7 @@ class Family:
         if self.videos and chosen.vae_tiling:
             pipe.vae.enable_tiling()
         p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers={}, dtype=dtype, device=torch.device(device))
-        p.later = Later(read=read, how=how, attention=attention, compile=compile)
+        p.later = Later(read=read, how=replace(how, quantize=quantize), attention=attention, compile=compile)
         if not how.later:
             self.prepare_encoders(p)
             p.load_denoiser()
@@ -356,8 +357,9 @@ class FamilyPipeline:
         self.pipe: Any = pipe
         self.model, self.dtype, self.device = card.model, dtype, device
         self.later: Later | None = None
+        self.context = 1  # processes that share the tokens of an image
         self.experts: dict[str, Any] = {}
-        self._sizes = WeakSet([self])  # all pipelines that share these networks
+        self.sizes = WeakSet([self])  # all pipelines that share these networks
         self.take(denoisers)
         self.lora_targets = family.lora_targets
         count = family.count_sources
@@ -384,7 +386,7 @@ class FamilyPipeline:
         Embeddings of prompts are shared. Sources are encoded again, which works after the text encoders are freed too.
         """
         other, own = copy(self), self.family.own_size(self.card)
-        self._sizes.add(other)
+        self.sizes.add(other)
         frames = self.image_shape[0] if self.family.videos else None
         other._set_size(Size(height=height or own.height, width=width or own.width, num_frames=frames))
         return other
@@ -438,7 +440,7 @@ class FamilyPipeline:
         """Has these denoisers from now on, whose attention a kernel computes; so has every other size."""
         self.experts.update(denoisers)
         parts = list(self.experts.values())
-        for one in self._sizes:
+        for one in self.sizes:
             one.denoiser, one.attention = parts[0] if len(parts) == 1 else nn.ModuleDict(self.experts), attention
 
     def free_text_encoders(self) -> None:

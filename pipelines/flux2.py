@@ -73,7 +73,8 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     text_ids[:, 3] = torch.arange(embeds.shape[1], device=embeds.device)
     return {
         "hidden_states": tokens, "timestep": timestep / 1000, "guidance": cond.tensors.get("guidance"),
-        "encoder_hidden_states": embeds, "txt_ids": text_ids, "img_ids": p.positions["ids"][: tokens.shape[1]],
+        "encoder_hidden_states": embeds, "txt_ids": text_ids[None],
+        "img_ids": p.positions["ids"][None, : tokens.shape[1]],
     }  # fmt: skip
 
 

@@ -2,9 +2,10 @@
 
 `networks` are configurations of denoisers, where "like" takes over another one; `part_parameters` are the parameters of
 the stock classes of other parts; `families` is the one table of model families: the stock classes that a family loads,
-how it is usually sampled (`sampling`, as stock pipelines or model cards say; a checkpoint may have its own), and its
-published checkpoints: licence, whether the hub asks to accept it (`gated`), denoiser, other parts, and what
-`model_index.json` (`index`) and the autoencoder's configuration (`vae`) say beside the usual.
+the class of their autoencoder, how it is usually sampled (`sampling`, as stock pipelines or model cards say; a
+checkpoint may have its own), and its published checkpoints: licence, whether the hub asks to accept it (`gated`),
+denoiser, other parts, and what `model_index.json` (`index`) and the autoencoder's configuration (`vae`) say beside the
+usual.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowrl.files import parse_json, read_json
+from flowrl.placement import widest
 from flowrl.randomness import counter_normal
 
 ADAPTER = "default"
@@ -86,7 +87,10 @@ class Policy:
         parameters: trainable tensors by name, in a fixed order.
         config: rank, alpha and targets.
         slots: copies of the tensors by slot name.
+        scale: 1, which weights of a LoRA that has not diverged stay near.
     """
+
+    scale = 1.0
 
     def __init__(
         self, network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int, variant: str = "lora"
@@ -126,6 +130,21 @@ class Policy:
         self.slots: dict[str, dict[str, Tensor]] = {}
         self._running = "policy"
 
+    @property
+    def trained(self) -> list[Tensor]:
+        """What gradients are taken of: the parameters themselves."""
+        return list(self.parameters.values())
+
+    def sum_dtype(self, device: torch.device) -> torch.dtype:
+        """The dtype of gradient sums: the widest, since a LoRA has few weights."""
+        return widest(device)
+
+    def settle(self) -> None:
+        """Nothing is left to do after the parameters have changed: the network computes with them."""
+
+    def keep_reference(self) -> None:
+        """Nothing has to be kept: the reference is the network without the LoRA."""
+
     def tensors(self) -> dict[str, Tensor]:
         """Detached copies of the trained tensors by name."""
         return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
@@ -136,7 +155,7 @@ class Policy:
         Raises:
             ValueError: names or shapes differ.
         """
-        _check_same(self.parameters, tensors)
+        check_same(self.parameters, tensors)
         for name, parameter in self.parameters.items():
             parameter.data.copy_(tensors[name])
 
@@ -199,7 +218,7 @@ class Policy:
         refuse_other_variant(folder, self.variant)
         refuse_not_finite(tensors, f"the LoRA in {folder}", "take an earlier one")
         own = get_peft_model_state_dict(self.network, adapter_name=ADAPTER)
-        _check_same(own, tensors, what=f"the LoRA in {folder}")
+        check_same(own, tensors, what=f"the LoRA in {folder}")
         if alpha != self.config["lora_alpha"]:
             raise ValueError(
                 f"the LoRA in {folder} has alpha {alpha}, policy.lora_alpha is {self.config['lora_alpha']}: the same "
@@ -336,7 +355,12 @@ def _read_experts(folder: Path) -> tuple[dict[str, Tensor], float]:
     return both, alphas.pop()
 
 
-def _check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:
+def check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:
+    """Refuses tensors of other names or shapes than those wanted.
+
+    Raises:
+        ValueError: says what differs, and what to set.
+    """
     missing, extra = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
     if missing or extra:
         raise ValueError(

@@ -59,7 +59,7 @@ def padded(embeds: Tensor, length: int) -> dict[str, Tensor]:
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """Embeddings and mask up to the call's longest prompt, no mask where all are that long; sources' tokens behind."""
     lengths, sources = cond.tensors["length_on_host"].tolist(), cond.tensors.get("sources")
-    longest = max(1, *lengths)
+    longest = -(-max(1, *lengths) // p.context) * p.context  # so that processes get as many each
     mask = None if min(lengths) == longest else cond.tensors["mask"][:, :longest]
     tokens, shapes = pack(x), [_rows_and_columns(x)]
     if sources is not None:

@@ -38,7 +38,7 @@ _IMAGE_VAE = {
     "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2,
 }  # fmt: skip
 _DEEP_VAE = {  # of Sana, 32 pixels to a latent's side
-    "latent_channels": 32, "qkv_multiscales": ((), (), (), (5,), (5,), (5,)), "scaling_factor": 0.41407,
+    "latent_channels": 32, "scaling_factor": 0.41407,
     "encoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
     "decoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
     "encoder_block_out_channels": (128, 256, 512, 512, 1024, 1024), "encoder_layers_per_block": (2, 2, 2, 3, 3, 3),
@@ -148,7 +148,7 @@ def drawn(module: nn.Module, name: str) -> nn.Module:
 def vae_config(family: Family, card: Card) -> dict[str, Any]:
     """The configuration of a published checkpoint's autoencoder, beside the defaults of its class."""
     channels = family.grid(card.network).channels
-    kind = getattr(diffusers, card.stock or family.stock[0])._get_signature_types()["vae"][0].__name__
+    kind = known_checkpoints.tables()["families"][family.name]["autoencoder"]
     if kind == "AutoencoderKL":
         old = channels == 4
         usual: dict[str, Any] = {**_IMAGE_VAE, "latent_channels": channels, "use_quant_conv": old,

@@ -27,7 +27,8 @@ from flowrl.pipelines import cogvideox, common, stock_schedules
 from flowrl.pipelines.cards import Card, Grid, Size, VideoOptions
 from flowrl.pipelines.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.lora import SELF_AND_CROSS_ATTENTION
-from flowrl.samplers.guidance import Network, TrainNegative, Velocity
+from flowrl.pipelines.weights.parallelize import needed
+from flowrl.samplers.guidance import Network, TrainNegative, Velocity, uncounted
 from flowrl.samplers.parametrization import Sigma, column
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -126,16 +127,26 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Rows of a batch go to the expert of their time."""
     high = timestep >= boundary(p)
-    if len(p.experts) == 1 or bool(high.all()):
-        velocity = p.call(x, timestep, cond)
-    elif not bool(high.any()):
-        velocity = p.call(x, timestep, cond, "transformer_2")
-    else:
+    called = [True, False] if len(p.experts) == 1 else _called(p, high)
+    if all(called):
         rows = [high.nonzero().flatten(), (~high).nonzero().flatten()]
-        named = zip(_EXPERTS, rows, strict=True)
-        parts = [p.call(x[own], timestep[own], cond[own], name) for name, own in named]
+        parts = [_rows_of(p, x, timestep, cond, own, name) for name, own in zip(_EXPERTS, rows, strict=True)]
         velocity = torch.cat(parts)[torch.cat(rows).argsort()]
+    else:
+        velocity = p.call(x, timestep, cond, _EXPERTS[called.index(True)])
     return _held(velocity.float(), x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond)
+
+
+def _called(p: FamilyPipeline, high: Tensor) -> list[bool]:
+    """Whether the first expert is called, and the second: for rows here or, where weights are split, anywhere."""
+    return needed(p.experts[_EXPERTS[0]], [bool(high.any()), not bool(high.all())])
+
+
+def _rows_of(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning, own: Tensor, name: str) -> Tensor:
+    """An expert's answer for some rows; for none it still is called, and has a graph."""
+    if len(own) == 0:
+        return p.call(x[:1], timestep[:1], cond[:1], name)[:0]
+    return p.call(x[own], timestep[own], cond[own], name)
 
 
 def boundary(p: FamilyPipeline) -> float:
@@ -163,13 +174,17 @@ def _guided(
 
     def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
         high = timestep >= limit
-        if below is above or bool(high.all()):
+        called = [True, False] if below is above else _called(p, high)
+        if called == [True, False]:
             found = above(x, sigma, timestep)
-        elif not bool(high.any()):
+        elif called == [False, True]:
             found = below(x, sigma, timestep)
         else:  # a batch of several times, which only forward recipes have
-            high = high.view(-1, 1, 1, 1, 1).to(x.device)
-            found = torch.where(high, above(x, sigma, timestep), below(x, sigma, timestep))
+            with uncounted(not bool(high.any())):
+                first = above(x, sigma, timestep)
+            with uncounted(bool(high.all())):
+                second = below(x, sigma, timestep)
+            found = torch.where(high.view(-1, 1, 1, 1, 1).to(x.device), first, second)
         return _held(found, x, sigma, cond)  # by the exact sigma: timesteps may be rounded
 
     return velocity

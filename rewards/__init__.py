@@ -351,6 +351,11 @@ def option_names(name: str) -> list[str]:
     return [one.name for one in fields(load_target(REWARDS[name]))]
 
 
+def addresses_of(name: str) -> tuple[str, ...]:
+    """Options of a built-in reward that say where a server is; the reward stays the same where it moves."""
+    return tuple(getattr(load_target(REWARDS[name]), "addresses", ())) if name in REWARDS else ()
+
+
 def can_be_differentiable(name: str | None) -> bool:
     """Whether the values of a built-in reward can carry the gradient of the images, perhaps with some options only."""
     return name in REWARDS and bool(getattr(load_target(REWARDS[name]), "differentiable", False))

@@ -44,6 +44,14 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
     return replace(output, values=torch.where(valid, output.values, torch.nan), valid=valid, errors=errors)
 
 
+def moved(output: RewardOutput, device: torch.device) -> RewardOutput:
+    """The same output with its tensors on a device."""
+    return RewardOutput(
+        values=output.values.to(device), valid=output.valid.to(device),
+        parts={name: part.to(device) for name, part in output.parts.items()}, errors=output.errors,
+    )  # fmt: skip
+
+
 def joined(outputs: Sequence[RewardOutput]) -> RewardOutput:
     """The outputs of one reward for the pieces of a batch, as that of the batch.
 

@@ -1,6 +1,7 @@
 """A reward that another program computes: `flowrl serve`, or a reward server of another project.
 
     {name: remote, options: {url: http://10.0.0.5:8190, reward: hps, token_env: REWARD_TOKEN}}
+    {name: remote, options: {url: [http://10.0.0.5:8190, http://10.0.0.6:8190]}}     # two servers of the same reward
 
 Images are sent as 8-bit PNG, so scorers that work on 8-bit images give what they give in this process. Items that
 could not be scored (after retries) are failed items with the reason as error word; those that could keep their values.
@@ -21,16 +22,9 @@ import torch
 from torch import Tensor
 
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.serving.remote_client import (
-    Server,
-    Told,
-    ask_health,
-    ask_scores,
-    chunks_of,
-    refuse_misconfigured,
-    wrong,
-)
+from flowrl.rewards.serving.remote_client import Server, Told, ask_all, ask_scores, chunks_of, is_back, wrong
 from flowrl.rewards.serving.retries import Failed, check_calls, check_server, open_session
+from flowrl.rewards.serving.server_pool import ServerPool
 from flowrl.rewards.serving.wire import Item, Score
 from flowrl.rewards.serving.wire_adapters import ADAPTERS
 from flowrl.rewards.serving.wire_images import Pixels
@@ -42,8 +36,9 @@ _NEEDS = ("prompts", "images", "metadata")
 class Remote:
     """The scores of a server."""
 
-    url: str
-    """Address of the server, without path."""
+    url: str | tuple[str, ...]
+    """Address of the server, without path; a list where several servers have the same reward: each request goes to the
+    one with the fewest in flight, and to another where one does not answer."""
     reward: str | None = None
     """Which of the server's rewards; null where it has one only."""
     protocol: Literal["flowrl", "flow_factory", "unirl"] = "flowrl"
@@ -57,7 +52,7 @@ class Remote:
     batch_size: int = 16
     """Items of one request; more where a group has more."""
     concurrency: int = 4
-    """Requests at a time."""
+    """Requests at a time, for each server."""
     timeout: float = 60.0
     """Seconds of one request."""
     deadline: float = 120.0
@@ -65,12 +60,20 @@ class Remote:
     retries: int = 4
     """After a failed connection, 408, 425, 429, 5xx, or a reply that cannot be read."""
     wait: bool = True
-    """Ask the server at the start whether it is ready; false goes ahead without knowing."""
+    """Ask the servers at the start whether they are ready; false goes ahead without knowing, with one server only."""
+    addresses: ClassVar[tuple[str, ...]] = ("url",)
     models: ClassVar[tuple[Model, ...]] = ()
 
     def __post_init__(self) -> None:
         adapter = ADAPTERS[self.protocol]
-        check_server("url", self.url, secret="token_env", example="http://127.0.0.1:8190")
+        if not self.urls:
+            raise ValueError("url is an empty list: give the address of a server such as http://127.0.0.1:8190.")
+        for url in self.urls:
+            check_server("url", url, secret="token_env", example="http://127.0.0.1:8190")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"url names a server twice: {', '.join(self.urls)}; list each once.")
+        if len(self.urls) > 1 and not self.wait:
+            raise ValueError("wait: false leaves unknown whether several servers have the same reward: remove it.")
         if self.protocol == "unirl" and not self.reward:
             raise ValueError("protocol unirl needs reward: the name of one that the server has.")
         if self.protocol == "flow_factory" and self.reward:
@@ -88,17 +91,29 @@ class Remote:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
         check_calls(self.concurrency, self.retries, timeout=self.timeout, deadline=self.deadline)
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All addresses."""
+        return tuple(url.rstrip("/") for url in ((self.url,) if isinstance(self.url, str) else self.url))
+
     def build(self, device: torch.device) -> Reward:
-        """Asks the server whether it is ready; values come back to the device of the images.
+        """Asks the servers whether they are ready; values come back to the device of the images.
 
         Raises:
-            ValueError: the server is not there, not ready, refuses the token, or has no such reward.
+            ValueError: a server is not there, not ready, refuses the token, or has no such reward, or they differ.
         """
-        url, adapter = self.url.rstrip("/"), ADAPTERS[self.protocol]
+        adapter = ADAPTERS[self.protocol]
         token = None if self.token_env is None else os.environ[self.token_env].strip()
-        session = open_session(url, api_key=token, connections=self.concurrency)
-        server = Server(session=session, url=url, adapter=adapter, timeout=self.timeout, retries=self.retries)
-        told = ask_health(server, self.reward, self.batch_size, self.deadline) if self.wait else Told()
+        most = self.concurrency * len(self.urls)  # where one alone is left
+        servers = [
+            Server(
+                session=open_session(url, api_key=token, connections=most), url=url, adapter=adapter,
+                timeout=self.timeout, retries=self.retries,
+            )
+            for url in self.urls
+        ]  # fmt: skip
+        told = ask_all(servers, self.reward, self.batch_size, self.deadline) if self.wait else Told()
+        pool = ServerPool(servers, partial(is_back, reward=self.reward, told=told))
         sends = frozenset(self.needs or told.needs or (set(_NEEDS) & adapter.fields))
         if unknown := sorted(sends - adapter.fields):
             raise wrong(
@@ -107,31 +122,31 @@ class Remote:
         about = Told(name=self.reward or told.name, version=told.version, kind=self.kind or told.kind, needs=sends)
         return FunctionReward(
             name="remote",
-            score=partial(_score, server=server, about=about, options=self),
+            score=partial(_score, pool=pool, about=about, options=self),
             needs=about.needs,
             kind=about.kind,
             waits=True,
-            version=f"remote:{self.protocol}:{url}:{about.name or 'default'}:{about.version or 'unknown'}:png-8bit",
+            # Not where it is asked: a server that moves to another port stays what it was.
+            version=f"remote:{self.protocol}:{about.name or 'default'}:{about.version or 'unknown'}:png-8bit",
         )
 
 
-def _score(inputs: RewardInputs, *, server: Server, about: Told, options: Remote) -> RewardOutput:
+def _score(inputs: RewardInputs, *, pool: ServerPool[Server], about: Told, options: Remote) -> RewardOutput:
     items = items_of(inputs, about.needs)
-    chunks = chunks_of(items, options.batch_size, server.adapter.groups if about.kind != "remote" else None)
+    chunks = chunks_of(items, options.batch_size, ADAPTERS[options.protocol].groups if about.kind != "remote" else None)
     end = time.monotonic() + options.deadline
-    pool = ThreadPoolExecutor(options.concurrency, thread_name_prefix="remote")
+    threads = ThreadPoolExecutor(options.concurrency * len(options.urls), thread_name_prefix="remote")
     try:
-        jobs = [pool.submit(ask_scores, server, about, chunk, inputs.iteration, end) for chunk in chunks]
+        jobs = [threads.submit(ask_scores, pool, about, chunk, inputs.iteration, end) for chunk in chunks]
         wait_for(jobs, timeout=options.deadline)
         # Looked at once: what arrives later than this must not make half of a request count.
         done = [job.done() for job in jobs]
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        threads.shutdown(wait=False, cancel_futures=True)
     scores: dict[int, Score] = {}
     for job, chunk, finished in zip(jobs, chunks, done, strict=True):
         result = job.result() if finished else Failed(error="timeout")
         if isinstance(result, Failed):
-            refuse_misconfigured(result, server.url)
             scores |= {item.id: Score(id=item.id, value=None, error=result.error) for item in chunk}
         else:
             scores |= {score.id: score for score in result.scores}

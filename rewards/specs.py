@@ -74,7 +74,12 @@ def validate_reward_specs(specs: Sequence[Spec]) -> list[CheckedReward]:
     """
     entries = parse_reward_specs(specs)
     check_weights([entry.weight for entry in entries])
-    return [CheckedReward(entry=entry, options=_options(entry)) for entry in entries]
+    return [checked_reward(entry) for entry in entries]
+
+
+def checked_reward(entry: RewardConfig) -> CheckedReward:
+    """One entry with its checked options; see `validate_reward_specs`."""
+    return CheckedReward(entry=entry, options=_options(entry))
 
 
 def _options(entry: RewardConfig) -> RewardOptions:

@@ -32,7 +32,7 @@ Scale = float | ScaleAt
 TrainNegative = bool | Literal["recompute"]
 """How the half of guidance without the prompt is trained; see `classifier_free_guidance`."""
 
-_RECOMPUTING = ContextVar("recomputing", default=False)
+_UNCOUNTED = ContextVar("uncounted", default=False)
 
 
 def _evaluate(network: Network, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
@@ -139,23 +139,25 @@ def _guided_apart(
     return velocity
 
 
-def recomputing() -> bool:
-    """Whether a network is being called from a backward pass, for what its forward pass did not keep."""
-    return _RECOMPUTING.get()
+def is_uncounted() -> bool:
+    """Whether a network is being called for nothing new: see `uncounted`."""
+    return _UNCOUNTED.get()
+
+
+@contextmanager
+def uncounted(active: bool = True) -> Iterator[None]:
+    """Marks calls of networks inside, where `active`, as giving nothing new: from a backward pass, for what its forward
+    pass did not keep; or beside other processes, which wait for the call."""
+    before = _UNCOUNTED.set(active or _UNCOUNTED.get())
+    try:
+        yield
+    finally:
+        _UNCOUNTED.reset(before)
 
 
 def _recomputation() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """What surrounds a call whose activations are not kept, and its repetition."""
-    return nullcontext(), _marked()
-
-
-@contextmanager
-def _marked() -> Iterator[None]:
-    before = _RECOMPUTING.set(True)
-    try:
-        yield
-    finally:
-        _RECOMPUTING.reset(before)
+    return nullcontext(), uncounted()
 
 
 # ---- reinforcement learning guidance ---------------------------------------------------------------------------------

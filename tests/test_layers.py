@@ -24,6 +24,7 @@ LAYERS: dict[str, int] = {
     "recipes": 5,
     "pretrain": 5,
     "generation": 5,
+    "workers": 4,
     "training": 4,
     "rewards": 3,
     "pipelines": 3,
@@ -48,11 +49,12 @@ LAYERS: dict[str, int] = {
     "versions": 0,
     "progress": 0,
     "capabilities": 0,
+    "cluster": 0,
     "__init__": 0,
     "__main__": 7,
 }
 LOOSE = {"__init__", "__main__", "cli", "trajectory", "randomness", "placement", "files", "progress", "capabilities"}
-LOOSE |= {"failures", "interrupts", "precision", "versions"}
+LOOSE |= {"cluster", "failures", "interrupts", "precision", "versions"}
 """What may lie in flowrl/ itself."""
 COMMAND_FILES = {"__init__", "arguments", "run", "result", "page"}
 """The names that may occur more than once: every command's folder has the same ones."""

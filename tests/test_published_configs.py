@@ -13,6 +13,8 @@ from flowrl.config.train import ConfigError, TrainConfig, load_config
 from flowrl.credit import CREDIT
 from flowrl.objectives.forward_losses import FORWARD
 from flowrl.objectives.policy_gradient import OBJECTIVES
+from flowrl.pipelines import family
+from flowrl.pipelines.weights.full_checks import check_full
 from flowrl.recipes.forward_settings import micro_batch_size
 from flowrl.rewards.specs import validate_reward_specs
 from flowrl.samplers.times import steps_in_reach, strata
@@ -303,7 +305,8 @@ def test_the_mean_is_over_all_rows_where_the_code_keeps_groups_of_equal_rewards(
     """Flow-GRPO's scripts for SD3, Kontext and Wan, TP-GRPO's and TempFlow's drop them; the others keep them at 0."""
     every = {name for name in SOURCED if config_of(name).loss_denominator == "all"}
     assert every == {
-        "flux2_klein_base_grpo", "flux2_klein_grpo", "flux_flow_grpo_fast", "flux_grpo_pickscore", "flux_paco_t2is",
+        "flux2_klein_base_grpo", "flux2_klein_grpo", "flux_branch_grpo_full", "flux_dance_grpo_full",
+        "flux_flow_grpo_fast", "flux_g2rpo_full", "flux_grpo_pickscore", "flux_paco_t2is",
         "hunyuan_video_dance_grpo", "qwen_image_edit_grpo", "qwen_image_grpo_pickscore", "sd14_dance_grpo",
         "sd15_ddpo_aesthetic", "sd15_ddpo_compressibility", "sd35m_branch_grpo", "sd35m_dance_grpo",
         "sd35m_flow_dppo", "sd35m_g2rpo", "sd35m_mixgrpo", "sd35m_mixgrpo_flash", "sd35m_paco", "sd35m_rft",
@@ -315,4 +318,17 @@ def test_branch_grpo_has_the_released_bound_of_a_dead_depth() -> None:
     """train_branchgrpo_flux.py: a depth whose sample std is below 1e-6 gets 0, and 1e-8 is added to the others'."""
     config = config_of("sd35m_branch_grpo")
     assert (config.adv_min_std, config.adv_eps, config.adv_correction) == (1e-6, 1e-8, 1)
-    assert {name for name in SOURCED if config_of(name).adv_min_std} == {"sd35m_branch_grpo"}
+    assert {name for name in SOURCED if config_of(name).adv_min_std} == {"flux_branch_grpo_full", "sd35m_branch_grpo"}
+
+
+def test_runs_of_all_weights_have_the_released_learning_rates() -> None:
+    """--learning_rate and --weight_decay of the three scripts; a network in bfloat16 under masters in float32."""
+    full = {name: config_of(name) for name in SOURCED if config_of(name).policy.train == "full"}
+    found = {name: (config.optim.lr, config.optim.weight_decay, config.pipeline.dtype) for name, config in full.items()}
+    assert found == {
+        "flux_branch_grpo_full": (1e-5, 1e-4, "bfloat16"), "flux_dance_grpo_full": (1e-5, 1e-4, "bfloat16"),
+        "flux_g2rpo_full": (2e-6, 1e-4, "bfloat16"),
+    }  # fmt: skip
+    for config in full.values():
+        assert (config.policy.lora_rank, config.policy.lora_alpha, config.policy.target_modules) == (None, None, None)
+        check_full(config, family("flux"), config.pipeline.model)

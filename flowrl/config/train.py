@@ -136,8 +136,8 @@ class TrainConfig:
     kl_type: Literal["exact", "no_dt"] = "exact"
     """KL of the two transitions, or the published variant without the step length in the variance."""
     kl_reference: Literal["base", "ema"] | int = "base"
-    """What the KL is taken to: the model as it was loaded, the running average, or a copy of the policy that is
-    refreshed after so many iterations."""
+    """What the KL is taken to: the model as it was loaded, the running average, or a copy of the policy that is taken
+    again at every iteration that this number divides."""
     log_ratio: Literal["mean", "sum"] = "mean"
     """Log-ratio per latent dimension, as published clip ranges assume, or summed."""
     same_latent: bool = False
@@ -222,6 +222,11 @@ class TrainConfig:
         at_least(1, self, "kl_reference")
         if self.kl_reference == "ema" and self.policy.ema_decay == 0:
             raise ConfigError("kl_reference is ema, but there is no average: set policy.ema_decay, 0.99 say")
+        if self.kl_reference != "base" and self.kl_coef == 0:
+            raise ConfigError(
+                f"kl_reference is {self.kl_reference}, but kl_coef is 0, so no KL is taken to it: set kl_coef above 0, "
+                "or remove kl_reference"
+            )
         if self.workers.staleness and not self.workers.rollouts:
             raise ConfigError("workers.staleness is 1, but workers.rollouts is 0: name a number of workers that draw")
         check_rewards(self.rewards)
@@ -244,6 +249,8 @@ class TrainConfig:
 
     def resolve_batch(self, num_processes: int) -> Geometry:
         """Split the images of one iteration over processes, rollout batches, updates and micro batches.
+
+        Processes that share the tokens of an image (``parallel.context``) count as one here.
 
         Raises:
             ConfigError: something does not divide; only sizes that were given can be at fault, defaults always fit.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.files import read_json
 from flowrl.prompts.loading import Prompt
-from flowrl.training.model_files import add_file, files_of, hub_commit
+from flowrl.training.model_files import MODEL, add_file, files_of, hub_commit
 
 # diffusers and peft take seconds to import, and images that exist are judged without them: functions import them.
 if TYPE_CHECKING:
@@ -62,6 +62,17 @@ class Source:
     that is drawn."""
     train_prompts: str | None = None
     """What a run was trained on."""
+    trained_from: str | None = None
+    """The model before training, of a run that trained all weights and so has another `model`."""
+
+    @property
+    def tuned(self) -> bool:
+        """Whether there is a model before training besides this one."""
+        return self.lora is not None or self.trained_from is not None
+
+    def before_training(self) -> Source:
+        """The model before training, sampled in the same way."""
+        return replace(self, model=self.trained_from or self.model, lora=None, trained_from=None)
 
     @property
     def height(self) -> int | None:
@@ -89,10 +100,10 @@ def find_source(
     """Reads a run's own settings, or takes a model with defaults; what is given here wins. Loads no weights.
 
     Args:
-        model: a run folder, a folder with a LoRA (of a run, or in PEFT's layout, which names its base), a folder
-            written by diffusers, `asset:tiny-sd3`, or a hub id.
+        model: a run folder, what a run trained (its `lora/` or `model/`), a LoRA in PEFT's layout, which names its
+            base, a folder written by diffusers, `asset:tiny-sd3`, or a hub id.
         base: of a run, the model before training.
-        lora: a LoRA folder to add; of a run, in place of its own.
+        lora: a LoRA folder to add; of a run that trained one, in place of its own.
         num_steps: denoising steps; a run's own, that of `SHIPPED`, else the checkpoint's or family's usual ones.
         guidance_scale: as `num_steps`.
         max_sequence_length: tokens; a run's own, 16 for the embedded models, else the family's.
@@ -121,9 +132,10 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
     from flowrl.training.parts import model_family
 
     config = load_config(config_file)
-    scale = config.eval.guidance_scale
-    return Source(
-        model=config.pipeline.model, lora=None if base else lora or config_file.parent / "lora",
+    scale, full, own = config.eval.guidance_scale, config.policy.train == "full", config.pipeline.model
+    source = Source(
+        model=str(config_file.parent / MODEL) if full else own, trained_from=own if full else None,
+        lora=lora if full else lora or config_file.parent / "lora",
         num_steps=config.eval.num_steps or config.sampler.num_steps, grid=config.eval.grid or config.sampler.grid,
         guidance_scale=config.sampler.guidance_scale if scale is None else scale,
         max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
@@ -132,6 +144,7 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
         shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
         negative=config.prompts.negative, training_size=_training_size(config),
     )  # fmt: skip
+    return source.before_training() if base else source
 
 
 def _training_size(config: TrainConfig) -> tuple[int | None, int | None] | None:
@@ -162,6 +175,9 @@ def _of_model(model: str, lora: Path | None) -> Source:
 def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     """The run or model that the LoRA of a folder belongs to, and the LoRA; other models as they are."""
     folder = Path(model).expanduser()
+    owner = folder.resolve().parent
+    if folder.name == MODEL and (folder / "model_index.json").is_file() and (owner / "config.yaml").is_file():
+        return str(owner), lora
     if not any((folder / name).is_file() for name in LORA_FILES) or (folder / "config.yaml").is_file():
         return model, lora
     if lora is not None:
@@ -189,6 +205,9 @@ def check_source(source: Source, *, judging: str | None = None) -> None:
     from flowrl.training.parts import model_location
 
     known = family(source.family)
+    if source.trained_from is not None and not (Path(source.model) / "model_index.json").is_file():
+        run = Path(source.model).parent
+        raise ValueError(f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={run}'")
     known.check(model_location(source.model), None)
     if source.lora is not None and not any((source.lora / name).is_file() for name in LORA_FILES):
         raise ValueError(f"there is no LoRA in {source.lora}: looked for {' and '.join(LORA_FILES)}")
@@ -211,7 +230,6 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
 
     from flowrl.pipelines import family
     from flowrl.pipelines.lora import add_saved_lora
-    from flowrl.pipelines.weights.loading_choices import Loading
     from flowrl.training.parts import DTYPES, model_location
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -220,7 +238,7 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
         tokens["max_sequence_length"] = source.max_sequence_length
     pipeline = family(source.family).load(
         model_location(source.model), dtype=DTYPES[source.dtype], device=device,
-        how=Loading(quantize=source.quantize), **tokens, **source.options,
+        quantize=source.quantize, **tokens, **source.options,
     )  # fmt: skip
     if source.lora is not None:
         add_saved_lora(pipeline.denoiser, source.lora)

@@ -65,6 +65,8 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                     stats.mean(output.valid, loss=loss_b)
                     if loss_b.requires_grad:  # a reward that fails may have no graph
                         gradient.add(torch.where(output.valid, loss_b, 0).sum() / (share * run.world))
+                    elif loop.shards is not None:  # its calls are walked back with those of the other processes
+                        gradient.add(latents[:0].sum())
                     live = live + output.valid.sum()  # where it is: reading it would wait for the device
                 outputs.append(detached(output))
 

@@ -43,9 +43,11 @@ from flowrl.placement import sent, taken
 from flowrl.randomness import Part, sample_normals
 from flowrl.recipes.forward_settings import Objective, check, decay_of, micro_batch_size, objective_of, slot_decays
 from flowrl.rewards import RewardOutput
+from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import Times, training_times
 from flowrl.training.assignment import normalised, reward_channels
 from flowrl.training.batch import Batch
+from flowrl.training.in_step import in_step
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
@@ -78,7 +80,7 @@ class Images:
 def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
     objective, decays = objective_of(config), slot_decays(config)
-    loop = Loop(config, run, prompts, slots=tuple(decays))
+    loop = Loop(config, run, prompts, slots=tuple(decays), needs_reference=objective.method.needs_reference)
     kernel, schedule = sampler_of(config.sampler, loop.pipeline)
     blocks = torch.arange(loop.geometry.images_per_process).split(micro_batch_size(config, run.world))
     for iteration in loop:
@@ -110,9 +112,13 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 if config.loss_denominator == "all":  # those that are not the best of their group too
                     counted = total_of(run, sum(int(images.reward[index].isfinite().sum()) for index in share))
                 gradient = loop.gradient()
-                for index in own_blocks:
+                for index, live in in_step(loop.shards, own_blocks, idle=lambda _: torch.arange(1)):
                     for draw in range(count):
-                        matched = match(loop, batch, images, times, index, draw, objective)
+                        with uncounted(not live):
+                            matched = match(loop, batch, images, times, index, draw, objective)
+                        if not live:
+                            gradient.add(matched.velocity[:0].sum())
+                            continue
                         loss_b = loss_of(matched, objective, config.kl_coef, stats)
                         gradient.add(loss_b.sum() / (counted * count))
                 moved.append(loop.update(gradient, stats))
@@ -203,7 +209,7 @@ def match(
                 old = velocity(x, sigma, timestep)
         if method.needs_reference or loop.config.kl_coef > 0:
             scale = options.reference_guidance_scale
-            with loop.policy.under("reference"):
+            with loop.policy.under(loop.reference_slot):
                 guided = loop.velocity(cond, options.guidance_scale if scale is None else scale)
                 reference = guided(x, sigma, timestep)
     with loop.network.counting("update"):

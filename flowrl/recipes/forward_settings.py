@@ -11,7 +11,7 @@ from flowrl.config.train import BATCH_LIMIT, TrainConfig
 from flowrl.objectives.forward_losses import FORWARD, Loss, Method, old_decay
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages
-from flowrl.training.devices import num_launched
+from flowrl.training.mesh import data_ranks
 
 _SAMPLING_DECAY = "delayed"  # of crd's second copy, as published
 
@@ -102,6 +102,11 @@ def check(config: TrainConfig) -> None:
             f"objective {name!r}: reference_guidance_scale is set, but no reference is evaluated: set kl_coef above 0, "
             "or remove the option"
         )
+    if method.needs_reference and config.kl_reference != "base":
+        raise ValueError(
+            f"objective {name!r} compares with the model as it was loaded, and kl_reference is {config.kl_reference}: "
+            "a run evaluates one reference, so remove kl_reference"
+        )
     if sampler.kernel != "ode":
         raise ValueError(
             f"recipe forward needs no density of the sampler and samples by the ODE, got sampler.kernel "
@@ -116,7 +121,7 @@ def check(config: TrainConfig) -> None:
     check_times(config)
     for kind in slot_decays(config).values():
         decay_of(config, kind, 0)
-    micro_batch_size(config, num_launched())
+    micro_batch_size(config, data_ranks(config))
 
 
 def readers_of_times(times: TimesConfig) -> list[str]:

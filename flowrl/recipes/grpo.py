@@ -34,6 +34,7 @@ from flowrl.placement import sent, taken
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.outputs import joined
 from flowrl.samplers import Kernel
+from flowrl.samplers.guidance import uncounted
 from flowrl.training.assignment import (
     Ends,
     accuracy_scale,
@@ -192,7 +193,8 @@ def update(
     blocks = micro_batches(rows, micro, config.updates_per_rollout, wanted_M=counted_M if subset else None)
     # Where the plan shares latents, the pieces of several updates or rounds are not those of the rollout.
     several = config.updates_per_rollout > 1 or len(record.asked.groups) > config.prompts_per_step // run.world
-    if subset or (several and not method.whole_paths) or micro != loop.geometry.rollout_batch_size:
+    stale = config.workers.staleness > 0  # drawn with weights that are not those before this update
+    if stale or subset or (several and not method.whole_paths) or micro != loop.geometry.rollout_batch_size:
         rows, record = record.rescored(rows, blocks)
     first_update = True
     for own_blocks in blocks:
@@ -201,13 +203,13 @@ def update(
             continue
         gradient = loop.gradient()
         whole = record.whole_paths(rows, own_blocks, known_one=first_update)
-        for index in own_blocks:
+        for index, live in record.in_step(rows, [index for index in own_blocks if bool(rows.keep[index].any())]):
             part = rows[index]
-            if not bool(part.keep.any()):
-                continue
-            reference = record.reference(part) if config.kl_coef > 0 else None
-            with loop.network.counting("update"):
-                new = record.trained(part)
+            keep = part.keep & live
+            with uncounted(not live):
+                reference = record.reference(part) if config.kl_coef > 0 else None
+                with loop.network.counting("update"):
+                    new = record.trained(part)
             scored = record.scored(part, index, new)
             device = new.mean.device
             if whole is None:
@@ -219,10 +221,10 @@ def update(
             if reference is not None:
                 kl_b = record.kl(new, reference, scored.step_size)
                 penalty = config.kl_coef * sent(kl_scale_M[index], device) * kl_b
-                stats.mean(part.keep, kl=kl_b)
-            note(stats, part.keep, scored, policy_loss + penalty, policy_loss)
+                stats.mean(keep, kl=kl_b)
+            note(stats, keep, scored, policy_loss + penalty, policy_loss)
             loss_b = (descended + penalty) * sent(part.weight, device) * sent(weight_M[index], device)
-            gradient.add(taken(loss_b, torch.nonzero(part.keep).flatten()).sum())
+            gradient.add(taken(loss_b, torch.nonzero(keep).flatten()).sum())
         if first_update:
             check_first_ratio(stats, run, config, loop.iteration)
             first_update = False

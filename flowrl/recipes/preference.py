@@ -36,8 +36,10 @@ from flowrl.randomness import sample_normals
 from flowrl.recipes.preference_settings import Offline, Steps, check, objective_of
 from flowrl.rewards import RewardOutput
 from flowrl.samplers import Kernel
+from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import training_times
 from flowrl.training.batch import Batch
+from flowrl.training.in_step import in_step
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
@@ -82,7 +84,7 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
         # 1. Pairs: from files; or sample groups, score them, and take the best and the worst of each.
         if isinstance(options, Offline):
             with loop.clock("pairs"):
-                pairs = pairs_of_files(loop, records, iteration)
+                pairs = idle = pairs_of_files(loop, records, iteration)
         else:
             batch = loop.batch(iteration)
             if isinstance(options, Steps):
@@ -94,6 +96,11 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                 output = scoring.result()
             loop.rewards_of_all(output)
             pairs = pairs_of_rollout(batch, trajectory, output)
+            group = batch.group[:1]
+            idle = Pairs(
+                pool=pairs.pool, winner=torch.arange(1), loser=torch.arange(1), group=group,
+                cond=batch.asked.cond_of(group),
+            )  # fmt: skip
             row = pair_row(loop, batch, pairs, output)
             if not loop.trains_policy(iteration):  # only a jointly trained reward learns
                 loop.log(iteration, row)
@@ -102,10 +109,10 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
         # 2. The loss of rows (pair, draw): a draw is a noise level, or a stochastic step.
         if isinstance(options, Steps):
             draws = len(steps)
-            loss_of = partial(step_loss, loop, pairs, trajectory, kernel, schedule, options)
+            loss_of = partial(step_loss, loop, trajectory, kernel, schedule, options)
         else:
             draws = config.times.count
-            loss_of = partial(noised_loss, loop, pairs, schedule, iteration, options.beta)
+            loss_of = partial(noised_loss, loop, schedule, iteration, options.beta)
 
         # 3. Update.
         with loop.clock("update"):
@@ -117,10 +124,13 @@ def main(config: TrainConfig, run: Run, prompts: RunPrompts) -> bool:
                     continue
                 gradient = loop.gradient()
                 size = max(1, loop.geometry.micro_batch_size // 2)
-                for pair, draw in zip(pair_r.split(size), draw_r.split(size), strict=True):
-                    if len(pair) == 0:  # splitting nothing gives one empty piece
+                blocks = [block for block in torch.arange(len(pair_r)).split(size) if len(block)]
+                for block, own in in_step(loop.shards, blocks, idle=lambda _: torch.arange(0)):
+                    if not own:
+                        with uncounted():
+                            gradient.add(loss_of(idle, torch.arange(1), torch.zeros(1, dtype=torch.long))[0][:0].sum())
                         continue
-                    loss_p, metrics = loss_of(pair, draw)
+                    loss_p, metrics = loss_of(pairs, pair_r[block], draw_r[block])
                     metrics["implicit_accuracy"] = metrics.pop("accuracy")
                     stats.mean(None, loss=loss_p, **metrics)
                     gradient.add(loss_p.sum() / live)
@@ -183,7 +193,7 @@ def rows_of(loop: Loop, pairs: Pairs, draws: int, part: int) -> tuple[Tensor, Te
 
 
 def noised_loss(
-    loop: Loop, pairs: Pairs, schedule: Schedule, iteration: int, beta: float, pair: Tensor, draw: Tensor
+    loop: Loop, schedule: Schedule, iteration: int, beta: float, pairs: Pairs, pair: Tensor, draw: Tensor
 ) -> PairLoss:
     """Diffusion-DPO on rows: both images of a pair get the same noise at the same level."""
     config, times = loop.config, loop.config.times
@@ -206,7 +216,7 @@ def noised_loss(
 
 
 def step_loss(
-    loop: Loop, pairs: Pairs, trajectory: Trajectory, kernel: Kernel, schedule: Schedule, options: Steps, pair: Tensor,
+    loop: Loop, trajectory: Trajectory, kernel: Kernel, schedule: Schedule, options: Steps, pairs: Pairs, pair: Tensor,
     draw: Tensor,
 ) -> PairLoss:  # fmt: skip
     """D3PO on rows: the stored transitions of both images at one step, under policy and reference."""

@@ -10,7 +10,7 @@ from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.prompts.pairs import read_pairs
 from flowrl.recipes.forward_settings import check_times, readers_of_times
-from flowrl.training.devices import num_launched
+from flowrl.training.mesh import data_ranks
 from flowrl.training.sampler_checks import check_density
 
 
@@ -123,7 +123,7 @@ def _check_sampler(config: TrainConfig, name: str) -> None:
 
 
 def _check_sizes(config: TrainConfig) -> None:
-    parts = num_launched() * config.updates_per_rollout
+    parts = data_ranks(config) * config.updates_per_rollout
     if config.prompts_per_step % parts:
         raise ValueError(
             f"a pair stays on one process and in one update, so prompts_per_step ({config.prompts_per_step}) must be a "

@@ -13,14 +13,17 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from flowrl.files import read_json, write_atomically
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.saved_model import put_back
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.training.manifest import read_manifest
+from flowrl.training.model_files import MODEL
 from flowrl.training.optimizers import refuse_other_moments
 
 _STATE, _SEAL = "state.pt", "checkpoint.json"
@@ -86,14 +89,27 @@ def prune(run_folder: Path, keep: int) -> None:
 
 def _write_state(folder: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     # torch.save to a file reports a full disk as a RuntimeError; plain writes say OSError.
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
     with (folder / _STATE).open("wb") as file:
-        file.write(buffer.getbuffer())
+        stream = _Digested(file)
+        torch.save(dict(state), stream)
         file.flush()
         os.fsync(file.fileno())
-    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
-    write_atomically(folder / _SEAL, json.dumps({**about, "sha256": digest}) + "\n")
+    write_atomically(folder / _SEAL, json.dumps({**about, "sha256": stream.digest.hexdigest()}) + "\n")
+
+
+class _Digested(io.RawIOBase):
+    """A stream into a file that keeps a digest of what went by: a state may be as large as the memory that is left."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self.file, self.digest = file, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self.file.write(data)
 
 
 def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
@@ -172,14 +188,15 @@ def remove_halves(run_folder: Path) -> None:
         number = old.name.removeprefix(".").removesuffix(".old")
         if not (old.parent / number).exists():
             old.replace(old.parent / number)
-    staged = [run_folder / name for name in (_STAGED, ".lora.keeping", ".lora.restoring")]
+    put_back(run_folder / MODEL)
+    staged = [run_folder / name for name in (_STAGED, ".shipped.keeping", ".shipped.restoring")]
     for path in [*staged, *(run_folder / "checkpoints").glob(".[0-9]*")]:
         shutil.rmtree(path, ignore_errors=True)
     for path in run_folder.rglob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
-def restore(state: dict[str, Any], policy: Policy, optimizer: torch.optim.Optimizer) -> int:
+def restore(state: dict[str, Any], policy: TrainedWeights, optimizer: torch.optim.Optimizer) -> int:
     """Puts a checkpoint back; returns the number of finished iterations.
 
     The optimizer keeps the learning rate and its like that it was made with: they are settings, not state.
@@ -201,7 +218,7 @@ def restore(state: dict[str, Any], policy: Policy, optimizer: torch.optim.Optimi
         raise CheckpointError(
             f"the checkpoint holds other weights than the configuration asks for ({_first_line(error)}): what is "
             "trained (policy.*, recipe, pipeline.model) cannot change within a run; start a new one, from its LoRA by "
-            "policy.init_lora"
+            "policy.init_lora, or from its model by pipeline.model"
         ) from error
     for group, values in zip(optimizer.param_groups, settings, strict=True):
         group.update(values)

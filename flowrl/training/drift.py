@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.placement import sent, widened
 from flowrl.prompts.loading import EvalItem, Prompt
 from flowrl.prompts.loading import spread as places
@@ -38,37 +38,45 @@ class BaseSide:
     Attributes:
         prompts: [b].
         places: the base's state and velocity `[b, *latent]` at a step, and the step.
+        idle: whether it is run for nothing, so that processes which share a copy of the weights keep step.
     """
 
     prompts: tuple[Prompt, ...]
     places: tuple[tuple[Tensor, Tensor, int], ...]
+    idle: bool = False
 
 
 @torch.no_grad()
 def base_sides(
-    pipeline: Pipeline, policy: Policy, items: Sequence[EvalItem], schedule: Schedule, *, scale: float, seed: int,
-    batch_size: int = KL_PROMPTS,
+    pipeline: Pipeline, policy: TrainedWeights, items: Sequence[EvalItem], schedule: Schedule, *, scale: float,
+    seed: int, batch_size: int = KL_PROMPTS, in_step: Sequence[EvalItem] | None = None,
 ) -> list[BaseSide]:  # fmt: skip
     """The base's side of `KL_TEXT`, which training does not change; start noise as in the evaluation, whose `seed` it
-    takes. `batch_size` prompts are run at once."""
+    takes. `batch_size` prompts are run at once.
+
+    Where processes have to keep step, `in_step` is the longest list that one of them has: idle sides make up for it.
+    """
     sides = []
-    for first in range(0, len(items), batch_size):
-        prompts = [item.prompt for item in items[first : first + batch_size]]
+    for first in range(0, len(items if in_step is None else in_step), batch_size):
+        own = items[first : first + batch_size]
+        prompts = [item.prompt for item in (own or (in_step or ())[:1])]
         base = _under(policy, "reference", _guided(pipeline, prompts, scale))
-        sides.append(_base_side(pipeline, prompts, base, schedule, seed=seed))
+        sides.append(replace(_base_side(pipeline, prompts, base, schedule, seed=seed), idle=not own))
     return sides
 
 
 @torch.no_grad()
 def velocity_distances(
-    pipeline: Pipeline, policy: Policy, sides: Sequence[BaseSide], schedule: Schedule, *, scale: float,
+    pipeline: Pipeline, policy: TrainedWeights, sides: Sequence[BaseSide], schedule: Schedule, *, scale: float,
     slot: str = "policy",
 ) -> list[float]:  # fmt: skip
     """`KL_TEXT` of the weights of a slot, times its number of prompts, for each part of the base's side."""
     distances = []
     for side in sides:
         tuned = _under(policy, slot, _guided(pipeline, side.prompts, scale))
-        distances.append(len(side.prompts) * _distance(side, tuned, schedule, device_of(pipeline)))
+        distance = _distance(side, tuned, schedule, device_of(pipeline))
+        if not side.idle:
+            distances.append(len(side.prompts) * distance)
     return distances
 
 
@@ -108,7 +116,7 @@ def _guided(pipeline: Pipeline, prompts: Sequence[Prompt], scale: float) -> Velo
     return guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), scale)
 
 
-def _under(policy: Policy, slot: str, velocity: Velocity) -> Velocity:
+def _under(policy: TrainedWeights, slot: str, velocity: Velocity) -> Velocity:
     """The velocity function with the weights of a slot."""
 
     def run(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from flowrl.randomness import Part, counter_seed, sample_normals
 from flowrl.rewards.compose import WeightedSum
 from flowrl.samplers import ode_rollout
 from flowrl.training.evaluation_rows import Row, summary
-from flowrl.training.learner import joined_lists
 from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
 from flowrl.training.watchdog import look_at, stop_on_broken
@@ -54,8 +53,12 @@ def evaluate(
     seed: int,
     num_images: int,
     show: bool,
+    in_step: bool = False,
 ) -> Row | None:
     """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid.
+
+    With `in_step` every process calls the network as often as the others: one with a shorter share draws its last
+    batches for nothing.
 
     Files: `eval/iteration_<n>.jsonl` (one line per image), `samples/iteration_<n>/<k>.png` for `num_images` items
     spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
@@ -76,7 +79,7 @@ def evaluate(
     starts = range(own.start, own.stop, batch_size)
     with progress(f"evaluating at {iteration}", len(starts), enabled=show and run.main) as advance:
         for first in starts:
-            if run.stop_requested and run.world == 1:  # several processes would have to agree on it at each batch
+            if run.stop_requested and run.processes == 1:  # several processes would have to agree on it at each batch
                 return None
             numbers = range(first, min(first + batch_size, own.stop))
             batch = [items[i] for i in numbers]
@@ -85,11 +88,14 @@ def evaluate(
             images = generate(pipeline, prompts, x, schedule, guidance_scale=guidance_scale)
             found = int(look_at(images).broken.sum())  # no reward sees them, and the run ends below
             broken += found
-            rows += _scored(pipeline, None if found else reward, batch, images, iteration, seed)
+            rows += _scored(pipeline, None if found or not run.first else reward, batch, images, iteration, seed)
             kept |= {i: images[i - first].cpu() for i in numbers if i in shown}
             advance("")
+    for _ in range(-(-share // batch_size) - len(starts) if in_step else 0):
+        x = torch.zeros(1, *pipeline.latent_shape)
+        generate(pipeline, [items[0].prompt], x, schedule, guidance_scale=guidance_scale)
     stop_on_broken(run, broken, len(own), iteration, learned=iteration > 0)
-    rows, kept = joined_lists(run, rows), dict(joined_lists(run, list(kept.items())))
+    rows, kept = run.joined(rows), dict(run.joined(list(kept.items())))
     if run.main:
         _write(run.folder, iteration, rows, kept, items, seed, pipeline.fps)
     return summary(rows)

@@ -1,28 +1,29 @@
 """Parts of a learner: gradient sums, statistics over rows and processes.
 
 Everything that is summed here is summed in float64, so that neither the number of micro-batches nor that of processes
-shows in the result.
+shows in the result; but for the gradients of a network's own weights.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flowrl.pipelines.lora import Policy
-from flowrl.placement import sent_wide, widest
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
+from flowrl.placement import sent_wide
 from flowrl.samplers import Network
-from flowrl.samplers.guidance import recomputing
+from flowrl.samplers.guidance import is_uncounted
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning
 
 _FIRST_SCALE_LOG2 = 14  # of float16 losses
 _SCALE_RISES_AFTER = 2000  # updates without overflow, GradScaler's growth_interval
+_JOINED = 2**28  # bytes of gradients that travel together
 _EVALUATIONS = ("rollout", "completion", "update", "reference", "backward")  # what evaluations are counted as
 
 
@@ -31,7 +32,7 @@ class NetworkCounter:
 
     `with counter.counting("completion"): ...` names what evaluations are for. A call that builds a graph counts once
     more as "backward", because every graph in training is walked back once, but those of `keeping`; what checkpointing
-    recomputes is not seen.
+    recomputes is not seen, nor what is `uncounted`.
     `join` adds what this and the other processes counted since the last time to `counters`, under "nfe/<kind>" and so
     in checkpoints: the same totals on every process, and on however many a run is continued.
     """
@@ -42,7 +43,7 @@ class NetworkCounter:
         self._graphs: list[int] | None = None  # rows of the graphs that are kept
 
     def __call__(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        if not recomputing():
+        if not is_uncounted():
             self._own[self._kind] += len(x)
             if torch.is_grad_enabled():
                 if self._graphs is None:
@@ -68,10 +69,20 @@ class NetworkCounter:
     def join(self, run: Run) -> None:
         """Adds the evaluations of all processes since the last call to the totals; every process calls it."""
         mine = torch.tensor([self._own[kind] for kind in _EVALUATIONS], device=run.device)
-        for kind, count in zip(_EVALUATIONS, run.accelerator.reduce(mine, reduction="sum").tolist(), strict=True):
+        for kind, count in zip(_EVALUATIONS, run.total(mine).tolist(), strict=True):
             if count:
                 self._counters[f"nfe/{kind}"] = self._counters.get(f"nfe/{kind}", 0) + count
             self._own[kind] = 0
+
+    def handed_over(self) -> dict[str, int]:
+        """What was counted since the last call, for another counter to take over; none of it stays here."""
+        counted, self._own = self._own, dict.fromkeys(_EVALUATIONS, 0)
+        return {kind: count for kind, count in counted.items() if count}
+
+    def take_over(self, counts: Mapping[str, int]) -> None:
+        """Adds what another counter has handed over: evaluations that were made elsewhere."""
+        for kind, count in counts.items():
+            self._own[kind] += count
 
     @contextmanager
     def counting(self, kind: str) -> Iterator[None]:
@@ -95,16 +106,16 @@ class NetworkCounter:
 
 
 class GradientSum:
-    """Sum of the gradients of micro-batches, in float64.
+    """Sum of the gradients of micro-batches: of a LoRA in float64, of a network's own weights in float32.
 
     float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it.
     The power falls by one where a gradient overflows, and that update is left out; it rises by one after 2000 updates
     in a row, as in torch's GradScaler. It is kept in `counters` and so in checkpoints.
     """
 
-    def __init__(self, policy: Policy, counters: dict[str, Any], *, scale_loss: bool) -> None:
-        self.parameters = list(policy.parameters.values())
-        self.total = [torch.zeros_like(p, dtype=widest(p.device)) for p in self.parameters]
+    def __init__(self, policy: TrainedWeights, counters: dict[str, Any], *, scale_loss: bool) -> None:
+        self.policy, self.trained = policy, policy.trained
+        self.total = [torch.zeros_like(p, dtype=policy.sum_dtype(p.device)) for p in self.trained]
         self.counters, self.scale_loss = counters, scale_loss
         counters.setdefault("loss_scale_log2", _FIRST_SCALE_LOG2 if scale_loss else 0)
         if scale_loss:
@@ -113,7 +124,7 @@ class GradientSum:
     def add(self, loss: Tensor) -> None:
         """Back-propagates a loss and adds its gradient."""
         scale = 2.0 ** self.counters["loss_scale_log2"]
-        gradients = torch.autograd.grad(loss if scale == 1 else loss * scale, self.parameters, allow_unused=True)
+        gradients = torch.autograd.grad(loss if scale == 1 else loss * scale, self.trained, allow_unused=True)
         known = [(total, own) for total, own in zip(self.total, gradients, strict=True) if own is not None]
         if known:
             totals, own = (list(column) for column in zip(*known, strict=True))
@@ -128,16 +139,18 @@ class GradientSum:
         Raises:
             ValueError: the gradient is not finite; the weights are left as they were.
         """
-        flat = torch.cat([total.flatten() for total in self.total])
-        if run.world > 1:
-            flat = run.accelerator.reduce(flat, reduction="sum")
-        if self.counters["loss_scale_log2"] > 0 and not bool(torch.isfinite(flat).all()):
+        if run.processes > 1:
+            self._join(run)
+        overflowed = self.counters["loss_scale_log2"] > 0 and not bool(
+            torch.stack([torch.isfinite(total).all() for total in self.total]).all()
+        )
+        if overflowed:
             self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] - 1, "loss_scale_held": 0}
             return None
-        pieces = flat.split([p.numel() for p in self.parameters])
-        for parameter, piece in zip(self.parameters, pieces, strict=True):
-            parameter.grad = piece.view_as(parameter).float()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        parameters = list(self.policy.parameters.values())
+        for parameter, total in zip(parameters, self.total, strict=True):
+            parameter.grad = total.to(parameter.device, torch.float32)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         if not bool(torch.isfinite(norm)):
             raise ValueError(
                 f"iteration {iteration}: the gradient is not finite, so no step was taken: lower optim.lr or "
@@ -145,11 +158,25 @@ class GradientSum:
             )
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        self.policy.settle()
         if self.scale_loss:
             self.counters["loss_scale_held"] += 1
             if self.counters["loss_scale_held"] == _SCALE_RISES_AFTER:
                 self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] + 1, "loss_scale_held": 0}
         return norm
+
+    def _join(self, run: Run) -> None:
+        """Replaces the sums by those over all processes, some hundred million bytes at a time."""
+        first, most = 0, _JOINED // self.total[0].element_size()
+        while first < len(self.total):
+            last, count = first + 1, self.total[first].numel()
+            while last < len(self.total) and count + self.total[last].numel() <= most:
+                count, last = count + self.total[last].numel(), last + 1
+            part = self.total[first:last]
+            flat = run.total_gradient(torch.cat([total.flatten() for total in part]))
+            for total, piece in zip(part, flat.split([total.numel() for total in part]), strict=True):
+                total.copy_(piece.view_as(total))
+            first = last
 
 
 class Statistics:
@@ -215,7 +242,7 @@ class Statistics:
         self._read()
         names = list(self._sums)
         mine = torch.tensor([[self._sums[n], self._counts[n]] for n in names], dtype=torch.float64)
-        total = run.accelerator.reduce(sent_wide(mine, run.device), reduction="sum")
+        total = run.total(sent_wide(mine, run.device))
         result = {n: float(s / c) for n, (s, c) in zip(names, total.cpu(), strict=True) if c > 0}
         result |= {name: sum(values) / len(values) for name, values in self._shared.items()}
         return result | {name: self.largest_of_all(name, run) for name in sorted(self._largest)}
@@ -235,15 +262,6 @@ def _on_host(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 def total_of(run: Run, count: int) -> int:
     """The sum of a count over all processes."""
-    if run.world == 1:
+    if run.processes == 1:
         return count
-    return int(run.accelerator.reduce(torch.tensor(count, device=run.device)).item())
-
-
-def joined_lists(run: Run, mine: list[Any]) -> list[Any]:
-    """The lists of all processes, one after another."""
-    if run.world == 1:
-        return mine
-    from accelerate.utils import gather_object
-
-    return list(gather_object(mine))
+    return int(run.total(torch.tensor(count, device=run.device)).item())

@@ -19,7 +19,7 @@ After each pass through the body, where it is due and in this order:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import Any
@@ -29,19 +29,24 @@ from torch import Tensor
 
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.lora import refuse_not_finite
-from flowrl.placement import sent
+from flowrl.pipelines.lora import Policy, refuse_not_finite
+from flowrl.pipelines.weights.context_parallel import share_tokens
+from flowrl.pipelines.weights.parallelize import bytes_held, shard_denoiser
+from flowrl.pipelines.weights.saved_model import save_model
 from flowrl.progress import progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
-from flowrl.randomness import Part, counter_seed, sample_normals
+from flowrl.randomness import counter_seed
 from flowrl.rewards import RewardOutput
-from flowrl.samplers import Velocity
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
+from flowrl.training.drawing import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
-from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, joined_lists
+from flowrl.training.in_step import Shards, shards_of
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
+from flowrl.training.mesh import device_mesh
+from flowrl.training.model_files import MODEL
 from flowrl.training.optimizers import make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
     Parts,
@@ -53,7 +58,7 @@ from flowrl.training.parts import (
     load_parts,
     tell_cut_prompts,
 )
-from flowrl.training.prompting import RunPrompts, encode_prompts, guided
+from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.training.reward_watch import RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
@@ -63,19 +68,24 @@ from flowrl.training.watchdog import (
     MOSTLY,
     evaluation_warnings,
     iteration_warnings,
-    keep_good_lora,
+    keep_good,
     largest_weight,
-    put_back_good_lora,
+    put_back_good,
     say,
     stop_on_absurd_weights,
 )
-from flowrl.trajectory import Conditioning
+
+COPY = "copy"
+"""The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
 
 
-class Loop:
+class Loop(Draws):
     """A run's parts and its course. Iterate over it; `finished` tells afterwards whether it came to its end."""
 
-    def __init__(self, config: TrainConfig, run: Run, prompts: RunPrompts, *, slots: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: TrainConfig, run: Run, prompts: RunPrompts, *, slots: Sequence[str] = (),
+        needs_reference: bool = False,
+    ) -> None:  # fmt: skip
         """Loads everything, continues from the newest checkpoint if there is one.
 
         Args:
@@ -83,17 +93,31 @@ class Loop:
             run: its folder and processes.
             prompts: to train on and to evaluate on.
             slots: copies of the policy that the recipe keeps, besides the average.
+            needs_reference: whether its objective reads the network before training, besides KL and evaluations.
         """
-        self.config, self.run, self.prompts = config, run, prompts
+        self.config, self.run, self.prompts, self.device = config, run, prompts, run.device
         self.geometry = config.resolve_batch(run.world)
         parts: Parts = load_parts(config, run.device, self._begin) if run.parts is None else run.parts
         self.pipeline, self.policy, reward = parts
+        self.shards: Shards | None = shards_of(run)
+        held: dict[str, Any] = {}
+        if self.shards is not None:
+            whole = bytes_held(self.pipeline.denoiser)
+            shard_denoiser(
+                self.pipeline.denoiser, self.shards.mesh, self.policy.parameters.values(), self.shards.any_needs
+            )
+            held = {"denoiser_bytes": {"whole": whole, "held": bytes_held(self.pipeline.denoiser)}}
+        if run.layout.context > 1:
+            share_tokens(self.pipeline, device_mesh(run.layout, run.device.type)["context"])
         if run.parts is not None:
             self._begin(self.pipeline)
         check_groups(config.group_size, self.geometry, reward)
         self.measured = evaluation_rewards(config, reward, run.device)
-        for slot in slots:
+        for slot in (*slots, *([COPY] if isinstance(config.kl_reference, int) else [])):
             self.policy.add_slot(slot)
+        evaluates = bool(config.eval_every or config.budget.evals)
+        if needs_reference or evaluates or (config.kl_coef > 0 and self.reference_slot == "reference"):
+            self.policy.keep_reference()
         self.optimizer = make_optimizer(config.optim, self.policy)
         self.rate = rate_of(config.optim, updates_of(config))
         state = run.load_checkpoint({"model": model_of(config), "rewards": versions_of(reward, self.measured)})
@@ -107,6 +131,7 @@ class Loop:
             )
             self.counters |= state["counters"]
             self.memory = state.get("memory", {})
+        self.ahead: dict[int, Sequence[int]] = {}  # what workers draw of later iterations: their tickets
         self.stages = Stages(run.device)
         self.budget = Budget(
             config.budget, self.counters, num_iterations=config.num_iterations, eval_every=config.eval_every
@@ -115,7 +140,7 @@ class Loop:
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.scorer = Scorer(
             run, self.pipeline, reward, group_size=config.group_size, counters=self.counters, stages=self.stages,
-            beside=scored_beside(config, run.device),
+            beside=scored_beside(config, run.device), askers=max(4, 2 * config.workers.rewards),
         )  # fmt: skip
         if state is not None:
             for key, trained in self.scorer.trained.items():
@@ -124,10 +149,12 @@ class Loop:
         self.iteration = self.first
         self.finished = False
         self._base: list[BaseSide] | None = None  # of this process's prompts, from the first evaluation on
-        self._saved = -1  # finished iterations of the weights that `lora/` holds, where this process wrote it
-        run.begin(self.first, attention=self.pipeline.attention)
+        self._saved = -1  # finished iterations of the weights that are shipped, where this process wrote it
+        if run.rollouts is not None:
+            held["workers"] = run.rollouts.layout
+        run.begin(self.first, attention=self.pipeline.attention, **held)
         if state is not None:  # what lies there may be of a later iteration, or of none
-            self._save_lora(self.first)
+            self._save_trained(self.first)
 
     def _begin(self, pipeline: Pipeline) -> None:
         """What comes before the denoiser is loaded: where encoders are freed, all prompts are embedded."""
@@ -152,13 +179,16 @@ class Loop:
         if self.first > 0 and self.counters["evaluated"] != evaluated:
             self.save(self.first)
         self._advance_note = ""
-        with progress("training", total, self.first, enabled=run.main and config.progress) as advance:
+        shown = None if run.rollouts is None else run.rollouts.lines
+        with progress("training", total, self.first, enabled=run.main and config.progress, more=shown) as advance:
             for iteration in range(self.first, total if budget.spent() < 1 else self.first):
                 self.stages.begin()
                 self.scorer.begin()
                 self.iteration = iteration
                 self._before = deepcopy(self.counters), deepcopy(self.memory)
                 self._begun = time.perf_counter()
+                if COPY in self.policy.slots and iteration % int(config.kl_reference) == 0:
+                    self.policy.blend(COPY, 0.0)
                 yield iteration
                 advance(self._advance_note)
                 done, stop = iteration + 1, run.should_stop()
@@ -197,26 +227,6 @@ class Loop:
         group = torch.arange(own.start, own.stop) // config.group_size
         return Batch(iteration=iteration, own=own, group=group, asked=asked)
 
-    def velocity(self, cond: Conditioning, scale: float | None = None) -> Velocity:
-        """The guided, counted velocity of the weights that the network runs under."""
-        scale = self.config.sampler.guidance_scale if scale is None else scale
-        return guided(self.pipeline, self.network, cond, scale, self.config.sampler.train_negative)
-
-    def normals(self, tag: str, batch: Batch, places: Sequence[tuple[int, ...]]) -> Tensor:
-        """Standard normal latents `[b, *latent]`, each a function of (seed, tag, iteration, its place)."""
-        keys: list[tuple[Part, ...]] = [(self.config.seed, tag, batch.iteration, *place) for place in places]
-        return sent(sample_normals(self.pipeline.latent_shape, keys), self.run.device)
-
-    def start_noise(self, batch: Batch, images: range) -> Tensor:
-        """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""
-        size, same = self.config.group_size, self.config.same_latent
-        return self.normals("start", batch, [(i // size, 0 if same else i % size) for i in images])
-
-    def step_noise(self, batch: Batch, images: range) -> Callable[[int], Tensor]:
-        """Step noise of some images: a function of (seed, iteration, group, image in the group, step)."""
-        size = self.config.group_size
-        return lambda step: self.normals("step", batch, [(i // size, i % size, step) for i in images])
-
     def trains_policy(self, iteration: int) -> bool:
         """Whether the policy is updated in this iteration, or only a jointly trained reward learns."""
         return all(reward.trains_policy(iteration) for reward in self.scorer.trained.values())
@@ -253,7 +263,7 @@ class Loop:
             if self._saved != self.iteration:
                 self.save(self.iteration)
         if constant > MOSTLY and self.run.main:
-            put_back_good_lora(self.run.folder)
+            put_back_good(self.run.folder)
         raise ValueError(reason)
 
     def gradient(self) -> GradientSum:
@@ -297,12 +307,16 @@ class Loop:
         row |= {f"nfe/{kind}": count for kind, count in self.network.counts.items()}
         row |= {f"seconds/{stage}": round(value, 4) for stage, value in stages.items()}
         row |= {"seconds": round(seconds, 4)} | self.budget.row()
+        if self.run.rollouts is not None:
+            numbers = self.run.rollouts.row()
+            row |= {f"workers/{name}": total_of(self.run, int(numbers[name])) for name in ("alive", "restarts")}
+            row["workers/wait_seconds"] = self._largest(numbers["wait_seconds"])
         if memory := self.stages.memory():
             memory["peak"] = self._largest(memory["peak"])
             row |= {f"memory/{stage}_gib": round(value, 3) for stage, value in memory.items()}
         if self.config.pipeline.dtype == "float16":
             row["loss_scale"] = 2.0 ** self.counters.get("loss_scale_log2", 0)
-        largest = largest_weight(self.policy.parameters.values())
+        largest = largest_weight(self.policy.parameters.values()) / self.policy.scale
         found = iteration_warnings(
             self.counters["watch"], row, self.scorer.reward_B, self.config, largest_weight=largest
         )  # fmt: skip
@@ -311,7 +325,7 @@ class Loop:
         # The weights that were saved have drawn images, finite ones and not of one colour.
         if self._saved == iteration and self.scorer.looks and "constant_images" not in found:
             self._keep_as_good()
-        stop_on_absurd_weights(self.run, iteration, largest)
+        stop_on_absurd_weights(self.run, iteration, largest, full=self.config.policy.train == "full")
         spent = f"  {self.budget.spent():.0%} of the budget" if self.config.budget.limits else ""
         reward = f"reward {row['reward']:.4g}  " if "reward" in row else ""  # offline pairs have none
         self._advance_note = f"{reward}{seconds:.1f} s/it{spent}"
@@ -322,6 +336,11 @@ class Loop:
         return float(self.run.gather(mine).max())
 
     # ---- evaluation, saving --------------------------------------------------------------------------------------
+
+    @property
+    def reference_slot(self) -> str:
+        """The weights that the KL is taken to."""
+        return {"base": "reference", "ema": "ema"}.get(str(self.config.kl_reference), COPY)
 
     @property
     def eval_slot(self) -> str:
@@ -349,7 +368,7 @@ class Loop:
             row = evaluate(
                 self.run, self.drawn, self.measured, items, schedule, iteration=iteration, guidance_scale=scale,
                 batch_size=settings.batch_size, seed=settings.seed, num_images=settings.num_images,
-                show=self.config.progress,
+                show=self.config.progress, in_step=self.shards is not None,
             )  # fmt: skip
         if row is None:
             return False
@@ -359,9 +378,10 @@ class Loop:
             self._base = base_sides(
                 self.drawn, self.policy, distinct[self.run.rank * share : (self.run.rank + 1) * share], schedule,
                 scale=scale, seed=settings.seed, batch_size=settings.batch_size,
+                in_step=None if self.shards is None else distinct[:share],
             )  # fmt: skip
         mine = velocity_distances(self.drawn, self.policy, self._base, schedule, scale=scale, slot=self.eval_slot)
-        row["eval/kl"] = sum(joined_lists(self.run, mine)) / len(distinct)
+        row["eval/kl"] = sum(self.run.joined(mine)) / len(distinct)
         row |= self.budget.row() | {"seconds/eval": round(time.perf_counter() - begun, 4)}
         held_out = len(settings.rewards)  # they come last of those that are measured
         names = self.measured.keys[-held_out:] if self.measured is not None and held_out else ()
@@ -372,30 +392,33 @@ class Loop:
         return True
 
     def save(self, done: int) -> None:
-        """Writes a checkpoint, and the LoRA for stock diffusers under `lora/`."""
+        """Writes a checkpoint, and for stock diffusers the LoRA under `lora/` or the model under `model/`."""
         state = {
             "iteration": done,
-            "policy": self.policy.tensors(),
+            "policy": {name: parameter.detach() for name, parameter in self.policy.parameters.items()},
             "slots": {slot: dict(tensors) for slot, tensors in self.policy.slots.items()},
             "optimizer": self.optimizer.state_dict(),
             "counters": dict(self.counters),
             "memory": self.memory,
             "rewards": {key: reward.state() for key, reward in self.scorer.trained.items()},
         }
-        self._save_lora(done)  # before the checkpoint: a run that is killed between the two writes both again
+        self._save_trained(done)  # before the checkpoint: a run that is killed between the two writes both again
         # The newest one has drawn nothing yet: the one before stays until it has.
         self.run.save_checkpoint(done, state, max(2, self.config.keep_checkpoints))
         if self.counters["evaluated"] == done:
             self._keep_as_good()
 
-    def _save_lora(self, done: int) -> None:
+    def _save_trained(self, done: int) -> None:
         if self.run.main:
             with self.policy.under(self.eval_slot):
-                save_lora(self.run.folder / "lora", self.pipeline, self.policy)
+                if isinstance(self.policy, Policy):
+                    save_lora(self.run.folder / "lora", self.pipeline, self.policy)
+                else:
+                    save_model(self.run.folder / MODEL, self.pipeline)
         self._saved = done
 
     def _keep_as_good(self) -> None:
-        """Notes that the newest checkpoint, and the LoRA beside it, have drawn finite images."""
+        """Notes that the newest checkpoint, and what is shipped with it, have drawn finite images."""
         if self.run.main:
-            keep_good_lora(self.run.folder)
+            keep_good(self.run.folder)
             prune(self.run.folder, self.config.keep_checkpoints)

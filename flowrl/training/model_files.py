@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+MODEL = "model"
+"""Folder of a run that trained all weights of a network: the model with them, as stock diffusers opens it."""
 _ENDS = 2**20  # bytes at both ends of a file that its digest covers, beside its length
 
 

@@ -16,13 +16,13 @@ from torch import nn
 
 from flowrl.config.sections import OptimConfig
 from flowrl.config.train import TrainConfig
-from flowrl.pipelines.lora import Policy
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
 
 _NAMES = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw_8bit": "PagedAdamW8bit"}
 """Classes of bitsandbytes by `optim.name`."""
 
 
-def make_optimizer(settings: OptimConfig, policy: Policy) -> torch.optim.Optimizer:
+def make_optimizer(settings: OptimConfig, policy: TrainedWeights) -> torch.optim.Optimizer:
     """The optimizer of a configuration on the policy's weights, at its highest rate."""
     weights = policy.parameters.values()
     given: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,18 +11,31 @@ import torch
 from torch import Tensor
 
 from flowrl.capabilities import this_machine
+from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family, family_name
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.lora import Policy, lora_shape, refuse_other_variant
+from flowrl.pipelines.weights.full_weights import FullWeights
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.quantize import check_quantize
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
-from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, weighted_sum
+from flowrl.rewards import Reward
+from flowrl.rewards.actors.ray_rewards import (
+    RewardWorkers,
+    Started,
+    WorkerReward,
+    find_workers,
+    goes_to_workers,
+    start_workers,
+)
+from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
+from flowrl.rewards.specs import checked_reward
 from flowrl.samplers import Kernel
-from flowrl.training.devices import device_kind
+from flowrl.training.devices import device_kind, on_main
 from flowrl.training.model_files import encoders_digest
 from flowrl.training.prompting import RunPrompts, encode_all, not_kept
 from flowrl.training.sampler_checks import kernel_of
@@ -34,12 +47,12 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-Parts = tuple[Pipeline, Policy, WeightedSum]
+Parts = tuple[Pipeline, TrainedWeights, WeightedSum]
 """What a run trains with."""
 
 
 def load_parts(config: TrainConfig, device: torch.device, begin: Callable[[Pipeline], None]) -> Parts:
-    """Pipeline, LoRA policy (with its slots) and rewards, in this order.
+    """Pipeline, policy (with its slots) and rewards, in this order.
 
     Args:
         config: the run's settings.
@@ -51,14 +64,24 @@ def load_parts(config: TrainConfig, device: torch.device, begin: Callable[[Pipel
     pipeline = load_pipeline(config.pipeline, device, later=config.pipeline.free_text_encoders)
     begin(pipeline)
     pipeline.load_denoiser()
-    rank, alpha, targets = lora_of(config.policy, pipeline.lora_targets)
-    policy = Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed,
-                    variant=config.policy.lora_variant)  # fmt: skip
-    if config.policy.init_lora is not None:
-        policy.initialise_from(resolve_path(config.policy.init_lora))
+    policy = load_policy(config, pipeline)
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
     return pipeline, policy, load_rewards(config, device)
+
+
+def load_policy(config: TrainConfig, pipeline: Pipeline) -> TrainedWeights:
+    """What is trained of a loaded pipeline: its denoiser's own weights, or a LoRA on them."""
+    settings = config.policy
+    if settings.train == "full":
+        return FullWeights(pipeline.denoiser, targets=settings.target_modules, offload=config.optim.offload)
+    rank, alpha, targets = lora_of(settings, pipeline.lora_targets)
+    policy = Policy(
+        pipeline.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed, variant=settings.lora_variant
+    )
+    if settings.init_lora is not None:
+        policy.initialise_from(resolve_path(settings.init_lora))
+    return policy
 
 
 def lora_of(settings: PolicyConfig, targets: Sequence[str]) -> tuple[int, float, Sequence[str]]:
@@ -91,7 +114,7 @@ def load_pipeline(settings: PipelineConfig, device: torch.device | str, *, later
     """
     return model_family(settings).load(
         model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
-        compile=settings.compile, how=Loading(later=later, quantize=settings.quantize), **family_options(settings),
+        compile=settings.compile, quantize=settings.quantize, how=Loading(later=later), **family_options(settings),
     )  # fmt: skip
 
 
@@ -200,11 +223,39 @@ def read_run_prompts(settings: PromptsConfig) -> RunPrompts:
 
 
 def load_rewards(config: TrainConfig, device: torch.device) -> WeightedSum:
-    """The rewards that are trained on, as one."""
+    """The rewards that are trained on, as one; those that workers compute (`workers.rewards`) are asked there."""
     how = config.reward_aggregation
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
-    made = build_weighted_sum(config.rewards, device=device, merge=merge, partial=config.reward_partial)
+    if config.workers.rewards:
+        members = _members(config.rewards, _reward_workers(config, device), device)
+        made = sum_of(members, merge=merge, partial=config.reward_partial)
+    else:
+        made = build_weighted_sum(config.rewards, device=device, merge=merge, partial=config.reward_partial)
     return replace(made, dtype=config.reward_dtype)
+
+
+def _reward_workers(config: TrainConfig, device: torch.device) -> RewardWorkers:
+    """The workers of a run, which one of its processes starts, for this one."""
+    entries = [entry for entry in (*config.rewards, *config.eval.rewards) if goes_to_workers(entry)]
+    held: list[Started] = []
+
+    def start() -> Started:
+        held.append(start_workers(config.workers, entries, dtype=config.reward_dtype, device=device))
+        return replace(held[0], actors=())
+
+    started = on_main(start)
+    return find_workers(config.workers, entries, held[0] if held else started)
+
+
+def _members(
+    entries: Sequence[RewardConfig], workers: RewardWorkers, device: torch.device
+) -> list[tuple[Reward, RewardConfig]]:
+    """The reward of each entry: a worker's, or one of this process."""
+    parts = dict[Hashable, Any]()
+    return [
+        (workers.of(entry) if goes_to_workers(entry) else checked_reward(entry).build(device, parts), entry)
+        for entry in entries
+    ]
 
 
 def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
@@ -212,7 +263,12 @@ def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.d
 
     A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
     """
-    more = build_weighted_sum(config.eval.rewards, device=device) if config.eval.rewards else None
+    more: WeightedSum | None = None
+    workers = next((term.reward.workers for term in reward.terms if isinstance(term.reward, WorkerReward)), None)
+    if config.eval.rewards and workers is not None:
+        more = sum_of(_members(config.eval.rewards, workers, device))
+    elif config.eval.rewards:
+        more = build_weighted_sum(config.eval.rewards, device=device)
     trained = [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
     terms = [*trained, *(more.terms if more else ())]
     labels = [term.entry.label for term in terms]

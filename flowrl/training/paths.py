@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,24 +19,39 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.devices import num_launched
+from flowrl.training.drawing import (
+    Draws,
+    DrawsElsewhere,
+    Request,
+    batch_of,
+    on_device,
+    sampled_on_device,
+    without_texts,
+)
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
+from flowrl.training.mesh import data_ranks
 from flowrl.training.parts import sampler_of
 from flowrl.training.scoring import Scoring
 from flowrl.trajectory import Sampled, Schedule, Trajectory
 
+_AHEAD = "ahead"  # the run's memory of the weights that the next iteration is drawn with
 _TREE_WINDOW_RATIO = 0.5  # TreeGRPO's law of where the splits lie
 
 
 def sampler_at(loop: Loop, iteration: int) -> tuple[Kernel, Schedule, tuple[int, ...]]:
     """Kernel, schedule and stochastic steps of an iteration."""
-    settings = loop.config.sampler
-    kernel, schedule = sampler_of(settings, loop.pipeline, loop.memory.get("noise_levels"))
-    steps = stochastic_steps(settings, loop.config.seed, iteration)
+    steps = stochastic_steps(loop.config.sampler, loop.config.seed, iteration)
+    return *sampler_with(loop, steps, loop.memory.get("noise_levels")), steps
+
+
+def sampler_with(draws: Draws, steps: tuple[int, ...], levels: Sequence[float] | None) -> tuple[Kernel, Schedule]:
+    """Kernel and schedule for some stochastic steps; `levels` are those of a calibration."""
+    settings = draws.config.sampler
+    kernel, schedule = sampler_of(settings, draws.pipeline, levels)
     if settings.flash_tail is not None and steps:
         schedule = flash_tail(settings.num_steps, max(steps), settings.flash_tail, shift=_shift(schedule))
-    return kernel, schedule, steps
+    return kernel, schedule
 
 
 def _shift(schedule: Schedule) -> float:
@@ -59,27 +75,118 @@ def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int) -> tupl
 
 def sample(
     loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], scoring: Scoring | None, *,
-    keep_means: bool = False, keep_velocity: bool = False, graphs: KeptGraphs | None = None,
+    keep_means: bool = False, graphs: KeptGraphs | None = None,
 ) -> Trajectory:  # fmt: skip
     """This process's images with the current weights, `rollout_batch_size` at once; call it without gradient.
 
     `steps` are the stochastic ones (none is sampling by the ODE); `scoring` is handed each piece's finished latents,
-    and `graphs` those of the stochastic steps.
+    and `graphs` those of the stochastic steps. Where the run has workers, they draw the pieces.
     """
-    size, solver, parts = loop.geometry.rollout_batch_size, loop.config.sampler.solver, []
+    if loop.run.rollouts is None:
+        pieces = _pieces(loop, batch, kernel, schedule, steps, keep_means=keep_means, graphs=graphs)
+    else:
+        pieces = _elsewhere(loop, batch, steps, keep_means=keep_means)
+    parts, start = list[Trajectory](), 0
+    for part in pieces:
+        parts.append(part)
+        own = slice(start, start + len(part))
+        if scoring is not None:
+            scoring.add(part.final, batch.group[own], batch.own[own])
+        start = own.stop
+    return Trajectory.cat(parts)
+
+
+def _pieces(
+    draws: Draws, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool,
+    keep_velocity: bool = False, graphs: KeptGraphs | None = None,
+) -> Iterator[Trajectory]:  # fmt: skip
+    size = draws.geometry.rollout_batch_size
     for start in range(0, len(batch.own), size):
         images, group = batch.own[start : start + size], batch.group[start : start + size]
-        velocity = loop.velocity(batch.asked.cond_of(group))
+        velocity = draws.velocity(batch.asked.cond_of(group))
         if graphs is not None:
             velocity = graphs.recording(velocity, start, schedule, steps)
-        parts.append(rollout(
-            velocity, loop.start_noise(batch, images), schedule, kernel,
-            loop.step_noise(batch, images), stochastic=steps, keep_means=keep_means, keep_velocity=keep_velocity,
-            solver=solver,
-        ))  # fmt: skip
-        if scoring is not None:
-            scoring.add(parts[-1].final, group, images)
-    return Trajectory.cat(parts)
+        yield rollout(
+            velocity, draws.start_noise(batch, images), schedule, kernel,
+            draws.step_noise(batch, images), stochastic=steps, keep_means=keep_means, keep_velocity=keep_velocity,
+            solver=draws.config.sampler.solver,
+        )  # fmt: skip
+
+
+def _elsewhere(loop: Loop, batch: Batch, steps: tuple[int, ...], *, keep_means: bool) -> Iterator[Trajectory]:
+    for found in _drawn_elsewhere(loop, batch, steps, _steps_after(loop, steps), keep_means=keep_means):
+        assert isinstance(found, Trajectory)
+        yield on_device(found, loop.device)
+
+
+def _steps_after(loop: Loop, steps: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Stochastic steps of the next iteration; None where it samples nothing."""
+    if not steps:
+        return ()
+    return stochastic_steps(loop.config.sampler, loop.config.seed, loop.iteration + 1) or None
+
+
+def _drawn_elsewhere(
+    loop: Loop, batch: Batch, steps: tuple[int, ...], steps_after: tuple[int, ...] | None, *, plan: bool = False,
+    keep_means: bool = False,
+) -> Iterator[Trajectory | Sampled]:  # fmt: skip
+    """A batch from the run's workers, piece by piece in order, or in one piece as a method's plan.
+
+    With `workers.staleness` 1 the next iteration is asked for at the same time, under the same weights, which will be
+    one update old by then. The run's memory keeps them, so that a run that goes on from a checkpoint asks for the same
+    images again.
+
+    Args:
+        loop: of the run, its network under the weights that are sampled with.
+        batch: this process's images.
+        steps: stochastic ones.
+        steps_after: those of the next iteration; None where it samples nothing.
+        plan: whether it is drawn as a whole.
+        keep_means: whether means of the stochastic steps are kept.
+    """
+    workers: DrawsElsewhere = loop.run.rollouts
+    iteration, config = batch.iteration, loop.config
+    own: Mapping[str, Tensor] = {name: tensor.cpu() for name, tensor in loop.policy.tensors().items()}
+    tickets = loop.ahead.pop(iteration, None)
+    if tickets is None:
+        kept: dict[str, Any] = loop.memory.get(_AHEAD, {"iteration": None})
+        weights = kept["weights"] if kept["iteration"] == iteration else own
+        tickets = workers.submit(_requests(loop, batch, steps, plan=plan, keep_means=keep_means), weights)
+    if config.workers.staleness:
+        loop.memory[_AHEAD] = {"iteration": iteration + 1, "weights": own}
+        if steps_after is not None and iteration + 1 < config.num_iterations:
+            asked = _requests(loop, loop.batch(iteration + 1), steps_after, plan=plan, keep_means=keep_means)
+            loop.ahead[iteration + 1] = workers.submit(asked, own)
+    for drawn in workers.collect(tickets):
+        loop.network.take_over(drawn.evaluations)
+        yield drawn.found
+
+
+def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], *, plan: bool, keep_means: bool) -> list[Request]:
+    levels = loop.memory.get("noise_levels")
+    size = len(batch.own) if plan else loop.geometry.rollout_batch_size
+    return [
+        Request(
+            iteration=batch.iteration, images=batch.own[start : start + size],
+            asked=without_texts(batch.asked, batch.group[start : start + size]), steps=steps,
+            levels=None if levels is None else tuple(levels), plan=plan, keep_means=keep_means,
+        )
+        for start in range(0, len(batch.own), size)
+    ]  # fmt: skip
+
+
+def drawn(draws: Draws, request: Request) -> Trajectory | Sampled:
+    """What a request asks for, with the current weights and on the host; call it without gradient."""
+    batch = batch_of(request, draws.config.group_size, draws.device)
+    kernel, schedule = sampler_with(draws, request.steps, request.levels)
+    if not request.plan:
+        pieces = _pieces(draws, batch, kernel, schedule, request.steps, keep_means=request.keep_means)
+        return on_device(Trajectory.cat(list(pieces)), torch.device("cpu"))
+    sampled = _planned(
+        draws, batch, CREDIT[draws.config.credit.method], kernel, schedule, request.steps,
+        keep_means=request.keep_means, graphs=None,
+    )  # fmt: skip
+    return sampled_on_device(sampled.on_host(), torch.device("cpu"))
 
 
 def sample_paths(
@@ -90,16 +197,16 @@ def sample_paths(
 
     Call it without gradient.
     """
-    if method.plan == "trajectories":
-        # Where values on the way are scored too, images are finished from every step, below.
-        trajectory = sample(
-            loop, batch, kernel, schedule, steps, None if method.values else scoring, keep_means=keep_means,
-            keep_velocity=method.values, graphs=graphs,
-        )  # fmt: skip
-        sampled = _completed(loop, batch, method, trajectory, schedule)
+    if method.plan == "trajectories" and not method.values:
+        trajectory = sample(loop, batch, kernel, schedule, steps, scoring, keep_means=keep_means, graphs=graphs)
+        sampled = sample_trajectories(trajectory, batch.group, None)
+    elif loop.run.rollouts is None:
+        sampled = _planned(loop, batch, method, kernel, schedule, steps, keep_means=keep_means, graphs=graphs)
     else:
-        plan = _branches if method.plan == "branches" else _trees
-        sampled = plan(loop, batch, kernel, schedule, steps, keep_means=keep_means)
+        after = _steps_after(loop, steps)
+        (found,) = _drawn_elsewhere(loop, batch, steps, after, plan=True, keep_means=keep_means)
+        assert isinstance(found, Sampled)
+        sampled = sampled_on_device(found, loop.device)
     if not method.of_outcomes:  # the rewards of all finished latents at once, which may be more than the images
         count = len(sampled.finished)
         first = batch.own.start // len(batch.own) * count
@@ -107,47 +214,59 @@ def sample_paths(
     return sampled
 
 
-def _completed(loop: Loop, batch: Batch, method: Method, trajectory: Trajectory, schedule: Schedule) -> Sampled:
-    """The transitions of trajectories, with their states finished by the ODE where the method scores them."""
-    completed = None
-    if method.values:
-        with loop.network.counting("completion"):
-            completed = complete(
-                lambda index: loop.velocity(batch.asked.cond_of(batch.group[index.cpu()])), trajectory, schedule,
-                mode=loop.config.credit.completion or method.completion,
-                batch_size=loop.geometry.rollout_batch_size,
-            )  # fmt: skip
+def _planned(
+    draws: Draws, batch: Batch, method: Method, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *,
+    keep_means: bool, graphs: KeptGraphs | None,
+) -> Sampled:  # fmt: skip
+    """What a method asks for besides plain trajectories, of a whole process at once."""
+    if method.plan == "trajectories":  # images are finished from every step too
+        pieces = _pieces(
+            draws, batch, kernel, schedule, steps, keep_means=keep_means, keep_velocity=True, graphs=graphs
+        )  # fmt: skip
+        return _completed(draws, batch, method, Trajectory.cat(list(pieces)), schedule)
+    plan = _branches if method.plan == "branches" else _trees
+    return plan(draws, batch, kernel, schedule, steps, keep_means=keep_means)
+
+
+def _completed(draws: Draws, batch: Batch, method: Method, trajectory: Trajectory, schedule: Schedule) -> Sampled:
+    """The transitions of trajectories, with their states finished by the ODE."""
+    with draws.network.counting("completion"):
+        completed = complete(
+            lambda index: draws.velocity(batch.asked.cond_of(batch.group[index.cpu()])), trajectory, schedule,
+            mode=draws.config.credit.completion or method.completion,
+            batch_size=draws.geometry.rollout_batch_size,
+        )  # fmt: skip
     return sample_trajectories(trajectory, batch.group, completed)
 
 
 def _branches(
-    loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
+    draws: Draws, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
 ) -> Sampled:
-    config, groups = loop.config, batch.asked.groups
+    config, groups = draws.config, batch.asked.groups
     branches = config.credit.branches or config.group_size
     seeds = config.group_size // branches
     anchors = [(int(group), k) for group in groups for k in range(seeds)]
 
     def noise(step: int) -> Tensor:
-        return loop.normals("branch", batch, [(*anchor, k, step) for anchor in anchors for k in range(branches)])
+        return draws.normals("branch", batch, [(*anchor, k, step) for anchor in anchors for k in range(branches)])
 
     return sample_branches(
-        _velocity_of(loop, batch),
-        loop.normals("start", batch, [(group, 0 if config.same_latent else k) for group, k in anchors]),
+        _velocity_of(draws, batch),
+        draws.normals("start", batch, [(group, 0 if config.same_latent else k) for group, k in anchors]),
         torch.arange(len(groups)).repeat_interleave(seeds), groups.repeat_interleave(seeds), schedule, kernel, noise,
-        steps=steps, branches=branches, strides=config.credit.strides, batch_size=loop.geometry.rollout_batch_size,
+        steps=steps, branches=branches, strides=config.credit.strides, batch_size=draws.geometry.rollout_batch_size,
         keep_means=keep_means,
     )  # fmt: skip
 
 
 def _trees(
-    loop: Loop, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
+    draws: Draws, batch: Batch, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
 ) -> Sampled:
-    credit, groups = loop.config.credit, batch.asked.groups.tolist()
-    splits, stochastic = tree_steps(loop.config, schedule.num_steps, batch.iteration, steps)
+    credit, groups = draws.config.credit, batch.asked.groups.tolist()
+    splits, stochastic = tree_steps(draws.config, schedule.num_steps, batch.iteration, steps)
 
     def drawn(tag: str) -> Callable[[int, int], Tensor]:
-        return lambda step, nodes: loop.normals(
+        return lambda step, nodes: draws.normals(
             tag, batch, [(group, number, step) for group in groups for number in range(nodes // len(groups))]
         )
 
@@ -157,14 +276,14 @@ def _trees(
             own, drawn("siblings"), splits=splits, children=credit.children, scale=credit.split_noise
         )  # fmt: skip
     return sample_tree(
-        _velocity_of(loop, batch), loop.normals("start", batch, [(group, 0) for group in groups]),
+        _velocity_of(draws, batch), draws.normals("start", batch, [(group, 0) for group in groups]),
         torch.arange(len(groups)), batch.asked.groups, schedule, kernel, own, splits=splits, children=credit.children,
-        stochastic=stochastic, batch_size=loop.geometry.rollout_batch_size, keep_means=keep_means,
+        stochastic=stochastic, batch_size=draws.geometry.rollout_batch_size, keep_means=keep_means,
     )  # fmt: skip
 
 
-def _velocity_of(loop: Loop, batch: Batch) -> Callable[[Tensor], Velocity]:
-    return lambda index: loop.velocity(batch.asked.cond[index.cpu()])
+def _velocity_of(draws: Draws, batch: Batch) -> Callable[[Tensor], Velocity]:
+    return lambda index: draws.velocity(batch.asked.cond[index.cpu()])
 
 
 def tree_steps(
@@ -188,7 +307,7 @@ def tree_depth(leaves: int, children: int) -> int:
 
 def shared_sources(config: TrainConfig, method: Method) -> int:
     """Most latents that the transitions of one step start at, on one process of this run."""
-    images = config.num_images // num_launched()
+    images = config.num_images // data_ranks(config)
     if method.plan == "branches":
         return images // (config.credit.branches or config.group_size)
     return images // config.credit.children if method.plan == "tree" else images
@@ -213,7 +332,7 @@ def check_graphs(config: TrainConfig) -> None:
     Raises:
         ValueError: names the key.
     """
-    geometry, sampler = config.resolve_batch(num_launched()), config.sampler
+    geometry, sampler = config.resolve_batch(data_ranks(config)), config.sampler
     reasons = {
         f"updates_per_rollout is {config.updates_per_rollout}": config.updates_per_rollout > 1,
         f"micro_batch_size is {geometry.micro_batch_size} and rollout_batch_size {geometry.rollout_batch_size}":
@@ -245,7 +364,7 @@ def check_plan(config: TrainConfig, method: Method) -> None:
         flash_tail(sampler.num_steps, max(sampler.stochastic_range[1] - 1, *steps), sampler.flash_tail)
     if len(set(credit.strides)) != len(credit.strides):
         raise ValueError(f"credit.strides {list(credit.strides)} names a stride twice: give each once")
-    size, world = config.group_size, num_launched()
+    size, world = config.group_size, data_ranks(config)
     if not method.whole_paths and config.prompts_per_step % world:
         raise ValueError(
             f"credit method {name} samples a group as a whole on one process, so prompts_per_step "

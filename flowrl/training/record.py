@@ -5,6 +5,7 @@ Letters: M transitions, b rows of a micro-batch that share a step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequence_coefficients
 from flowrl.placement import sent, taken
 from flowrl.samplers import Kernel, Transition, gaussian_kl, published_kl
+from flowrl.samplers.guidance import uncounted
 from flowrl.training.batch import Asked
+from flowrl.training.in_step import in_step
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.trajectory import Rows, Sampled, Schedule
@@ -67,20 +70,31 @@ class Record:
             return self.replay(rows)
         return self.kernel(taken(self.sampled.states, rows.source), self.graphs.take(rows), *self.levels(rows))
 
+    def in_step(self, rows: Rows, blocks: Sequence[Tensor]) -> Iterator[tuple[Tensor, bool]]:
+        """Blocks of row indexes, each of one step, with True; between them idle ones with False, see `in_step`."""
+        return in_step(
+            self.loop.shards, blocks, key=lambda index: int(rows.step[index[0]]),
+            idle=lambda step: torch.nonzero(rows.step == step)[0],
+        )  # fmt: skip
+
     @torch.no_grad()
     def rescore(self, rows: Rows, blocks: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Log-densities `[M]` of the stored transitions under the current weights, and means `[M, *latent]` where the
         rollout kept them; outside the blocks both stay as they were."""
-        log_prob, mean, found = rows.old_log_prob.clone(), self.sampled.mean, list[Tensor]()
+        log_prob, mean, order, found = rows.old_log_prob.clone(), self.sampled.mean, list[Tensor](), list[Tensor]()
         mean = None if mean is None else mean.clone()
-        with self.loop.network.counting("update"):
-            for index in blocks:
+        network = self.loop.network
+        for index, live in self.in_step(rows, blocks):
+            with network.counting("update"), uncounted(not live):
                 transition = self.replay(rows[index])
-                found.append(self.kernel.log_prob(taken(self.sampled.states, rows.produced[index]), transition))
-                if mean is not None:
-                    mean[sent(index, mean.device)] = transition.mean
+            if not live:
+                continue
+            order.append(index)
+            found.append(self.kernel.log_prob(taken(self.sampled.states, rows.produced[index]), transition))
+            if mean is not None:
+                mean[sent(index, mean.device)] = transition.mean
         if blocks:
-            log_prob[torch.cat(blocks)] = torch.cat(found).to(log_prob)
+            log_prob[torch.cat(order)] = torch.cat(found).to(log_prob)
         return log_prob, mean
 
     def rescored(self, rows: Rows, blocks: list[list[Tensor]]) -> tuple[Rows, Record]:
@@ -104,9 +118,9 @@ class Record:
         )  # fmt: skip
 
     def reference(self, rows: Rows) -> Transition:
-        """The transition that the reference policy gives."""
+        """The transition that the policy of `kl_reference` gives."""
         policy, network = self.loop.policy, self.loop.network
-        with torch.no_grad(), policy.under("reference"), network.counting("reference"):
+        with torch.no_grad(), policy.under(self.loop.reference_slot), network.counting("reference"):
             return self.replay(rows)
 
     def kl(self, new: Transition, reference: Transition, step_size: float) -> Tensor:

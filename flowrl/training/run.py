@@ -1,6 +1,7 @@
 """The run: its folder, its processes, its metrics, and interrupts.
 
-Folder: `config.yaml`, `manifest.json`, `metrics.jsonl`, `checkpoints/`, `lora/`, `samples/`, `eval/`, `report.html`.
+Folder: `config.yaml`, `manifest.json`, `metrics.jsonl`, `checkpoints/`, `lora/` or `model/`, `samples/`, `eval/`,
+`report.html`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import gather_object
@@ -27,8 +28,11 @@ from flowrl.training.checkpoints import checkpoints, read_checkpoint, remove_hal
 from flowrl.training.devices import accelerator_of, on_main
 from flowrl.training.evaluation_rows import remove_evaluations
 from flowrl.training.manifest import read_manifest, session_facts, write_manifest
+from flowrl.training.mesh import layout_of
 from flowrl.training.run_folder import make_free_folder, refuse_full, refuse_taken
 from flowrl.training.seal import ALLOW, changes, digest_of
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -69,7 +73,7 @@ class Run:
 
     def __init__(
         self, folder: Path, config: TrainConfig, *, name: str, inputs: Mapping[str, Any], resumed: bool,
-        parts: Any = None,
+        parts: Any = None, rollouts: Any = None,
     ) -> None:  # fmt: skip
         """Opens a run folder.
 
@@ -80,6 +84,7 @@ class Run:
             inputs: what the run is made with, `flowrl.training.seal.inputs_of`.
             resumed: whether the folder holds a run to continue.
             parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
+            rollouts: workers that draw for this process (`flowrl.training.drawing.DrawsElsewhere`), where it has any.
 
         Raises:
             ValueError: the device is not there, processes were given different inputs, or those of a resumed run have
@@ -87,17 +92,20 @@ class Run:
         """
         self.accelerator = accelerator_of(config.pipeline.device)
         self.device = self.accelerator.device
-        self.main, self.rank, self.world = (
-            self.accelerator.is_main_process, self.accelerator.process_index, self.accelerator.num_processes,
-        )  # fmt: skip
-        self.folder, self.started, self.parts = folder, time.time(), parts
+        self.main, self.processes = self.accelerator.is_main_process, self.accelerator.num_processes
+        self.layout = layout_of(config.parallel, self.processes)
+        # Processes that share an image's tokens are one to all that splits images: `world` such groups, this the
+        # `rank`-th, and the first of each speaks for it.
+        self.rank, within = divmod(self.accelerator.process_index, self.layout.context)
+        self.world, self.first = self.layout.data, within == 0
+        self.folder, self.started, self.parts, self.rollouts = folder, time.time(), parts, rollouts
         self.stop_requested = False
         self.begun = False  # whether the folder of a run that is continued may have changed
         self._config, self._resumed = config, resumed
         self._writer: Any = None
         self._metrics_size = self._first = 0
-        self._facts = session_facts(self.device, self.world) if self.main else {}
-        _refuse_different(inputs, self.world)
+        self._facts = session_facts(self.device, self.processes) if self.main else {}
+        _refuse_different(inputs, self.processes)
         self._manifest: dict[str, Any] = {"run": uuid.uuid4().hex, "config_name": name}
         self._inputs, self._changes = dict(inputs), list[str]()
         if resumed:
@@ -253,21 +261,60 @@ class Run:
         flag = torch.tensor([int(self.stop_requested)], device=self.device)
         return bool(self.accelerator.reduce(flag, reduction="sum").item())
 
+    # ---- between processes ---------------------------------------------------------------------------------------
+
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Joins a tensor `[b, ...]` of every process along the batch, in rank order; it may live on the host."""
-        if self.world == 1:
+        """Joins a tensor `[b, ...]` of every rank along the batch, in rank order; it may live on the host.
+
+        All processes get the same, of each rank what its first process has.
+        """
+        if self.processes == 1:
             return tensor
         gathered: torch.Tensor = self.accelerator.gather(tensor.contiguous().to(self.device))
+        if self.layout.context > 1:
+            rows = len(tensor) if tensor.ndim else 1
+            gathered = gathered.unflatten(0, (self.processes, rows))[:: self.layout.context].flatten(0, 1)
         return gathered.to(tensor.device)
 
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Adds up a tensor of every rank; all processes get the sum."""
+        mine = tensor if self.first else torch.zeros_like(tensor)
+        summed: torch.Tensor = self.accelerator.reduce(mine, reduction="sum")
+        return summed
 
-def _refuse_different(inputs: Mapping[str, Any], world: int) -> None:
+    def total_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Adds up the gradients of all processes.
+
+        Processes that share an image's tokens have the loss of the whole image, and its gradient by way of their own
+        tokens: what is joined behind the network is split again on the way back, and not added up. So their sum is the
+        gradient of the image, and that of all processes the gradient of all images.
+        """
+        if self.processes == 1:
+            return gradient
+        summed: torch.Tensor = self.accelerator.reduce(gradient, reduction="sum")
+        return summed
+
+    def joined(self, mine: list[Any]) -> list[Any]:
+        """The lists of all ranks, one after another."""
+        if self.processes == 1:
+            return mine
+        return list(gather_object(mine if self.first else []))
+
+    def of_first(self, mine: T) -> T:
+        """What the first process of this rank has; every process calls it."""
+        if self.layout.context == 1:
+            return mine
+        found: T = gather_object([mine])[self.rank * self.layout.context]
+        return found
+
+
+def _refuse_different(inputs: Mapping[str, Any], processes: int) -> None:
     """Refuses processes that do not mean the same run.
 
     Raises:
         ValueError: on every process.
     """
-    if world == 1:
+    if processes == 1:
         return
     digests = gather_object([digest_of({part: inputs[part] for part in ("config", "prompts")})])
     other = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]

@@ -26,11 +26,10 @@ from flowrl.config.train import Geometry, TrainConfig
 from flowrl.pipelines import Pipeline
 from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
 from flowrl.rewards.compose import WeightedSum
-from flowrl.rewards.outputs import joined
+from flowrl.rewards.outputs import joined, moved
 from flowrl.training.batch import Batch
 from flowrl.training.beside import Beside
 from flowrl.training.devices import on_main
-from flowrl.training.learner import joined_lists
 from flowrl.training.prompting import reward_inputs
 from flowrl.training.run import Run
 from flowrl.training.stages import Stages
@@ -47,16 +46,18 @@ class Scorer:
 
     def __init__(
         self, run: Run, pipeline: Pipeline, reward: WeightedSum, *, group_size: int, counters: dict[str, Any],
-        stages: Stages, beside: bool,
+        stages: Stages, beside: bool, askers: int = 4,
     ) -> None:  # fmt: skip
-        """`counters` are the run's (`images` is counted here); `beside` says that pieces are scored in a thread."""
+        """`counters` are the run's (`images` is counted here); `beside` says that pieces are scored in a thread,
+        `askers` how many rewards may wait for another program at a time.
+        """
         self.run, self.pipeline, self.reward, self.group_size = run, pipeline, reward, group_size
         self.counters, self.stages, self.beside = counters, stages, beside
         self.trained = {
             term.key: cast(TrainedReward, term.reward) for term in reward.terms if term.reward.kind == "adversarial"
         }
         # Few threads, since each reward asks many questions at once by itself.
-        self.executor = ThreadPoolExecutor(max_workers=4, thread_name_prefix="reward")
+        self.executor = ThreadPoolExecutor(max_workers=askers, thread_name_prefix="reward")
         self.seen: list[RewardInputs] = []  # this iteration's images, for rewards that learn
         self.errors: Counter[str] = Counter()  # why this iteration's images failed, on this process
         self.looks: list[tuple[Tensor, Look]] = []  # at this iteration's images, with their groups, on this process
@@ -105,7 +106,7 @@ class Scorer:
     def image_row(self) -> dict[str, float]:
         """How much the iteration's images of one prompt differ, and how many have one colour, for the log."""
         mine = [(group, look.constant, look.small) for group, look in self.looks]
-        seen = joined_lists(self.run, mine)
+        seen = self.run.joined(mine)
         if not seen:
             return {}
         group, constant, small = (torch.cat(column) for column in zip(*seen, strict=True))
@@ -115,7 +116,7 @@ class Scorer:
     def all_errors(self) -> Counter[str]:
         """Why this iteration's images failed, over all processes."""
         counts: Counter[str] = Counter()
-        for word, count in joined_lists(self.run, list(self.errors.items())):
+        for word, count in self.run.joined(list(self.errors.items())):
             counts[word] += count
         return counts
 
@@ -139,7 +140,7 @@ class Scorer:
         if len(mean_G) > 1:
             row["reward_error"] = float(mean_G.std() / len(mean_G) ** 0.5)
         # Where a server could not be reached, a process lacks some names.
-        for name in dict.fromkeys(joined_lists(run, list(output.parts))):
+        for name in dict.fromkeys(run.joined(list(output.parts))):
             found = output.parts[name].cpu() if name in output.parts else torch.full_like(mine, torch.nan)
             part = run.gather(found)
             numbers = part[~part.isnan()].double()
@@ -153,9 +154,9 @@ class Scorer:
         """Updates jointly trained rewards on this iteration's images of all processes; numbers for the log."""
         metrics: dict[str, float] = {}
         seen, self.seen = self.seen, []
-        if not seen:
+        if not self.trained:
             return metrics
-        pixels = to_uint8(torch.cat([inputs.images for inputs in seen]))
+        pixels = list(to_uint8(torch.cat([inputs.images for inputs in seen]))) if seen else []
         columns = [
             (prompt, metadata, group, number)
             for inputs in seen
@@ -163,7 +164,9 @@ class Scorer:
                 inputs.prompts, inputs.metadata, inputs.group_ids.tolist(), inputs.sample_ids.tolist(), strict=True
             )
         ]
-        rows = joined_lists(self.run, list(zip(columns, pixels, strict=True)))
+        rows = self.run.joined(list(zip(columns, pixels, strict=True)))
+        if not rows:
+            return metrics
         rows.sort(key=lambda row: row[0][3])  # by number, whichever process made it
         images = torch.stack([torch.from_numpy(image) for _, image in rows]).permute(0, 3, 1, 2).float() / 255
         prompts, metadata, group_ids, sample_ids = zip(*(row[0] for row in rows), strict=True)
@@ -173,7 +176,7 @@ class Scorer:
         )  # fmt: skip
         for key, reward in self.trained.items():
             metrics |= {f"reward/{key}/{name}": value for name, value in reward.learn(inputs).items()}
-            if self.run.world > 1:  # devices do not add up alike, and copies would drift apart
+            if self.run.processes > 1:  # devices do not add up alike, and copies would drift apart
                 reward.follow(on_main(reward.learned))
         return metrics
 
@@ -227,6 +230,8 @@ class Scoring:
 
     def _ask(self, latents: Tensor, group: Tensor, numbers: list[int]) -> None:
         scorer, reward = self.scorer, self.scorer.reward
+        if not scorer.run.first:  # others that share these images' tokens are told, see `result`
+            return
         decoded = decoded_once(scorer.pipeline, latents)
         if not scorer.look(decoded, group):  # the run ends in `result`, on every process
             return
@@ -253,9 +258,22 @@ class Scoring:
             self.beside.finish()
         self.scorer.stop_on_broken(self.batch.iteration)
         self.done += [get() for get in self.pending[len(self.done) :]]
-        output = joined(self.done)
+        output = _of_first(self.scorer.run, self.done)
         self.scorer.errors.update(output.errors)
         return output
+
+
+def _of_first(run: Run, done: Sequence[RewardOutput]) -> RewardOutput:
+    """The rewards of a batch, which of the processes that share its images' tokens the first one alone has asked for.
+
+    So no server is asked twice, and none of them goes on with numbers of its own.
+    """
+    if run.layout.context == 1:
+        return joined(done)
+    host = torch.device("cpu")
+    mine = [(moved(joined(done), host), done[0].values.device.type)] if run.first else []
+    [(output, kind)] = run.of_first(mine)
+    return moved(output, host if kind == "cpu" else run.device)
 
 
 def decoded_once(pipeline: Pipeline, latents: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What a run is made with, kept in its manifest, so that it is never continued with something else unsaid.
 
-config     every setting by its dotted key, but for `RESUME_KEYS`
+config     every setting by its dotted key, but for `RESUME_KEYS` and the addresses of servers
 model      its files, each with a digest, or the commit of a hub repository
 init_lora  its files
 prompts    eight letters of a digest for each row: its text, metadata, negative prompt and images
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.files import plain
 from flowrl.training.model_files import digest_of_file, files_of, hub_commit
@@ -33,6 +35,8 @@ RESUME_KEYS = (
     "workers.reward_env",
 )  # fmt: skip
 """Settings that a resumed run may change: none of them moves what an iteration computes."""
+MOVED = re.compile(r"(?:eval\.)?rewards\.\d+\.options\.url")
+"""Likewise: where a reward is asked, which is no part of what it says."""
 ALLOW = "resume_changed"
 """The setting that lets a run go on under anything else."""
 _ROW = 8  # letters that a row of prompts takes
@@ -117,6 +121,10 @@ def _settings(value: Any, key: str = "") -> Iterator[tuple[str, Any, bool]]:
         name, part = f"{key}{field.name}", getattr(value, field.name)
         if name in (*RESUME_KEYS, ALLOW, "out"):
             continue
+        if isinstance(value, RewardConfig) and field.name == "options" and value.name is not None:
+            from flowrl.rewards import addresses_of  # with it comes torch, which a mistake in a key need not wait for
+
+            part = {option: given for option, given in part.items() if option not in addresses_of(value.name)}
         if is_dataclass(part):
             yield from _settings(part, f"{name}.")
         elif isinstance(part, tuple) and any(is_dataclass(one) for one in part):

@@ -1,4 +1,4 @@
-"""Signs that a run goes wrong, found while it runs, and the LoRA that is kept where a policy has diverged.
+"""Signs that a run goes wrong, found while it runs, and the weights that are kept where a policy has diverged.
 
     look = look_at(images)                                    # before any reward sees them
     stop_on_broken(run, broken, total, iteration, learned=True)
@@ -29,6 +29,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.training.devices import on_main
 from flowrl.training.learner import total_of
+from flowrl.training.model_files import MODEL
 from flowrl.training.run import Run
 
 SMALL, LEVELS = 8, 4095  # images are compared at so many pixels a side, with so many levels, as whole numbers
@@ -39,7 +40,6 @@ MOSTLY = 0.5  # share of an iteration's images
 JUMP = 1000.0  # times what was usual
 HUGE = 1e9  # of a reward: float32 leaves no digits for what images differ in
 LARGE_WEIGHT, ABSURD_WEIGHT = 20.0, 1000.0  # of a LoRA; trained ones stay far below 10
-_GOOD, _DIVERGED = ".lora.good", "lora.diverged"
 
 
 def new_history() -> dict[str, Any]:
@@ -123,7 +123,7 @@ def iteration_warnings(
         row: of the iteration's log.
         reward_B: [B] rewards of all processes, groups contiguous, NaN where an image failed; None without images.
         config: of the run.
-        largest_weight: of the LoRA now, in magnitude.
+        largest_weight: of the LoRA now, in magnitude; of a network's own weights as a multiple of what it was.
     """
     found = _of_images(history, row, steady=comparable(config))
     if reward_B is not None and not bool(reward_B.isnan().all()):
@@ -136,8 +136,8 @@ def iteration_warnings(
         history["recent"] = [*history["recent"], float(known.mean())][-FIRST:]
     if largest_weight > LARGE_WEIGHT:
         found["large_weights"] = (
-            f"weights of the LoRA reach {largest_weight:.3g}, and those of a useful one stay below {LARGE_WEIGHT:g}: "
-            "start again with a lower optim.lr"
+            f"{_reach(config.policy.train == 'full', largest_weight)}, and those of a useful policy stay below "
+            f"{LARGE_WEIGHT:g}: start again with a lower optim.lr"
         )
     if row.get("grad_norm") == 0 and row.get("live_rows", 1) > 0 and row.get("zero_std_ratio", 0) < 1:
         found["zero_gradient"] = (
@@ -271,7 +271,7 @@ def stop_on_broken(run: Run, broken: int, total: int, iteration: int, *, learned
         learned: whether weights were changed before; otherwise it is the model that draws them.
 
     Raises:
-        ValueError: says so, and how to go on; `lora/` then holds the last weights whose images were finite.
+        ValueError: says so, and how to go on; `lora/` or `model/` then holds the last weights whose images were finite.
     """
     broken = total_of(run, broken)
     if not broken:
@@ -290,14 +290,26 @@ def largest_weight(weights: Iterable[Tensor]) -> float:
     return float(get_total_norm(weights, norm_type=math.inf))
 
 
-def stop_on_absurd_weights(run: Run, iteration: int, largest: float) -> None:
+def stop_on_absurd_weights(run: Run, iteration: int, largest: float, *, full: bool = False) -> None:
     """Ends a run that an update has given weights as no training gives: not finite, or beyond `ABSURD_WEIGHT`.
+
+    Args:
+        run: its folder and processes.
+        iteration: that updated them.
+        largest: magnitude of a weight, as `iteration_warnings` takes it.
+        full: whether the network's own weights are trained.
 
     Raises:
         ValueError: as `stop_on_broken`.
     """
     if not largest <= ABSURD_WEIGHT:
-        raise _diverged(run, iteration, f"weights of the LoRA reach {largest:.3g}, beyond {ABSURD_WEIGHT:g}")
+        raise _diverged(run, iteration, f"{_reach(full, largest)}, beyond {ABSURD_WEIGHT:g}")
+
+
+def _reach(full: bool, largest: float) -> str:
+    """How large weights have become."""
+    unit = " times the largest of the model" if full else ""
+    return f"weights of the {'network' if full else 'LoRA'} reach {largest:.3g}{unit}"
 
 
 class Diverged(ValueError):
@@ -305,42 +317,59 @@ class Diverged(ValueError):
 
 
 def _diverged(run: Run, iteration: int, what: str) -> Diverged:
-    """The error of a policy that has diverged; it is logged, and the last good LoRA put back."""
-    lora = run.folder / "lora"
+    """The error of a policy that has diverged; it is logged, and the last good weights put back."""
+    shipped = on_main(lambda: shipped_folder(run.folder))
+    key = "pipeline.model" if shipped.name == MODEL else "policy.init_lora"
     if run.main:
         with suppress(OSError):  # on a full disk, say: what counts is the divergence
-            put_back_good_lora(run.folder)
+            put_back_good(run.folder)
             run.log({"iteration": iteration, "warnings": {"diverged": what}})
     advice = (
-        f"{lora} holds the last weights whose images were finite. Go on from them with smaller steps: flowrl train "
-        f"{run.folder / 'config.yaml'} out=NEW policy.init_lora={lora} optim.lr=SMALLER"
-        if on_main(lora.exists)
-        else "no LoRA that was saved has drawn finite images: start again with a smaller optim.lr"
+        f"{shipped} holds the last weights whose images were finite. Go on from them with smaller steps: flowrl train "
+        f"{run.folder / 'config.yaml'} out=NEW {key}={shipped} optim.lr=SMALLER"
+        if on_main(shipped.exists)
+        else f"no {shipped.name.replace('lora', 'LoRA')} that was saved has drawn finite images: start again with a "
+        "smaller optim.lr"
     )
     return Diverged(f"the policy has diverged since iteration {iteration}: {what}. Resuming would repeat it; {advice}")
 
 
-def keep_good_lora(folder: Path) -> None:
-    """Notes that what `lora/` of a run folder holds has drawn finite images. Links cost no room: its files are replaced
-    by others, never written into."""
-    staged = folder / ".lora.keeping"
+def shipped_folder(folder: Path) -> Path:
+    """Where a run keeps what it has trained: `model/` where that is there or was put aside, else `lora/`."""
+    places = (MODEL, _good(MODEL), _diverged_name(MODEL))
+    return folder / (MODEL if any((folder / name).exists() for name in places) else "lora")
+
+
+def keep_good(folder: Path) -> None:
+    """Notes that what a run folder ships has drawn finite images. Links cost no room: files are replaced by others,
+    never written into."""
+    shipped, staged = shipped_folder(folder), folder / ".shipped.keeping"
     shutil.rmtree(staged, ignore_errors=True)
-    shutil.copytree(folder / "lora", staged, copy_function=_linked)
-    shutil.rmtree(folder / _GOOD, ignore_errors=True)
-    staged.replace(folder / _GOOD)
+    shutil.copytree(shipped, staged, copy_function=_linked, symlinks=True)
+    shutil.rmtree(folder / _good(shipped.name), ignore_errors=True)
+    staged.replace(folder / _good(shipped.name))
 
 
-def put_back_good_lora(folder: Path) -> None:
-    """Puts the last LoRA that has drawn finite images back into `lora/`; without one, what is there moves aside."""
-    lora, good, aside, staged = folder / "lora", folder / _GOOD, folder / _DIVERGED, folder / ".lora.restoring"
-    if lora.exists():
+def put_back_good(folder: Path) -> None:
+    """Puts back the last weights that have drawn finite images; without any, what is there moves aside."""
+    shipped, staged = shipped_folder(folder), folder / ".shipped.restoring"
+    good, aside = folder / _good(shipped.name), folder / _diverged_name(shipped.name)
+    if shipped.exists():
         shutil.rmtree(aside, ignore_errors=True)
-        lora.replace(aside)
+        shipped.replace(aside)
     if good.exists():
         shutil.rmtree(staged, ignore_errors=True)
-        shutil.copytree(good, staged, copy_function=_linked)
-        staged.replace(lora)
+        shutil.copytree(good, staged, copy_function=_linked, symlinks=True)
+        staged.replace(shipped)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _good(name: str) -> str:
+    return f".{name}.good"
+
+
+def _diverged_name(name: str) -> str:
+    return f"{name}.diverged"
 
 
 def _linked(source: str, target: str) -> None:

@@ -177,7 +177,15 @@ def _load(word: str) -> None:
         raise ValueError(f"pipeline.attention={word} could not be loaded ({error}): choose auto") from error
 
 
-def _give(network: nn.Module, word: str) -> int:
+def give_within(network: nn.Module, word: str) -> None:
+    """Has the processors of a network call torch's attention and replaces that, also where a backend would do.
+
+    Then whoever calls torch's attention on their behalf gets the kernel too.
+    """
+    _give(network, word, within=True)
+
+
+def _give(network: nn.Module, word: str, *, within: bool = False) -> int:
     """How many attentions of a network got the kernel."""
     kernel, count = KERNELS[word], 0
     for module in network.modules():
@@ -186,7 +194,8 @@ def _give(network: nn.Module, word: str) -> int:
         processor: Any = copy(module.processor)  # one that other networks share stays as it is
         if isinstance(processor, LinearAttention):
             continue
-        reads, direct = isinstance(processor, _Reads), kernel.torchs and not kernel.casts
+        reads = isinstance(processor, _Reads)
+        direct = kernel.torchs and not kernel.casts and (word == "native" or not within)
         if reads:
             processor._attention_backend = AttentionBackendName(kernel.backend if direct else "native")
         stock = type(processor).__bases__[0] if isinstance(processor, _Given) else type(processor)

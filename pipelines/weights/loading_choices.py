@@ -11,7 +11,7 @@ class Loading:
 
     Attributes:
         later: whether text encoders and denoisers wait for `load_text_encoders` and `load_denoiser` of the pipeline.
-        quantize: form of the denoisers' large weights (`quantize.py`), or "none".
+        quantize: form of the denoisers' large weights (`weights/quantize.py`), or "none".
     """
 
     later: bool = False

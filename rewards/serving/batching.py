@@ -64,7 +64,7 @@ class RewardQueue:
 
     def __init__(self, name: str, reward: Reward, *, limits: Limits, metrics: Metrics) -> None:
         self.name, self.reward, self._limits, self._metrics = name, reward, limits, metrics
-        metrics.queued.labels(name).set_function(lambda: len(self))
+        self._queued = metrics.queued.labels(name)
         self._whole = reward.kind not in POINTWISE
         self._entries: deque[_Entry] = deque()
         self._pixels = 0
@@ -97,6 +97,7 @@ class RewardQueue:
             self.check_room()
             self._entries.extend((job, place) for place in range(len(job.items)))
             self._pixels += sum(item.num_pixels for item in job.items)
+            self._queued.set(len(self))
             self._changed.notify()
         return job.future
 
@@ -111,6 +112,7 @@ class RewardQueue:
             for job, _ in self._entries:
                 job.future.cancel()
             self._entries.clear()
+            self._queued.set(0)
 
     def _work(self) -> None:
         while batch := self._next_batch():
@@ -144,6 +146,7 @@ class RewardQueue:
                             break
                 self._entries.extendleft(reversed(kept))
                 self._pixels -= sum(job.items[place].num_pixels for job, place in batch)
+                self._queued.set(len(self))
                 if batch or (self._closing and not self._entries):
                     return batch
 

@@ -6,6 +6,7 @@ uvicorn limits neither: whoever reaches the port could hold all of the process's
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -17,8 +18,11 @@ MOST_HEADER_BYTES = 16 * 1024
 """Of a request's line and headers, while they are incomplete."""
 
 
-def limited_protocol(header_seconds: float) -> type[H11Protocol]:
-    """uvicorn's protocol, closing connections whose headers take longer than `header_seconds`, and surplus ones."""
+def limited_protocol(header_seconds: float, closed: Callable[[], None] | None = None) -> type[H11Protocol]:
+    """uvicorn's protocol, closing connections whose headers take longer than `header_seconds`, and surplus ones.
+
+    `closed` is called after each connection.
+    """
 
     class Limited(H11Protocol):
         """One connection."""
@@ -41,6 +45,8 @@ def limited_protocol(header_seconds: float) -> type[H11Protocol]:
             """Waits no longer."""
             self._unwatch()
             super().connection_lost(exc)
+            if closed is not None:
+                closed()
 
         def _watch(self) -> None:
             if self.conn.their_state is not h11.IDLE:  # the headers are here

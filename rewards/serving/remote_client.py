@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import requests
 
 from flowrl.randomness import counter_seed
 from flowrl.rewards.serving.retries import Failed, call_with_retries, failed_exception, failed_status, post_json
+from flowrl.rewards.serving.server_pool import VERSION_CHANGED, ServerPool
 from flowrl.rewards.serving.wire import Item, Reply
 from flowrl.rewards.serving.wire_adapters import Adapter
 from flowrl.rewards.serving.wire_images import short
@@ -25,6 +26,7 @@ _ADVICE = {
     "status_413": "lower batch_size, or raise the server's limits",
 }
 _HEALTH_TIMEOUT = 10.0
+_BACK_TIMEOUT = 2.0  # of the question whether a server is back, which is asked again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,18 +66,26 @@ def chunks_of(items: Sequence[Item], batch_size: int, groups: str | None) -> lis
     return chunks
 
 
-def ask_scores(server: Server, about: Told, chunk: Sequence[Item], iteration: int, end: float) -> Reply | Failed:
-    """One request, repeated where that may help, until the time `end`."""
-    left = end - time.monotonic()
-    if left <= 0:
-        return Failed(error="timeout")
-    body = server.adapter.encode(chunk, about.name, iteration)
+def ask_scores(
+    pool: ServerPool[Server], about: Told, chunk: Sequence[Item], iteration: int, end: float
+) -> Reply | Failed:
+    """One request, to another server or again where that may help, until the time `end`.
+
+    Raises:
+        ValueError: the refusal of a server that only the configuration can be blamed for.
+    """
+    first = pool.servers[0]
+    body = first.adapter.encode(chunk, about.name, iteration)
     ids = [item.id for item in chunk]
 
-    def send(attempt: int, seconds: float) -> Reply | Failed:
+    def send(server: Server) -> Reply | Failed:
+        seconds = end - time.monotonic()
+        if seconds <= 0:
+            return Failed(error="timeout")
         url = server.url + server.adapter.score
         answer = post_json(server.session, url, body, timeout=min(server.timeout, seconds))
         if isinstance(answer, Failed):
+            _refuse_misconfigured(answer, server.url)
             return answer
         try:
             reply = server.adapter.decode(answer, ids, about.name)
@@ -83,11 +93,44 @@ def ask_scores(server: Server, about: Told, chunk: Sequence[Item], iteration: in
             return Failed(error="garbage", message=str(error))
         if about.version is not None and reply.version != about.version:
             # Another model answers than at the start: its scores must not mix with those of the first.
-            return Failed(error="version_changed", again=False)
+            return Failed(error=VERSION_CHANGED, again=False)
         return reply
 
+    left = end - time.monotonic()
+    if left <= 0:
+        return Failed(error="timeout")
     seed = counter_seed("remote", iteration, ids[0])
-    return call_with_retries(send, deadline=left, retries=server.retries, seed=seed)
+    return call_with_retries(lambda attempt, _: pool.ask(send), deadline=left, retries=first.retries, seed=seed)
+
+
+def ask_all(servers: Sequence[Server], reward: str | None, batch_size: int, deadline: float) -> Told:
+    """What all servers say of the reward, as `ask_health`.
+
+    Raises:
+        ValueError: as `ask_health`, or they do not say the same.
+    """
+    said = [ask_health(server, reward, batch_size, deadline) for server in servers]
+    for server, told in zip(servers, said, strict=True):
+        if told != said[0]:
+            raise wrong(
+                f"the servers serve different rewards: {servers[0].url} says {_words(said[0])}, and {server.url} "
+                f"{_words(told)}: start them with the same reward, options and flowrl, or list one of the two"
+            )
+    return said[0]
+
+
+def _words(told: Told) -> str:
+    needs = ", ".join(sorted(told.needs)) or "nothing that is known"
+    return f"{told.name or 'a reward'} ({told.kind}, needs {needs}), version {told.version or 'unknown'}"
+
+
+def is_back(server: Server, reward: str | None, told: Told) -> bool:
+    """Whether a server that did not answer takes requests again and still serves what it did."""
+    try:
+        once = replace(server, retries=0)
+        return ask_health(once, reward, 1, _BACK_TIMEOUT) == told
+    except ValueError:
+        return False
 
 
 def ask_health(server: Server, reward: str | None, batch_size: int, deadline: float) -> Told:
@@ -144,7 +187,7 @@ def _detail(message: str) -> str:
         return short(message)
 
 
-def refuse_misconfigured(failed: Failed, url: str) -> None:
+def _refuse_misconfigured(failed: Failed, url: str) -> None:
     """Raises ValueError for a failure that is the configuration's."""
     if failed.error in _ADVICE:
         raise wrong(

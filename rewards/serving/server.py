@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowrl.rewards import Reward
+from flowrl.rewards.serving.handed import Handed
 from flowrl.rewards.serving.retries import is_loopback
 from flowrl.rewards.serving.server_requests import Service, answer, has_token, refusal
 from flowrl.rewards.serving.wire import Limits
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8190
 
 
-def make_app(rewards: Mapping[str, Reward], *, token: str | None = None, limits: Limits | None = None) -> FastAPI:
+def make_app(
+    rewards: Mapping[str, Reward], *, token: str | None = None, limits: Limits | None = None, replica: int | None = None
+) -> FastAPI:
     """The server as an ASGI application; `app.state.service` is its `Service`.
 
     Args:
@@ -46,6 +49,7 @@ def make_app(rewards: Mapping[str, Reward], *, token: str | None = None, limits:
         token: that every request must carry (`Authorization: Bearer ...`), /health without details aside; None for
             none.
         limits: of requests and queues; None takes the defaults.
+        replica: which of several processes this is, which /health says; None for the only one.
 
     Raises:
         ValueError: FastAPI is not installed, nothing is to be served, or a reward cannot be served.
@@ -61,7 +65,7 @@ def make_app(rewards: Mapping[str, Reward], *, token: str | None = None, limits:
         )
     if token is not None and not token.strip():
         raise ValueError("the token is empty: give one of a few letters at least, or none.")
-    service = Service(rewards, token, limits or Limits())
+    service = Service(rewards, token, limits or Limits(), replica)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -142,9 +146,11 @@ def open_socket(host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, has_token:
     return bound
 
 
-def make_server(app: FastAPI, *, grace: float = 30.0) -> uvicorn.Server:
+def make_server(app: FastAPI, *, grace: float = 30.0, handed: Handed | None = None) -> uvicorn.Server:
     """A uvicorn server that stops gracefully: on the first signal, or `app.state.service.stop()`, new requests get 503
     and those taken are answered, for `grace` seconds at most. A second signal stops at once.
+
+    With `handed` it takes its connections from there, and is run with `sockets=[]`.
     """
     check_extra()
     import uvicorn
@@ -154,6 +160,11 @@ def make_server(app: FastAPI, *, grace: float = 30.0) -> uvicorn.Server:
     service: Service = app.state.service
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if handed is not None:
+                handed.start(self, service.stop)
+
         def handle_exit(self, sig: int, frame: Any) -> None:
             if service.stopping is not None:
                 self.force_exit = self.should_exit = True
@@ -169,6 +180,7 @@ def make_server(app: FastAPI, *, grace: float = 30.0) -> uvicorn.Server:
         uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="on", ws="none", timeout_keep_alive=30,
             timeout_graceful_shutdown=max(1, math.ceil(min(grace, 5.0))), server_header=False,
-            http=limited_protocol(service.limits.header_timeout), h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            http=limited_protocol(service.limits.header_timeout, None if handed is None else handed.closed),
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         )
     )  # fmt: skip

@@ -30,8 +30,10 @@ class Service:
         stopping: when the stop began (`time.monotonic`), None while requests are taken.
     """
 
-    def __init__(self, rewards: Mapping[str, Reward], token: str | None, limits: Limits) -> None:
-        self.token, self.limits = token, limits
+    def __init__(
+        self, rewards: Mapping[str, Reward], token: str | None, limits: Limits, replica: int | None = None
+    ) -> None:
+        self.token, self.limits, self.replica = token, limits, replica
         self.metrics = Metrics()
         self.queues = {
             name: RewardQueue(name, reward, limits=limits, metrics=self.metrics) for name, reward in rewards.items()
@@ -59,7 +61,8 @@ class Service:
             for name, queue in self.queues.items()
         }  # fmt: skip
         limits = {name: getattr(self.limits, name) for name in ("max_bytes", "max_pixels", "max_items")}
-        return status | {"rewards": rewards, "limits": limits}
+        which = {} if self.replica is None else {"replica": self.replica}
+        return status | which | {"rewards": rewards, "limits": limits}
 
 
 async def answer(request: Request, content_type: str) -> Response:

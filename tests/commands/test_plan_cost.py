@@ -19,8 +19,10 @@ from flowrl.commands.plan import published_models as checkpoints
 from flowrl.commands.plan.cost import cost_of, decode_flops
 from flowrl.commands.plan.counts import Counts, graph_rows, negative_again, of_iteration, of_run
 from flowrl.commands.plan.gather import _reward_models
-from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, Memory, allowed_sizes, fitting, trained_bytes
-from flowrl.commands.plan.network import FewBlocks, Flops, Network, few_blocks, measure
+from flowrl.commands.plan.memory import GIB
+from flowrl.commands.plan.network import FewBlocks, Network, Trained, few_blocks, measure
+from flowrl.commands.plan.traces import Trace
+from flowrl.commands.plan.weights import Weights
 from flowrl.commands.train.run import recipe_of
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
@@ -185,8 +187,8 @@ def test_a_constant_negative_saves_half_of_the_backward_pass_and_a_recomputed_on
     toy: Path,
 ) -> None:
     network = Network(
-        parameters=0, lora_parameters=0, latent=(), attended=0, forward=1.0, backward=2.0, attention=0.0, saved=0,
-        saved_checkpointed=0, blocks=1,
+        parameters=0, trained=0, weights=Weights(parameters=0), latent=(), attended=0, forward=1.0, backward=2.0,
+        attention=0.0, saved=0, saved_checkpointed=0, beside=0, working=0, blocks=1,
     )  # fmt: skip
 
     def stages(value: str, checkpointing: bool = False) -> dict[str, float]:
@@ -212,13 +214,13 @@ def sd35m(text_tokens: int, dtype: torch.dtype = torch.bfloat16) -> Network:
     denoisers = few_blocks(FAMILY, SD35M, FAMILY.lora_targets)
     assert denoisers is not None
     call = FAMILY.meta_call(SD35M, Size(height=512, width=512), text_tokens)
-    return measure(denoisers, call, targets=FAMILY.lora_targets, rank=32, dtype=dtype)
+    return measure(denoisers, call, trained=Trained(targets=FAMILY.lora_targets, rank=32), dtype=dtype)
 
 
 @pytest.mark.parametrize(("tokens", "forward", "both", "again"), [(205, 2.247, 4.77, 7.01), (333, 2.468, 5.26, 7.72)])
 def test_flops_of_stable_diffusion_35_medium(tokens: int, forward: float, both: float, again: float) -> None:
     found = sd35m(tokens)
-    assert (found.parameters, found.lora_parameters) == (2_243_171_520, 18_776_064)
+    assert (found.parameters, found.trained) == (2_243_171_520, 18_776_064)
     assert (found.latent, found.attended, found.blocks) == ((16, 64, 64), 1024 + tokens, 24)
     assert found.forward / 1e12 == pytest.approx(forward, abs=5e-4)
     assert (found.forward + found.backward) / 1e12 == pytest.approx(both, rel=5e-3)
@@ -229,6 +231,9 @@ def test_flops_of_stable_diffusion_35_medium(tokens: int, forward: float, both: 
     share = (1024 + tokens) / 1229
     assert found.saved / GIB / share == pytest.approx(2.25, rel=0.02)
     assert (0.087 + 0.08) * share < found.saved_checkpointed / GIB < (0.087 + 2.25 / 24 + 0.03) * share
+
+
+SMALL = Trained(targets=("inner", "outer"), rank=2)
 
 
 class Attending(nn.Module):
@@ -247,10 +252,10 @@ class Attending(nn.Module):
 def test_a_network_that_can_be_counted_by_hand() -> None:
     with torch.device("meta"):
         network, x = FewBlocks(least=Attending()), torch.empty(1, 5, 8)
-    found = measure(network, {"hidden_states": x}, targets=("inner", "outer"), rank=2, dtype=torch.float32)
+    found = measure(network, {"hidden_states": x}, trained=SMALL, dtype=torch.float32)
     low_rank = 2 * 5 * 2 * (8 + 24) + 2 * 5 * 2 * (8 + 8)
     attention = 4 * 2 * 5 * 5 * 4
-    assert found.lora_parameters == 2 * (8 + 24) + 2 * (8 + 8)
+    assert found.trained == 2 * (8 + 24) + 2 * (8 + 8)
     assert found.forward == 2 * 5 * 8 * 24 + 2 * 5 * 8 * 8 + low_rank + attention
     # Both LoRA pairs get gradients of weights and, but for the first A, of inputs; of the frozen, `outer` alone.
     first = 2 * 5 * 2 * 8
@@ -266,7 +271,7 @@ def test_flops_are_those_of_torchs_own_counter() -> None:
     denoiser = FAMILY.meta_denoiser(model)
     assert denoiser is not None
     call = FAMILY.meta_call(model, Size(height=64, width=64), 32)
-    with Flops() as own:
+    with Trace() as own:
         denoiser(**call)[0].sum().backward()
     with FlopCounterMode(display=False) as stock:
         denoiser(**call)[0].sum().backward()
@@ -276,7 +281,7 @@ def test_flops_are_those_of_torchs_own_counter() -> None:
 def test_low_precision_halves_what_is_saved_but_for_casts() -> None:
     with torch.device("meta"):
         network, x = FewBlocks(least=Attending()), torch.empty(1, 5, 8)
-    found = measure(network, {"hidden_states": x}, targets=("inner", "outer"), rank=2, dtype=torch.bfloat16)
+    found = measure(network, {"hidden_states": x}, trained=SMALL, dtype=torch.bfloat16)
     # The LoRA is float32: what its weights are lowered to is kept, where gradient goes on to an input.
     weights = 2 * (2 * 24 + 2 * (8 + 8))
     assert found.saved == 2 * (5 * 8 + 2 * 5 * 2 + 5 * 24 + 5 * 8 + 5 * 8) + 4 * 2 * 5 + weights
@@ -363,21 +368,3 @@ def test_decoding_is_measured_in_a_folder_and_known_of_published_checkpoints() -
     once = decode_flops(folder, checkpoints.other_parts(folder), (64, 64, None))
     assert once is not None
     assert decode_flops(folder, None, (128, 64, None)) == pytest.approx(2 * once, rel=0.1)
-
-
-# ---- memory ----------------------------------------------------------------------------------------------------------
-
-
-def test_micro_batches_that_fit() -> None:
-    assert allowed_sizes(48, 1) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]
-    assert allowed_sizes(48, 6) == [6, 12, 24, 48]
-    memory = Memory(
-        held={"network": 10 * GIB, "LoRA": 1 * GIB}, unknown=(), image=2 * GIB, image_checkpointed=GIB // 8,
-        configured=8 * GIB, micro_batch_size=4, freed=12 * GIB,
-    )  # fmt: skip
-    assert memory.fixed == 11 * GIB + OVERHEAD
-    assert memory.peak == memory.fixed + 12 * GIB  # the text encoders at the start are more than the update
-    assert fitting(memory, CARDS[24], allowed_sizes(48, 1), checkpointed=False) == 0  # not even the start
-    assert fitting(memory, CARDS[40], allowed_sizes(48, 1), checkpointed=False) == 12
-    assert fitting(memory, CARDS[40], allowed_sizes(48, 1), checkpointed=True) == 48
-    assert trained_bytes(100, slots=2) == 100 * (4 + 4 + 8 + 8 + 2 * 4)

@@ -14,8 +14,8 @@ from flow_family import published
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from flowrl.commands.plan.gather import _forward
-from flowrl.commands.plan.network import FewBlocks, few_blocks, measure
+from flowrl.commands.plan.gather import _without_gradient
+from flowrl.commands.plan.network import FewBlocks, Trained, few_blocks, measure
 from flowrl.pipelines import PIPELINES, cogvideox, family, wan, z_image
 from flowrl.pipelines.cards import Size
 from flowrl.pipelines.common import first_expert
@@ -106,7 +106,7 @@ def test_few_blocks_tell_exactly_what_all_of_them_take(name: str, model: str) ->
         assert few is not None
         one = few_blocks(family(name), model, [*targets, f"blocks.1.{targets[0]}"])
         assert 1 <= len(few.more) == len(kinds)
-        settings: Any = {"targets": targets, "rank": 4, "dtype": torch.bfloat16}
+        settings: Any = {"trained": Trained(targets=targets, rank=4), "dtype": torch.bfloat16}
         assert measure(few, call_of(name, model), **settings) == measure(
             FewBlocks(least=full), call_of(name, model), **settings
         )
@@ -139,7 +139,9 @@ def test_arguments_and_answers_in_lists_are_measured(dtype: torch.dtype) -> None
     config = {**checkpoints()[model].network, "n_layers": 1, "n_refiner_layers": 1}
     denoisers = FewBlocks(least=on_meta(ZImageTransformer2DModel, config))
     call = z_image.FAMILY.meta_call(model, Size(height=256, width=256), 64)
-    found = measure(denoisers, call, targets=z_image.LORA_TARGETS, rank=4, dtype=dtype)
+    found = measure(denoisers, call, trained=Trained(targets=z_image.LORA_TARGETS, rank=4), dtype=dtype)
     assert found.latent == (16, 1, 32, 32)
     assert found.attended == 256 + 64
-    assert _forward(z_image.FAMILY, model, denoisers, (256, 256, None), 64) == pytest.approx(found.forward, rel=0.01)
+    flops, working = _without_gradient(z_image.FAMILY, model, denoisers, (256, 256, None), 64)
+    assert flops == found.forward
+    assert working == pytest.approx(found.working, rel=0.01)  # a copy of an input more or less

@@ -34,6 +34,7 @@ from flowrl.recipes import grpo
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.samplers import Network, Velocity, build_schedule
 from flowrl.samplers.guidance import TrainNegative
+from flowrl.training.mesh import Layout
 from flowrl.training.parts import read_run_prompts
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -90,6 +91,8 @@ class SmoothBrightness:
 class Net(nn.Module):
     """Velocity of a flat latent, its text and its time."""
 
+    _repeated_blocks: ClassVar[list[str]] = []  # so that it is split as one unit
+
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(12 + 4 + 1, 16), nn.Linear(16, 12)
@@ -115,6 +118,7 @@ class Toy:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.denoiser: nn.Module = Net().to(device)
+        self.experts: dict[str, Any] = {"transformer": self.denoiser}
 
     def encode(self, prompts: Sequence[str], sources: Any = None) -> Conditioning:
         text = torch.stack([counter_normal((4,), "text", prompt) for prompt in prompts])
@@ -277,7 +281,8 @@ class QuickRun:
     """A `Run` of one process that keeps its rows in memory and writes nothing."""
 
     device, main, rank, world = torch.device("cpu"), True, 0, 1
-    stop_requested, parts = False, None
+    processes, first, layout = 1, True, Layout()
+    stop_requested, parts, rollouts = False, None, None
 
     def __init__(self, folder: Path) -> None:
         self.accelerator, self.folder, self.logged = _accelerator(), folder, list[dict[str, Any]]()
@@ -299,6 +304,15 @@ class QuickRun:
 
     def gather(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
+
+    def total(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def total_gradient(self, gradient: Tensor) -> Tensor:
+        return gradient
+
+    def joined(self, mine: list[Any]) -> list[Any]:
+        return mine
 
 
 def quick_run(config: TrainConfig, folder: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from flowrl.pipelines import family
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.samplers.guidance import TrainNegative, recomputing
+from flowrl.samplers.guidance import TrainNegative, is_uncounted
 from flowrl.trajectory import Conditioning
 
 PROMPTS = ["a red fox", "a red fox"]
@@ -76,7 +76,7 @@ def test_half_is_kept_and_the_positive_graph_is_gone_when_the_negative_is_recomp
         return one
 
     def watched(x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        if recomputing():
+        if is_uncounted():
             left.append(kept())
         return pipeline.network(x, timestep, cond)
 

@@ -21,7 +21,6 @@ from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.sd3 import FAMILY
-from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.quantize import LIBRARIES, check_quantize, large_layers, quantize_blocks, quantized
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training.parts import check_quantized
@@ -35,7 +34,7 @@ def _needs(form: str) -> None:
 
 
 def _load(folder: Path, form: str, dtype: torch.dtype = torch.float32) -> FamilyPipeline:
-    return FAMILY.load(str(folder), dtype=dtype, max_sequence_length=CONTEXT, how=Loading(quantize=form))
+    return FAMILY.load(str(folder), dtype=dtype, max_sequence_length=CONTEXT, quantize=form)
 
 
 def _rounded(network: nn.Module) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.randomness import counter_normal
-from flowrl.samplers.guidance import TrainNegative, classifier_free_guidance, conditioned, recomputing
+from flowrl.samplers.guidance import TrainNegative, classifier_free_guidance, conditioned, is_uncounted
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 from flowrl.trajectory import Conditioning
 
@@ -75,7 +75,7 @@ def test_the_negative_half_is_trained_or_a_constant(train: TrainNegative, slope:
     def scaled(x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
         half = "positive" if cond.tensors["gain"][0] == 1 else "negative"
         constant = "" if torch.is_grad_enabled() else ", constant"
-        seen.append(half + (", again" if recomputing() else constant))
+        seen.append(half + (", again" if is_uncounted() else constant))
         return (gain * x * cond.tensors["gain"][:, None]).sin().asin()  # what is linear keeps nothing to recompute
 
     cond, negative = Conditioning({"gain": torch.ones(2)}), Conditioning({"gain": torch.full((1,), 0.5)})
@@ -91,7 +91,7 @@ def test_the_negative_half_is_trained_or_a_constant(train: TrainNegative, slope:
     with torch.no_grad():
         assert torch.equal(velocity(x, sigma, timestep), out)
     assert [call.partition(",")[0] for call in seen] == ["negative", "positive"]
-    assert not recomputing()
+    assert not is_uncounted()
 
 
 def test_a_rule_that_reads_norms_guides_a_constant_half_alike() -> None:

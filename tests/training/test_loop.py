@@ -115,12 +115,7 @@ class TwoProcesses:
 
     device = torch.device("cpu")
 
-    @property
-    def accelerator(self) -> TwoProcesses:
-        return self
-
-    def reduce(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
-        assert reduction == "sum"
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
         return 2 * tensor
 
 

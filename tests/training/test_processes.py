@@ -5,13 +5,15 @@ Three prompts of four images, so that a group is spread over both processes.
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tiny_runs import TinyRuns, differences, lora_tensors, metrics, start, state, tiny_runs
+from two_processes import TOLERANCE, close, on_two_processes, train_on_two
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
@@ -21,7 +23,7 @@ SIZES = (
     "num_iterations=3", "prompts_per_step=3", "micro_batch_size=3", "rollout_batch_size=3", "keep_checkpoints=9",
     "kl_coef=0.1", "budget.nfe=100000",
 )  # fmt: skip
-TOLERANCE = 1e-6
+LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,8 @@ def one(runs: TinyRuns) -> Path:
 @pytest.fixture(scope="module")
 def two(runs: TinyRuns) -> Path:
     run = runs.folder / "two"
-    _launch(runs, str(runs.config), f"out={run}", *SIZES, *_evaluated(runs))
+    launched = _script(runs.folder, "one_node.sh", str(runs.config), f"out={run}", *SIZES, *_evaluated(runs), NPROC="2")
+    assert _report_of(launched) == 1  # the main process alone speaks
     return run
 
 
@@ -45,38 +48,30 @@ def _evaluated(runs: TinyRuns) -> tuple[str, ...]:
     return ("eval_every=3", f"prompts.eval={runs.folder / 'prompts.txt'}", "eval.num_images=3", "eval.batch_size=2")
 
 
-def _launch(runs: TinyRuns, *arguments: str) -> None:
-    out = _on_two_processes(runs.folder, "-m", "flowrl", "train", *arguments)
-    assert out.count("Report") == 1  # the main process alone speaks
+def _script(folder: Path, name: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """A script of `launch/` with this interpreter."""
+    command = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+    settings = {"PYTHON": sys.executable, "GLOO_SOCKET_IFNAME": "lo", **environment}
+    return start(["-c", command, str(LAUNCH / name), *arguments], folder, **settings)
 
 
-def _on_two_processes(folder: Path, *arguments: str) -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
-    process = start([*launcher, *arguments], folder, GLOO_SOCKET_IFNAME="lo")
+def _report_of(process: subprocess.Popen[str]) -> int:
+    """Waits for a launch; how often it told of the report."""
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    return out
+    return out.count("Report")
 
 
-def _close(a: Path, b: Path) -> None:
-    for mine, theirs in zip(metrics(a), metrics(b), strict=True):
-        assert mine.keys() == theirs.keys()
-        for key in mine:
-            of_reward = abs(mine.get("reward", 0.0)) if key.startswith("reward") else 0.0
-            scale = max(1.0, abs(mine[key]), of_reward)  # rewards are hundreds
-            scale *= 5 if key == "diversity" else 1  # of images, which are decoded in other batches
-            assert abs(mine[key] - theirs[key]) <= TOLERANCE * scale, key
-    assert differences(lora_tensors(a), lora_tensors(b)) <= TOLERANCE
-    assert differences(state(a)["optimizer"]["state"], state(b)["optimizer"]["state"]) <= TOLERANCE
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_trains(one: Path, two: Path) -> None:
     assert [row["ratio_first_deviation"] for row in metrics(two) if "reward" in row] == [0.0] * 3
-    _close(one, two)
+    close(one, two)
     assert (two / "samples" / "iteration_000003" / "0002.png").is_file()
 
 
@@ -86,7 +81,7 @@ def test_one_process_continues_what_two_began(runs: TinyRuns, one: Path, two: Pa
     shutil.copytree(two, run)
     shutil.rmtree(run / "checkpoints" / "000003")
     assert main(["train", f"resume={run}"]) == 0
-    _close(one, run)
+    close(one, run)
 
 
 @pytest.mark.slow
@@ -95,8 +90,21 @@ def test_two_processes_continue_what_one_began(runs: TinyRuns, one: Path) -> Non
     shutil.copytree(one, run)
     shutil.rmtree(run / "checkpoints" / "000003")
     shutil.rmtree(run / "checkpoints" / "000002")
-    _launch(runs, f"resume={run}")
-    _close(one, run)
+    where = {"MASTER": "127.0.0.1", "PORT": _free_port(), "NPROC": "1"}
+    nodes = [_script(runs.folder, "two_nodes.sh", f"resume={run}", NODE=node, **where) for node in ("0", "1")]
+    assert sum(map(_report_of, nodes)) == 1
+    close(one, run)
+
+
+@pytest.mark.slow
+def test_accelerate_launches_what_torchrun_does_and_workers_score_for_both_processes(runs: TinyRuns, two: Path) -> None:
+    pytest.importorskip("ray")
+    run = runs.folder / "accelerated"
+    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port"]
+    command = [*launcher, _free_port(), "-m", "flowrl", "train", str(runs.config), f"out={run}", "workers.rewards=1"]
+    assert _report_of(start([*command, *SIZES, *_evaluated(runs)], runs.folder, GLOO_SOCKET_IFNAME="lo")) == 1
+    assert metrics(run) == metrics(two)
+    assert differences(lora_tensors(run), lora_tensors(two)) == 0
 
 
 # ---- methods, on a toy pipeline --------------------------------------------------------------------------------------
@@ -140,19 +148,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "drtune": (*SPLIT, *GRADIENT, "objective.name=drtune"),
     "refl": (*SPLIT, *GRADIENT, "objective.name=refl"),
 }  # fmt: skip
-TRAIN_ALL = """
-import json, sys
-
-sys.path.insert(0, sys.argv[1])
-from flowrl.cli import main
-from flowrl.pipelines import PIPELINES
-from flowrl.rewards import REWARDS
-
-PIPELINES["sd3"] = "toy_pipeline"
-REWARDS["smooth_brightness"] = "toy_pipeline:SmoothBrightness"
-for arguments in json.loads(open(sys.argv[2]).read()):
-    assert main(arguments) == 0, arguments
-"""
 
 
 @pytest.fixture(scope="module")
@@ -168,16 +163,13 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
                      for text in settings]  # fmt: skip
         for processes, runs in commands.items():
             out = f"out={folder / processes / name}"
-            runs.append(["train", str(config), out, "num_iterations=3", "optim.lr=0.1", *overrides])
+            runs.append([str(config), out, "num_iterations=3", "optim.lr=0.1", *overrides])
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PIPELINES, "sd3", "toy_pipeline")
         patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:SmoothBrightness")
         for arguments in commands["one"]:
-            assert main(arguments) == 0
-        (folder / "train_all.py").write_text(TRAIN_ALL)
-        (folder / "commands.json").write_text(json.dumps(commands["two"]))
-        here = str(Path(__file__).parents[1] / "helpers")
-        _on_two_processes(folder, "train_all.py", here, str(folder / "commands.json"))
+            assert main(["train", *arguments]) == 0
+        train_on_two(folder, [(0, True, arguments) for arguments in commands["two"]])
         for name in METHODS:
             run = folder / "two-one" / name
             shutil.copytree(folder / "two" / name, run)
@@ -194,8 +186,8 @@ def test_every_method_trains_on_two_processes_what_it_trains_on_one(methods: Pat
     assert len(rows) == 3
     assert all(row.get("ratio_first_deviation", 0.0) == 0.0 for row in metrics(methods / "two" / name))
     assert any(row.get("grad_norm", 0.0) > 0 for row in rows)
-    _close(methods / "one" / name, methods / "two" / name)
-    _close(methods / "one" / name, methods / "two-one" / name)
+    close(methods / "one" / name, methods / "two" / name)
+    close(methods / "one" / name, methods / "two-one" / name)
     assert differences(state(methods / "one" / name)["memory"], state(methods / "two" / name)["memory"]) <= TOLERANCE
 
 
@@ -206,12 +198,14 @@ import sys
 from types import SimpleNamespace
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from flowrl.rewards import RewardInputs
 from flowrl.training.scoring import Scorer
 from flowrl.training.stages import Stages
 
 accelerator = Accelerator(cpu=True)
-run = SimpleNamespace(world=accelerator.num_processes, rank=accelerator.process_index, device=accelerator.device)
+run = SimpleNamespace(processes=accelerator.num_processes, rank=accelerator.process_index, device=accelerator.device,
+                      joined=lambda mine: list(gather_object(mine)))
 
 class Drifting:
     kind, weight = "adversarial", torch.zeros(2)
@@ -238,4 +232,4 @@ accelerator.end_training()  # else gloo's threads may outlive what they use, and
 @pytest.mark.slow
 def test_copies_of_a_reward_that_learns_do_not_drift_apart(tmp_path: Path) -> None:
     (tmp_path / "drifting.py").write_text(DRIFTING)
-    _on_two_processes(tmp_path, "drifting.py")
+    on_two_processes(tmp_path, "drifting.py")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from reward_servers import reward_of, running
 from tiny_runs import differences, lasting, lora, metrics, state
 from toy_pipeline import toy_in_place, write_toy
 from warm_forks import start_forks
@@ -424,3 +425,17 @@ def test_a_lora_that_a_run_goes_on_with_is_good_once_it_has_drawn(
     assert "the policy has diverged since iteration 2" in (shown := capsys.readouterr().err)
     assert "The last good checkpoint" not in shown
     assert lora(run) == saved
+
+
+def test_a_run_goes_on_where_its_reward_server_has_moved(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def at(url: str) -> str:
+        return f"rewards=[{{name: remote, options: {{url: '{url}'}}}}]"
+
+    moved = "rewards.0.options.url"
+    with running(reward_of()) as before, running(reward_of()) as after, running(reward_of(version="level:2")) as other:
+        run = train("num_iterations=1", at(before.url))
+        assert resume(run, "num_iterations=2", f"{moved}={other.url}") == 1
+        assert 'reward remote: version "remote:flowrl:level:level:1:png-8bit" -> ' in capsys.readouterr().err
+        assert resume(run, "num_iterations=2", f"{moved}=[{after.url}, {before.url}]") == 0
+        assert resume(run, "num_iterations=3", f"{moved}={after.url}") == 0
+        same(run, train("num_iterations=3", at(before.url), out="whole"))

@@ -33,11 +33,11 @@ from flowrl.training.watchdog import (
     diversity_of,
     evaluation_warnings,
     iteration_warnings,
-    keep_good_lora,
+    keep_good,
     largest_weight,
     look_at,
     new_history,
-    put_back_good_lora,
+    put_back_good,
     say,
     stop_on_absurd_weights,
 )
@@ -460,14 +460,14 @@ def test_the_good_lora_comes_back_whatever_was_written_since(tmp_path: Path, mon
         (folder / "lora" / "transformer_2").mkdir(parents=True)
         for name in ("a", "transformer_2/b"):
             (folder / "lora" / name).write_text("good")
-        keep_good_lora(folder)
+        keep_good(folder)
         for name in ("a", "transformer_2/b"):
             (folder / "new").write_text("diverged")
             (folder / "new").replace(folder / "lora" / name)
-        put_back_good_lora(folder)
+        put_back_good(folder)
         assert [(folder / "lora" / name).read_text() for name in ("a", "transformer_2/b")] == ["good"] * 2
         shutil.rmtree(folder / "lora")  # killed in between
-        put_back_good_lora(folder)
+        put_back_good(folder)
         assert (folder / "lora" / "a").read_text() == "good"
         assert sorted(path.name for path in folder.iterdir()) == [".lora.good", "lora"]
 
@@ -475,5 +475,5 @@ def test_the_good_lora_comes_back_whatever_was_written_since(tmp_path: Path, mon
 def test_a_lora_that_never_drew_moves_aside(tmp_path: Path) -> None:
     (tmp_path / "lora").mkdir()
     (tmp_path / "lora" / "a").write_text("diverged")
-    put_back_good_lora(tmp_path)
+    put_back_good(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["lora.diverged"]

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from flowrl.commands.plan.network import FewBlocks, Network, few_blocks, measure
+from flowrl.commands.plan.network import FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.commands.plan.published_models import in_cache
 from flowrl.commands.plan.refusals import is_here
 from flowrl.commands.train.run import check_before_loading
@@ -302,7 +302,8 @@ def _network(config: TrainConfig, family: Family, model: str, layers: int | None
     if denoisers is None:
         return None
     call: dict[str, Any] = family.meta_call(model, size, family.text_tokens(model, options))
-    return measure(denoisers, call, targets=targets, rank=rank, dtype=DTYPES[config.pipeline.dtype])
+    trained = Trained(targets=targets, rank=rank)
+    return measure(denoisers, call, trained=trained, dtype=DTYPES[config.pipeline.dtype])
 
 
 def _present(denoiser: nn.Module, targets: Sequence[str]) -> list[str]:

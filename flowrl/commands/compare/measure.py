@@ -1,4 +1,4 @@
-"""What is measured alike for every method on its saved LoRA: distance from the base model, and diversity."""
+"""What is measured alike for every method on what it has saved: distance from the base model, and diversity."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from flowrl.files import read_json, write_atomically
 from flowrl.generation.drawing import find_device
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import add_saved_lora
+from flowrl.pipelines.weights.saved_model import load_saved
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.prompts.loading import EvalItem, eval_items
 from flowrl.randomness import sample_normals
 from flowrl.training.drift import KL_PROMPTS, base_sides, spread, velocity_distances
 from flowrl.training.heldout import generate
+from flowrl.training.model_files import MODEL
 from flowrl.training.parts import at_eval_size, eval_schedule, load_pipeline, read_prompts
 from flowrl.training.prompting import device_of
 from flowrl.trajectory import Schedule
@@ -33,23 +36,24 @@ DIVERSITY_TEXT = (
 
 
 def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
-    """Distance from the base and diversity of a run's final LoRA; kept in `measure.json` of the run folder.
+    """Distance from the base and diversity of what a run has trained; kept in `measure.json` of the run folder.
 
     Args:
         run_folder: a finished run.
-        base: also the diversity of the network without the LoRA.
+        base: also the diversity of the network before training.
 
     Returns:
         "kl" (`flowrl.training.drift.KL_TEXT`), "diversity" (`DIVERSITY_TEXT`) and, with `base`, "base_diversity".
     """
-    kept, lora = run_folder / "measure.json", run_folder / "lora"
-    if kept.is_file() and kept.stat().st_mtime >= max(path.stat().st_mtime for path in lora.iterdir()):
+    config = load_config(run_folder / "config.yaml")
+    full, kept = config.policy.train == "full", run_folder / "measure.json"
+    saved = run_folder / (MODEL if full else "lora")
+    if kept.is_file() and kept.stat().st_mtime >= max(path.stat().st_mtime for path in saved.rglob("*")):
         found: dict[str, float] = read_json(kept, "delete it, it is measured again")
         if not base or "base_diversity" in found:
             return found
-    config = load_config(run_folder / "config.yaml")
     trained = load_pipeline(config.pipeline, find_device(config.pipeline.device))
-    policy = add_saved_lora(trained.denoiser, lora)
+    policy: TrainedWeights = load_saved(trained, saved) if full else add_saved_lora(trained.denoiser, saved)
     pipeline = at_eval_size(config, trained)
     schedule, scale = eval_schedule(config, trained, pipeline), config.eval.guidance_scale
     scale = config.sampler.guidance_scale if scale is None else scale

@@ -126,12 +126,12 @@ def _base(parsed: argparse.Namespace, own: Source | None, label: str, out: Path)
             return Subject(label=_other(_folder_label(images), label), folder=folder, images=images)
         source = find_source(parsed.baseline, **sampling_options(parsed))
         return Subject(label=_other(label_of(parsed.baseline), label), folder=folder, source=source)
-    if own is None or own.lora is None:
+    if own is None or not own.tuned:
         raise ValueError(
             "--baseline base is the model before training, so it needs a MODEL with a LoRA: give a run folder as "
             "MODEL, or --baseline with the model's own name."
         )
-    return Subject(label=_other(BASE, label), folder=folder, source=replace(own, lora=None))
+    return Subject(label=_other(BASE, label), folder=folder, source=own.before_training())
 
 
 def _other(label: str, taken: str) -> str:
@@ -169,7 +169,7 @@ def _train_prompts(parsed: argparse.Namespace, source: Source | None) -> Path | 
     """The file given, or the one that a run was trained on if it is still there."""
     if parsed.train_prompts is not None:
         return resolve_path(parsed.train_prompts)
-    if source is None or source.lora is None or source.train_prompts is None:
+    if source is None or not source.tuned or source.train_prompts is None:
         return None
     try:
         return resolve_path(source.train_prompts)

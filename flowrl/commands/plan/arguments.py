@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes", type=count, default=1, metavar="N", help="processes (GPUs) of the run (default: 1)"
     )
     parser.add_argument(
+        "--card", type=count, metavar="GB", help="what makes the run fit a card of so many GB (default: 24, 40 and 80)"
+    )
+    parser.add_argument(
         "--tflops", type=float, metavar="X",
         help="sustained TFLOP/s of one GPU, used to estimate the hours (default: what flowrl bench measured here, else "
         f"{DEFAULT_TFLOPS:g})",

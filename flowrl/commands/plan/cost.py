@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from flowrl.commands.plan.counts import Counts, RunCounts
-from flowrl.commands.plan.network import Flops, Network
+from flowrl.commands.plan.network import Network
 from flowrl.commands.plan.published_models import Parts
+from flowrl.commands.plan.traces import Trace
 from flowrl.files import read_json
 from flowrl.pipelines import known_checkpoints
 
@@ -106,6 +107,6 @@ def _measured(config: Mapping[str, object], height: int, width: int) -> float:
         vae = AutoencoderKL.from_config(dict(config))
         factor = 2 ** (len(vae.config.block_out_channels) - 1)
         latent = torch.empty(1, vae.config.latent_channels, height // factor, width // factor)
-        with torch.no_grad(), Flops() as counter:
+        with torch.no_grad(), Trace() as counter:
             vae.decode(latent)
     return counter.total

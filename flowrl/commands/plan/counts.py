@@ -277,17 +277,16 @@ def backprop_path(config: TrainConfig, iteration: int) -> Path:
     return path_of(config.sampler.num_steps, seed=config.seed, iteration=iteration)
 
 
-def graph_rows(config: TrainConfig, passes: Passes, processes: int = 1) -> int:
-    """Network rows whose activations an image of a micro-batch holds at once.
+def graph_rows(config: TrainConfig, passes: Passes) -> int:
+    """Network rows whose activations an image that is trained holds at once.
 
     Recipes walk the graph of one call per row back before they build the next; backprop keeps those of all that are
-    trained, and `keep_graphs` those of the whole rollout. A negative half that is recomputed takes the place of a
-    positive one that is freed.
+    trained, and `keep_graphs` those of the whole rollout, for all its images. A negative half that is recomputed takes
+    the place of a positive one that is freed.
     """
     rows = passes(trained_scale(config)) if config.sampler.train_negative is True else 1
     if config.keep_graphs:
-        batches = config.resolve_batch(processes).micro_batches_per_update
-        return rows * len(stochastic_steps(config.sampler, config.seed, 0)) * batches
+        return rows * len(stochastic_steps(config.sampler, config.seed, 0))
     if config.recipe != "backprop":
         return rows
     return rows * max(len(backprop_path(config, i).train_steps) for i in range(config.num_iterations))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from flowrl.commands.plan import published_models as checkpoints
 from flowrl.commands.plan.cost import Cost, cost_of, decode_flops
 from flowrl.commands.plan.counts import RunCounts, graph_rows, negative_again, of_run
-from flowrl.commands.plan.memory import Memory, trained_bytes
-from flowrl.commands.plan.network import FewBlocks, Network, few_blocks, forward_flops, measure
+from flowrl.commands.plan.decoding import decode_peaks
+from flowrl.commands.plan.fits import SHARDS, Choices
+from flowrl.commands.plan.memory import Facts, Memory, Settings, allowed_sizes, memory_of
+from flowrl.commands.plan.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
 from flowrl.commands.plan.published_models import Parts
 from flowrl.commands.plan.refusals import is_here
 from flowrl.config.rewards import RewardConfig
@@ -50,6 +54,9 @@ class Plan:
         unknown_rewards: names of those whose models are not known.
         cost: FLOPs of the run.
         memory: of a process.
+        facts: what memory is reckoned from, None where that is not known.
+        settings: those that memory depends on.
+        choices: what could be changed of them.
         licence: name, and whether the hub asks to accept it.
         prompts: number of training prompts.
     """
@@ -74,6 +81,9 @@ class Plan:
     unknown_rewards: tuple[str, ...]
     cost: Cost | None
     memory: Memory | None
+    facts: Facts | None
+    settings: Settings
+    choices: Choices
     licence: tuple[str, bool] | None
     prompts: int | None
 
@@ -101,40 +111,55 @@ def gather(
     passes = partial(family.rows, model)
     run = of_run(config, passes, processes, items)
     tokens = family.text_tokens(model, options)
-    size, network, eval_forward = None, None, 0.0
-    targets = config.policy.target_modules or family.lora_targets
+    size, network, evaluated, eval_forward, eval_working = None, None, None, 0.0, 0
+    trained = _trained(config.policy, family)
+    targets = trained.targets or ()
     drawn, denoisers = family.planned_size(model, options), few_blocks(family, model, targets)
     unknown = f"no configuration of {config.pipeline.model} is known without its download" * (denoisers is None)
     if drawn is not None and denoisers is not None:
         size = (drawn.height, drawn.width, drawn.num_frames)
         network = measure(
-            denoisers, family.meta_call(model, drawn, tokens), targets=targets, rank=_rank(config.policy),
-            dtype=DTYPES[settings.dtype],
-        )  # fmt: skip
+            denoisers, family.meta_call(model, drawn, tokens), trained=trained, dtype=DTYPES[settings.dtype]
+        )
         evaluated = _eval_size(config, size)
-        eval_forward = network.forward
+        eval_forward, eval_working = network.forward, network.working
         if evaluated != size and run.evaluations:
-            eval_forward = _forward(family, model, denoisers, evaluated, tokens)
+            eval_forward, eval_working = _without_gradient(family, model, denoisers, evaluated, tokens)
     parts = checkpoints.other_parts(model)
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
-    cost = memory = None
+    cost = facts = None
     slots = _slots(config)
     if network is not None and size is not None:
         cost = cost_of(
             network, run, eval_forward=eval_forward, decode=decode_flops(model, parts, size),
-            eval_decode=decode_flops(model, parts, _eval_size(config, size)),
+            eval_decode=decode_flops(model, parts, evaluated or size),
             recomputed=(settings.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes),
         )  # fmt: skip
     geometry = _geometry(config, processes)
-    if network is not None:
-        memory = _memory(
-            config, network, geometry, parts, rewards, unknown_rewards, slots, graph_rows(config, passes, processes)
-        )
+    if network is not None and size is not None:
+        decode = eval_decode = decode_peaks(family, model, size, dtype=settings.vae_dtype)
+        if evaluated is not None and evaluated != size and run.evaluations:
+            eval_decode = decode_peaks(family, model, evaluated, dtype=settings.vae_dtype)
+        unknown_parts = ("text encoders and autoencoder",) if parts is None else ()
+        facts = Facts(
+            network=network, eval_working=eval_working, rows=graph_rows(config, passes),
+            passes=(passes(config.sampler.guidance_scale), passes(_eval_scale(config))),
+            keeps=geometry.images_per_process // config.updates_per_rollout if config.keep_graphs else 0,
+            decode=decode, eval_decode=eval_decode,
+            image=4 * 3 * size[0] * size[1] * (size[2] or 1), parts=parts or {}, rewards=rewards,
+            unknown=(*unknown_parts, *(f"reward {name}" for name in unknown_rewards)),
+            dtype=(settings.dtype, DTYPES[settings.dtype].itemsize), full=config.policy.train == "full", slots=slots,
+            reference=config.policy.train == "full" and (bool(run.evaluations) or config.kl_coef > 0),
+            evaluates=run.evaluations > 0,
+        )  # fmt: skip
+    own = _settings(config, family, options, geometry, processes)
     known = known_checkpoints.checkpoints().get(model)
     return Plan(
         name=name, config=config, model=model, family=family.name, processes=processes, tflops=tflops, pace=pace,
         processor=processor, geometry=geometry, size=size, text_tokens=tokens, network=network, unknown=unknown,
-        run=run, slots=slots, parts=parts, rewards=rewards, unknown_rewards=unknown_rewards, cost=cost, memory=memory,
+        run=run, slots=slots, parts=parts, rewards=rewards, unknown_rewards=unknown_rewards, cost=cost,
+        memory=None if facts is None else memory_of(facts, own), facts=facts, settings=own,
+        choices=_choices(config, family, facts, processes),
         licence=None if known is None else (known.licence, known.gated), prompts=_train_prompts(config),
     )  # fmt: skip
 
@@ -153,13 +178,19 @@ def _eval_size(config: TrainConfig, size: Size) -> Size:
     return config.eval.height or size[0], config.eval.width or size[1], size[2]
 
 
-def _forward(family: ModelFamily, model: str, denoisers: FewBlocks, size: Size, tokens: int) -> int:
-    """FLOPs of an evaluation at the size that evaluations draw; the LoRA is on the networks already."""
+def _eval_scale(config: TrainConfig) -> float:
+    return config.sampler.guidance_scale if config.eval.guidance_scale is None else config.eval.guidance_scale
+
+
+def _without_gradient(
+    family: ModelFamily, model: str, denoisers: FewBlocks, size: Size, tokens: int
+) -> tuple[int, int]:
+    """FLOPs and bytes of an evaluation at the size that evaluations draw; the LoRA is on the networks already."""
     try:
         call = family.meta_call(model, cards.Size(height=size[0], width=size[1], num_frames=size[2]), tokens)
     except ValueError as error:
         raise ValueError(str(error).replace("pipeline.", "eval.")) from error
-    return forward_flops(denoisers, call)
+    return without_gradient(denoisers, call)
 
 
 def _geometry(config: TrainConfig, processes: int) -> Geometry:
@@ -183,10 +214,45 @@ def _slots(config: TrainConfig) -> int:
     return average + int(config.recipe == "preference")
 
 
-def _rank(settings: PolicyConfig) -> int:
-    """The rank of the LoRA; that of a file that is not here is taken for the usual one."""
+def _trained(settings: PolicyConfig, family: ModelFamily) -> Trained:
+    """What is trained; the rank of a file that is not here is taken for the usual one."""
+    if settings.train == "full":
+        return Trained(targets=settings.target_modules, rank=0)
     here = settings.init_lora is None or is_here(settings.init_lora)
-    return lora_of(settings, ())[0] if here else settings.rank
+    rank = lora_of(settings, ())[0] if here else settings.rank
+    targets = settings.target_modules or family.lora_targets
+    return Trained(targets=targets, rank=rank, magnitudes=settings.lora_variant == "dora")
+
+
+def _settings(
+    config: TrainConfig, family: ModelFamily, options: Mapping[str, Any], geometry: Geometry, processes: int
+) -> Settings:
+    pipeline, usual = config.pipeline, cards.VideoOptions if family.videos else cards.ImageOptions
+    return Settings(
+        processes=processes, micro_batch_size=geometry.micro_batch_size, rollout_batch_size=geometry.rollout_batch_size,
+        eval_batch_size=config.eval.batch_size, gradient_checkpointing=pipeline.gradient_checkpointing,
+        quantize=pipeline.quantize, offload=pipeline.offload, free_text_encoders=pipeline.free_text_encoders,
+        vae_slice=options.get("vae_slice", usual.vae_slice), vae_tiling=options.get("vae_tiling", False),
+        optimizer=config.optim.name, optim_offload=config.optim.offload, shard=config.parallel.shard,
+        context=config.parallel.context, rollouts=config.workers.rollouts,
+    )  # fmt: skip
+
+
+def _choices(config: TrainConfig, family: ModelFamily, facts: Facts | None, processes: int) -> Choices:
+    """What may be changed so that a run fits a card."""
+    group, sizes = group_multiple(config), dict[int, list[int]]()
+    for shard in (config.parallel.shard, *SHARDS):
+        images, left = divmod(config.num_images, max(shard, processes) * config.updates_per_rollout)
+        if not left and max(shard, processes) % shard == 0:
+            sizes[shard] = allowed_sizes(images, group)
+    return Choices(
+        sizes=sizes, encoders=facts is not None and set(facts.parts) > {"vae"},
+        checkpoints=facts is not None and facts.network.blocks > 0, videos=family.videos,
+        rewards=facts is not None and bool(facts.rewards),
+        splits=not (facts is None or facts.full or facts.keeps or config.workers.rollouts)
+        and config.parallel.context == 1 and config.pipeline.compile == "none",
+        forms=("int8", "nf4") if config.pipeline.compile == "none" else (),
+    )  # fmt: skip
 
 
 def _eval_items(config: TrainConfig) -> int | None:
@@ -226,32 +292,3 @@ def _models_of(reward: RewardConfig) -> tuple[tuple[str, int, int], ...] | None:
     except ValueError:
         return None
     return None if models is None else checkpoints.reward_models(models)
-
-
-def _memory(
-    config: TrainConfig, network: Network, geometry: Geometry, parts: Parts | None,
-    rewards: tuple[tuple[str, int, int], ...], unknown_rewards: tuple[str, ...], slots: int, rows: int,
-) -> Memory:  # fmt: skip
-    width = DTYPES[config.pipeline.dtype].itemsize
-    held = {f"denoiser, {config.pipeline.dtype}": network.parameters * width}
-    held["LoRA, gradient, Adam" + ", copies" * bool(slots)] = trained_bytes(network.lora_parameters, slots)
-    encoders, freed = 0, 0
-    for name, count in (parts or {}).items():
-        if name == "vae":
-            held["autoencoder, float32"] = count * 4
-        else:
-            encoders += count * width
-    if config.pipeline.free_text_encoders:
-        freed = encoders
-    elif encoders:
-        held[f"text encoders, {config.pipeline.dtype}"] = encoders
-    for model, count, size in rewards:
-        held[f"reward's {model.rpartition('/')[2]}"] = count * size
-    unknown = tuple(f"reward {name}" for name in unknown_rewards)
-    if parts is None:
-        unknown = ("text encoders and autoencoder", *unknown)
-    each = network.saved_checkpointed if config.pipeline.gradient_checkpointing else network.saved
-    return Memory(
-        held=held, unknown=unknown, image=network.saved * rows, image_checkpointed=network.saved_checkpointed * rows,
-        configured=each * rows * geometry.micro_batch_size, micro_batch_size=geometry.micro_batch_size, freed=freed,
-    )  # fmt: skip

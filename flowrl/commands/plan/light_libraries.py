@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-_ABSENT = ("peft", "scipy", "torch._dynamo", "torchvision", "transformers", "triton")
+_ABSENT = ("bitsandbytes", "peft", "scipy", "torch._dynamo", "torchao", "torchvision", "transformers", "triton")
 _FLEX = {"torch.nn.attention.flex_attention": SimpleNamespace(BlockMask=object, create_block_mask=None)}
 """Attention by SymPy's expressions, of no family here; diffusers takes a class from it for its annotations."""
 _MODULE = ("flowrl", "__main__.py")

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 from flowrl.commands.plan import published_models as checkpoints
 from flowrl.commands.plan.cost import FLOOR, per_image
-from flowrl.commands.plan.gather import Plan, group_multiple
-from flowrl.commands.plan.memory import CARDS, GIB, OVERHEAD, allowed_sizes, checkpoint_bytes, fitting
+from flowrl.commands.plan.gather import Plan
+from flowrl.commands.plan.memory import checkpoint_bytes
+from flowrl.commands.plan.memory_text import memory_lines
+from flowrl.commands.plan.plan_words import Row, duration, flops, in_bytes, mean, note, pairs, table
 from flowrl.commands.plan.refusals import Obstacles
 from flowrl.commands.terminal_text import COLUMNS
 from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.training.parts import attention_text
 
-_LABEL = 16
 _PNG = 2  # bytes per pixel of a saved image, roughly
 _PUBLISHED = 2  # bytes per weight of published checkpoints, mostly
 
-Row = tuple[str, str]
 
-
-def as_text(plan: Plan, found: Obstacles) -> str:
-    """Every section, with what has to be done first at the end."""
+def as_text(plan: Plan, found: Obstacles, card: int | None = None) -> str:
+    """Every section, with what has to be done first at the end; `card` is the one, in GB, that is to hold the run."""
     sections = [
         ("", _run(plan)),
         ("Batches", _batches(plan)),
         ("Network evaluations", _evaluations(plan)),
         ("Cost", _cost(plan)),
-        ("Memory of a process, an estimate from counted tensors", _memory(plan)),
+        ("Memory of a process, an estimate from counted tensors", memory_lines(plan, card)),
         ("Disk", _disk(plan)),
         ("Before it starts", _first(plan, found)),
     ]
@@ -59,7 +57,7 @@ def _run(plan: Plan) -> list[str]:
         ends.append(f"the budget ends it there, before its {config.num_iterations}")
     if config.budget.seconds is not None:
         ends.append(f"or after {config.budget.seconds:g} s")
-    return _pairs([
+    return pairs([
         ("recipe", recipe),
         ("iterations", f"{run.iterations:,}" + "".join(f"; {text}" for text in ends)),
         ("model", f"{config.pipeline.model}, family {plan.family}, {config.pipeline.dtype}"),
@@ -78,7 +76,7 @@ def _batches(plan: Plan) -> list[str]:
     made = f"{config.prompts_per_step} prompts x {config.group_size} = {config.num_images:,} images"
     rows = [("an iteration", f"{count:,} {what}" if count != config.num_images else made)]
     if plan.run.total.images != config.num_images * iterations:
-        rows.append(("", f"{_mean(plan.run.total.images, iterations)} decoded and scored"))
+        rows.append(("", f"{mean(plan.run.total.images, iterations)} decoded and scored"))
     rows += [
         ("a process", f"{geometry.images_per_process:,} images of {plan.processes} process(es)"),
         ("rollout", f"{geometry.images_per_process // geometry.rollout_batch_size:,} batches of "
@@ -89,7 +87,7 @@ def _batches(plan: Plan) -> list[str]:
     ]  # fmt: skip
     if config.curriculum.max_rounds > 1:
         rows.append(("rounds", f"up to {config.curriculum.max_rounds} of an iteration; numbers here are of one"))
-    return _pairs(rows)
+    return pairs(rows)
 
 
 def _evaluations(plan: Plan) -> list[str]:
@@ -99,101 +97,71 @@ def _evaluations(plan: Plan) -> list[str]:
     for kind, value in each.items():
         total = getattr(run.total, kind)
         if total:
-            rows.append((kind, f"{value:,.4g}", _mean(total, run.iterations), f"{total:,}"))
-    rows.append(("all", f"{sum(each.values()):,.4g}", _mean(run.total.total, run.iterations), f"{run.total.total:,}"))
-    lines = _table(rows)
+            rows.append((kind, f"{value:,.4g}", mean(total, run.iterations), f"{total:,}"))
+    rows.append(("all", f"{sum(each.values()):,.4g}", mean(run.total.total, run.iterations), f"{run.total.total:,}"))
+    lines = table(rows)
     if config.recipe in ("grpo", "preference"):
-        lines += _note("update, backward and reference at most: micro-batches that teach nothing are left out")
+        lines += note("update, backward and reference at most: micro-batches that teach nothing are left out")
     if run.evaluations:
         if run.evaluation_rows is None:
             text = f"{run.evaluations} of prompts that are not here, so their size is not known"
         else:
             text = f"{run.evaluations} of {run.evaluation_images:,} images, {run.evaluation_rows:,} evaluations each"
             text += f" and once {run.base_rows:,} of the base" if run.base_rows else ""
-        lines += _pairs([("evaluation", f"{text}; not in the table")])
+        lines += pairs([("evaluation", f"{text}; not in the table")])
     return lines
 
 
 def _cost(plan: Plan) -> list[str]:
     network, cost, run = plan.network, plan.cost, plan.run
     if network is None or cost is None:
-        return _note(f"not known: {plan.unknown}")
-    lines = _pairs([
-        ("one evaluation", f"{_flops(network.forward)} forward, {_flops(network.forward + network.backward)} with its "
+        return note(f"not known: {plan.unknown}")
+    lines = pairs([
+        ("one evaluation", f"{flops(network.forward)} forward, {flops(network.forward + network.backward)} with its "
          f"backward pass; attention is {network.attention:.0%} of the forward"),
     ])  # fmt: skip
     images = plan.config.num_images * run.iterations
     stages = {**cost.stages, **({"decoding": cost.decoding} if cost.decoding else {})}
     rows = [("", "an image", "an iteration", "the run", "share")]
     for name, value in stages.items():
-        rows.append((name, _flops(value / images), _flops(value / run.iterations), _flops(value),
+        rows.append((name, flops(value / images), flops(value / run.iterations), flops(value),
                      f"{value / cost.total:.0%}"))  # fmt: skip
     if cost.evaluation:
-        rows.append(("evaluation", "", "", _flops(cost.evaluation), f"{cost.evaluation / cost.total:.0%}"))
-    rows.append(("all", _flops(cost.training / images), _flops(cost.training / run.iterations), _flops(cost.total),
+        rows.append(("evaluation", "", "", flops(cost.evaluation), f"{cost.evaluation / cost.total:.0%}"))
+    rows.append(("all", flops(cost.training / images), flops(cost.training / run.iterations), flops(cost.total),
                  "100%"))  # fmt: skip
-    lines += _table(rows)
+    lines += table(rows)
     missing = ["text encoders", "rewards"]
     missing += ["decoding"] * (cost.decoding is None) + ["evaluations"] * (cost.evaluation is None)
     listed = f"{', '.join(missing[:-1])} and {missing[-1]}"
-    lines += _note(f"without {listed}; stages of an image and an iteration are without evaluations")
+    lines += note(f"without {listed}; stages of an image and an iteration are without evaluations")
     seconds = cost.total / (plan.tflops * 1e12)
     kind = plan.processor
-    hours = [(f"{kind} time", f"{_time(seconds)} on one {kind}; "
-              f"{_time(cost.training / run.iterations / plan.tflops / 1e12)} an iteration. {plan.pace}")]  # fmt: skip
+    iteration = duration(cost.training / run.iterations / plan.tflops / 1e12)
+    hours = [(f"{kind} time", f"{duration(seconds)} on one {kind}; {iteration} an iteration. {plan.pace}")]
     if plan.processes > 1:
-        hours.append(("", f"{_time(seconds / plan.processes)} on {plan.processes}"))
+        hours.append(("", f"{duration(seconds / plan.processes)} on {plan.processes}"))
     if kind == "GPU":
-        hours.append(("", f"never less than {_time(cost.total / (FLOOR * 1e12))}: no GPU of an H200's kind exceeds "
+        hours.append(("", f"never less than {duration(cost.total / (FLOOR * 1e12))}: no GPU of an H200's kind exceeds "
                       f"{FLOOR:g} TFLOP/s"))  # fmt: skip
-    return lines + _pairs(hours)
-
-
-def _memory(plan: Plan) -> list[str]:
-    memory, network = plan.memory, plan.network
-    if memory is None or network is None:
-        return _note(f"not known: {plan.unknown}")
-    rows = [(label, _bytes(size)) for label, size in memory.held.items()]
-    rows += [(name, "not known") for name in memory.unknown]
-    rows.append((f"activations, {memory.micro_batch_size} images", _bytes(memory.configured)))
-    rows.append(("allowance", _bytes(OVERHEAD)))
-    rows.append(("at most", _bytes(memory.peak)))
-    lines = _table(rows)
-    if memory.freed:
-        lines += _note(f"at the start {_bytes(memory.freed)} of text encoders, which are then dropped")
-    lines += _note(
-        f"an image of a micro-batch keeps {_bytes(memory.image)}, with gradient checkpointing "
-        f"{_bytes(memory.image_checkpointed)}" if network.blocks else
-        f"an image of a micro-batch keeps {_bytes(memory.image)}; this network cannot be checkpointed"
-    )  # fmt: skip
-    images = plan.geometry.images_per_process // plan.config.updates_per_rollout
-    allowed = allowed_sizes(images, group_multiple(plan.config))
-    suggested = [("largest micro_batch_size", *(f"{card} GB" for card in CARDS))]
-    for label, checkpointed in (("plain", False), ("gradient_checkpointing", True)):
-        if checkpointed and not network.blocks:
-            continue
-        sizes = [fitting(memory, size, allowed, checkpointed=checkpointed) for size in CARDS.values()]
-        suggested.append((label, *(str(size) if size else "-" for size in sizes)))
-    lines += _table(suggested)
-    backprop = "reward and decoder keep more beside it; " if plan.config.recipe == "backprop" else ""
-    return lines + _note(f"{backprop}decoding pipeline.vae_slice images at once comes on top of what is held")
+    return lines + pairs(hours)
 
 
 def _disk(plan: Plan) -> list[str]:
     config, run = plan.config, plan.run
     rows: list[Row] = []
     if plan.network is not None:
-        one = checkpoint_bytes(plan.network.lora_parameters, plan.slots)
-        rows.append(("checkpoints", f"{config.keep_checkpoints} of {_bytes(one)}, one more while one is written"))
-        rows.append(("LoRA", _bytes(4 * plan.network.lora_parameters)))
+        one = checkpoint_bytes(plan.network.trained, plan.slots)
+        rows.append(("checkpoints", f"{config.keep_checkpoints} of {in_bytes(one)}, one more while one is written"))
+        rows.append(("LoRA", in_bytes(4 * plan.network.trained)))
     if run.evaluations and plan.size is not None and config.eval.num_images:
         height, width = config.eval.height or plan.size[0], config.eval.width or plan.size[1]
         shown = min(config.eval.num_images, run.evaluation_images or config.eval.num_images)
         # Each evaluation keeps the images and a grid of them at twice their size.
         each = 2 * shown * height * width * (plan.size[2] or 1) * _PNG
-        rows.append(("samples", f"about {_bytes(run.evaluations * each)}, {run.evaluations} x {shown} images"))
+        rows.append(("samples", f"about {in_bytes(run.evaluations * each)}, {run.evaluations} x {shown} images"))
     rows += _downloads(plan)
-    return _pairs(rows)
+    return pairs(rows)
 
 
 def _downloads(plan: Plan) -> list[Row]:
@@ -203,12 +171,12 @@ def _downloads(plan: Plan) -> list[Row]:
             wanted.append(f"{plan.model}: in the hub's cache already")
         elif plan.network is not None and plan.parts is not None:
             size = sum(plan.parts.values()) + plan.network.parameters
-            wanted.append(f"{plan.model}: about {_bytes(size * _PUBLISHED)}, twice that where stored in float32")
+            wanted.append(f"{plan.model}: about {in_bytes(size * _PUBLISHED)}, twice that where stored in float32")
         else:
             wanted.append(f"{plan.model}: not known")
     for model, count, _ in plan.rewards:
         if not checkpoints.in_cache(model):
-            wanted.append(f"{model}: about {_bytes(count * 4)}, or half of it where stored in 16 bits")
+            wanted.append(f"{model}: about {in_bytes(count * 4)}, or half of it where stored in 16 bits")
     if plan.unknown_rewards:
         wanted.append(f"what {', '.join(plan.unknown_rewards)} may need: not known")
     return [("download" if place == 0 else "", text) for place, text in enumerate(wanted or ["nothing"])]
@@ -231,7 +199,7 @@ def _first(plan: Plan, found: Obstacles) -> list[str]:
                      f"({plan.config.prompts_per_step}): an iteration repeats some"))  # fmt: skip
     if plan.run.iterations == 1 and plan.config.num_iterations > 1:
         rows.append(("budget", "it is used up by the first iteration: raise it"))
-    return _pairs(rows)
+    return pairs(rows)
 
 
 def _speed(config: TrainConfig) -> list[str]:
@@ -253,53 +221,3 @@ def _speed(config: TrainConfig) -> list[str]:
 
 def _on_hub(plan: Plan) -> bool:
     return plan.model == plan.config.pipeline.model and not plan.model.startswith(("/", ".", "~"))
-
-
-def _pairs(rows: Iterable[Row]) -> list[str]:
-    """Labels and texts, wrapped under each other."""
-    return [line for label, text in rows for line in _wrapped(text, f"  {label:<{_LABEL}}")]
-
-
-def _note(text: str) -> list[str]:
-    return _wrapped(text, "  ")
-
-
-def _wrapped(text: str, first: str) -> list[str]:
-    return textwrap.wrap(
-        text, COLUMNS, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns two blanks apart, numbers to the right."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    widths[0] = max(widths[0], _LABEL - 2)
-    return [
-        "  ".join([f"  {row[0]:<{widths[0]}}", *(f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))])
-        .rstrip() for row in rows
-    ]  # fmt: skip
-
-
-def _mean(total: int, count: int) -> str:
-    whole, left = divmod(total, count)
-    return f"{whole:,}" if not left else f"{total / count:,.1f}"
-
-
-def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    for size, unit in units:
-        if value >= size:
-            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:,.0f} {unit}"
-    return f"{value / units[-1][0]:.2g} {units[-1][1]}"
-
-
-def _flops(value: float) -> str:
-    return _scaled(value, ((1e18, "EF"), (1e15, "PF"), (1e12, "TF"), (1e9, "GF"), (1e6, "MF")))
-
-
-def _bytes(value: float) -> str:
-    return _scaled(value, ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")))
-
-
-def _time(seconds: float) -> str:
-    return _scaled(seconds, ((3600, "h"), (60, "min"), (1, "s"))) if seconds >= 0.1 else "0.1 s"

@@ -48,7 +48,7 @@ def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
     device = config.pipeline.device
     processor = "CPU" if device == "cpu" or (measured and device_kind(device) == "cpu") else "GPU"
     plan = gather(config, name, family, processes=parsed.processes, tflops=tflops, pace=told, processor=processor)
-    print(as_text(plan, found))
+    print(as_text(plan, found, parsed.card))
     return 0
 
 

@@ -71,6 +71,8 @@ def reproduce(run: RunData) -> str:
             "# in Python, with the diffusers pipeline of the base model",
             f"pipeline.load_lora_weights({folder + '/lora'!r})",
         ]
+    if run.has_model:
+        lines += ["", "# in Python", f"pipeline = diffusers.DiffusionPipeline.from_pretrained({folder + '/model'!r})"]
     lead = "All noise is a function of the seed and of counters, so a run on the same machine repeats itself."
     return section("reproduce", "Run it again", code("\n".join(lines)), lead)
 

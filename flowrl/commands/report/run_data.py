@@ -51,6 +51,7 @@ class RunData:
     pairs: tuple[Pair, ...]
     pair_iterations: tuple[int, ...]
     has_lora: bool
+    has_model: bool
     notes: tuple[str, ...]
 
     @property
@@ -101,6 +102,7 @@ def read_run(folder: Path) -> RunData:
         pairs=pairs,
         pair_iterations=pair_iterations,
         has_lora=(folder / "lora").is_dir(),
+        has_model=(folder / "model").is_dir(),
         notes=tuple(notes),
     )
 

@@ -51,6 +51,11 @@ def run(parsed: argparse.Namespace) -> int:
         parsed.model, base=parsed.before_training, lora=next(iter(parsed.lora), None), **sampling_options(parsed)
     )
     prompts = wanted_prompts(parsed, source.negative)
+    if parsed.rlg is not None and source.trained_from is not None:
+        raise ValueError(
+            f"--rlg holds tuned models as LoRAs beside one base, and {parsed.model} trained all weights: give it runs "
+            "that trained a LoRA (policy.train=lora), or leave --rlg out"
+        )
     settings = rlg_settings(parsed, parsed.lora or ([source.lora] if source.lora is not None else []))
     if settings is not None:
         settings.check(source.num_steps)

@@ -15,7 +15,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", metavar="NAME", help="address to listen at (default: 127.0.0.1, this machine)")
     add("--port", type=int, default=8190, metavar="N", help="port, 0 for a free one (default: 8190)")
     add("--token-env", metavar="NAME", help="environment variable with the token that clients must send")
-    add("--threads", type=threads, metavar="N", help="CPU threads of torch (default: half of the cores)")
+    add(
+        "--threads",
+        type=threads,
+        metavar="N",
+        help="CPU threads of torch (default: half of the cores, shared by the replicas)",
+    )
+    add("--replicas", type=count, default=1, metavar="N",
+        help="processes with a copy of the rewards each, behind the one port (default: 1)")  # fmt: skip
+    add("--devices", metavar="NAMES", help="devices of the replicas in turn: cuda:0,cuda:1 (default: all GPUs, or cpu)")
     add("--queue-size", type=count, default=1024, metavar="N", help="images per reward that may wait (default: 1024)")
     add("--max-items", type=count, default=256, metavar="N", help="images per request (default: 256)")
     add("--max-mib", type=count, default=64, metavar="N", help="MiB per request (default: 64)")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
-import sys
+import socket
 import time
 
 import torch
 
+from flowrl.commands.serve.replicas import Replicas
+from flowrl.commands.serve.served import Rows, load_app
 from flowrl.generation.drawing import find_device
 from flowrl.generation.named_rewards import reward_label, reward_list
-from flowrl.generation.scorers import load_rewards
 from flowrl.rewards.serving import server
-from flowrl.rewards.serving.wire import Limits
 from flowrl.rewards.specs import validate_reward_specs
 
 
@@ -23,7 +22,8 @@ def run(parsed: argparse.Namespace) -> int:
 
     Args:
         parsed: `rewards`, names or one YAML file with a list `rewards:`; `host`, `port`, `token_env`, `device`,
-            `threads`, `batch_size`, `queue_size`, `max_items`, `max_mib`, `max_mpixels`, `grace`.
+            `devices`, `replicas`, `threads`, `batch_size`, `queue_size`, `max_items`, `max_mib`, `max_mpixels`,
+            `grace`.
 
     Raises:
         ValueError: before any weights load for what can be known then: names, options, token, port, a missing package.
@@ -32,33 +32,62 @@ def run(parsed: argparse.Namespace) -> int:
     token = _token(parsed.token_env)
     server.check_extra()
     validate_reward_specs(specs)
-    # The other half decodes images and speaks HTTP; where both fight for cores, torch's threads wait for each other.
-    torch.set_num_threads(parsed.threads or max(1, (os.cpu_count() or 1) // 2))
-    device = find_device(parsed.device)
+    devices = devices_of(parsed)
     bound = server.open_socket(parsed.host, parsed.port, has_token=token is not None)
     try:
         start = time.monotonic()
-        print(f"Loading {', '.join(reward_label(spec) for spec in specs)} on {device} ...", flush=True)
-        rewards = load_rewards(specs, device)
-        limits = Limits(
-            max_bytes=parsed.max_mib * 2**20, max_pixels=parsed.max_mpixels * 10**6, max_items=parsed.max_items,
-            queue_size=parsed.queue_size, batch_size=parsed.batch_size,
-        )  # fmt: skip
-        app = server.make_app(rewards, token=token, limits=limits)
-        host, port = bound.getsockname()[:2]
-        at = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        print(f"Serving at {at} after {time.monotonic() - start:.1f} s; Ctrl-C stops.")
-        for name, reward in rewards.items():
-            print(f"  {name} ({reward.kind}; needs {', '.join(sorted(reward.needs))}): {reward.version}")
-        asks = f", token_env: {parsed.token_env}" if parsed.token_env else ""
-        which = f", reward: {next(iter(rewards))}" if len(rewards) > 1 else ""
-        print(f"In a configuration: {{name: remote, options: {{url: '{at}'{which}{asks}}}}}", flush=True)
-        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
-        server.make_server(app, grace=parsed.grace).run(sockets=[bound])
+        where = ", ".join(map(str, dict.fromkeys(devices)))
+        copies = f", {parsed.replicas} times" if parsed.replicas > 1 else ""
+        print(f"Loading {', '.join(reward_label(spec) for spec in specs)} on {where}{copies} ...", flush=True)
+        if parsed.replicas > 1:
+            with Replicas(bound, parsed, specs, devices, token) as replicas:
+                _say(parsed, bound, replicas.start(), time.monotonic() - start)
+                replicas.serve()
+        else:
+            app, rows = load_app(parsed, specs, devices[0], token)
+            _say(parsed, bound, rows, time.monotonic() - start)
+            server.make_server(app, grace=parsed.grace).run(sockets=[bound])
     finally:
         bound.close()
     print("Stopped.", flush=True)
     return 0
+
+
+def devices_of(parsed: argparse.Namespace) -> list[torch.device]:
+    """The device of each replica: those of `--devices` in turn, else `--device`, else all GPUs in turn, or the CPU.
+
+    Raises:
+        ValueError: a device is not there, or both were given.
+    """
+    if parsed.devices is not None and parsed.device is not None:
+        raise ValueError("give --device for one process or for all of them, or --devices for each, not both.")
+    if parsed.devices is not None:
+        names = [name.strip() for name in parsed.devices.split(",")]
+        if not all(names):
+            raise ValueError(f"--devices is a list such as cuda:0,cuda:1, got {parsed.devices!r}.")
+        if len(names) > parsed.replicas:
+            raise ValueError(
+                f"--devices names {len(names)} devices and there are {parsed.replicas} replicas: give --replicas "
+                f"{len(names)}, or fewer devices."
+            )
+        found = [find_device(name) for name in names]
+    elif parsed.replicas > 1 and parsed.device in (None, "auto", "cuda") and torch.cuda.is_available():
+        found = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    else:
+        found = [find_device(parsed.device)]
+    return [found[i % len(found)] for i in range(parsed.replicas)]
+
+
+def _say(parsed: argparse.Namespace, bound: socket.socket, rows: Rows, seconds: float) -> None:
+    """Where it serves what, and the line for a configuration."""
+    host, port = bound.getsockname()[:2]
+    at = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    print(f"Serving at {at} after {seconds:.1f} s; Ctrl-C stops.")
+    for name, kind, needs, version in rows:
+        print(f"  {name} ({kind}; needs {needs}): {version}")
+    asks = f", token_env: {parsed.token_env}" if parsed.token_env else ""
+    which = f", reward: {rows[0][0]}" if len(rows) > 1 else ""
+    print(f"In a configuration: {{name: remote, options: {{url: '{at}'{which}{asks}}}}}", flush=True)
 
 
 def _token(variable: str | None) -> str | None:

@@ -23,6 +23,7 @@ from flowrl.generation.models import (
     label_of,
 )
 from flowrl.prompts.loading import Prompt, load_prompts
+from flowrl.training.model_files import MODEL
 
 EMBEDDED_PROMPTS = "asset:prompts/world_heldout.jsonl"
 
@@ -139,6 +140,11 @@ def lora_of(folder: Path) -> Path:
             return place
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give a run folder or a LoRA folder.")
+    if (folder / MODEL / "model_index.json").is_file():
+        raise ValueError(
+            f"the run {folder} trained all weights, and 'flowrl sweep' guides by LoRAs beside one base: give a run "
+            "with policy.train=lora, or compare the run's images by 'flowrl eval'."
+        )
     if _is_run(folder):
         raise ValueError(f"the run {folder} has no lora/ yet: finish it with 'flowrl train resume={folder}'.")
     raise ValueError(f"{folder} is neither a run (config.yaml and lora/) nor a LoRA ({' or '.join(LORA_FILES)}).")

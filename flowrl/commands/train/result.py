@@ -19,6 +19,7 @@ from flowrl.statistics.bootstrap import UNKNOWN, Interval
 from flowrl.statistics.means import ScoreRow, claim, partners, stratified_score, task_scores
 from flowrl.training.evaluation_rows import SCORE, Row, evaluations, read_rows, score_interval, score_rows
 from flowrl.training.manifest import read_manifest
+from flowrl.training.model_files import MODEL
 
 _WORDS = {
     "established improvement": "Better", "established loss": "Worse", "not established": "Not established",
@@ -52,6 +53,8 @@ def print_summary(folder: Path, config: TrainConfig, report: Path, *, finished: 
         print(f"Samples   {folder / 'samples'}")
     if (folder / "lora").exists():
         print(f"LoRA      {folder / 'lora'}  (pipe.load_lora_weights)")
+    if (folder / MODEL).exists():
+        print(f"Model     {folder / MODEL}  (DiffusionPipeline.from_pretrained)")
     if finished:
         print(_try(folder))
         if config.eval_every and _still_rising(rows):

@@ -7,8 +7,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.failures import explain, told
 from flowrl.files import LOCK
 from flowrl.training.run_folder import refuse_taken
-from flowrl.training.seal import ALLOW, RESUME_KEYS, inputs_of
+from flowrl.training.seal import ALLOW, MOVED, RESUME_KEYS, inputs_of
 
 if TYPE_CHECKING:
     from flowrl.pipelines import ModelFamily
@@ -78,7 +78,7 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
         if not resumed:
             _note_overlap(run, prompts)
     try:
-        with run.watching_interrupts():
+        with run.watching_interrupts(), with_workers(config, run):
             finished = recipe_of(config).main(config, run, prompts)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"Stopped at once. {_way_on(run.folder)}" if run.main else "") from stop
@@ -92,6 +92,32 @@ def _run(config: TrainConfig, prompts: RunPrompts, name: str, folder: Path, *, r
         report = write_report(run.folder)
         print_summary(run.folder, config, report, finished=finished)
     return 0 if finished else 130
+
+
+@contextmanager
+def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
+    """Gives a run the workers that it asks for; however it ends, they and what was started for them end with it."""
+    workers = config.workers
+    if not (workers.rollouts or workers.rewards):
+        yield
+        return
+    from flowrl.cluster import disconnect
+    from flowrl.workers.joining import join_cluster
+    from flowrl.workers.rollouts import Rollouts
+
+    try:
+        if workers.rollouts:
+            run.rollouts = rollouts = Rollouts(config, run)
+            try:
+                yield
+            finally:
+                rollouts.close()
+        else:  # workers that score start with the rewards
+            join_cluster(config, run)
+            yield
+        run.accelerator.wait_for_everyone()  # the main process may be who started Ray
+    finally:
+        disconnect()
 
 
 def _note_overlap(run: Run, prompts: RunPrompts) -> None:
@@ -203,7 +229,8 @@ def _resume_folder(config_name: str | None, overrides: Sequence[str]) -> Path | 
     if not given[-1]:
         raise ValueError("resume= names no run: write resume=RUN, or leave it out to start a run")
     keys = {text.partition("=")[0] for text in overrides}
-    other = [] if ALLOW in keys else [text for text in overrides if text.partition("=")[0] not in RESUME_KEYS]
+    changed = [text for text in overrides if text.partition("=")[0] not in RESUME_KEYS]
+    other = [] if ALLOW in keys else [text for text in changed if not MOVED.fullmatch(text.partition("=")[0])]
     if config_name is not None or other:
         raise ValueError(
             f"resume={given[-1]} continues a run with its own configuration, so {config_name or other[0]!r} has no "
@@ -228,8 +255,11 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     Raises:
         ValueError: says what was given, what is allowed and what to change.
     """
+    from flowrl.pipelines.weights.full_checks import check_full
+    from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, device_kind, num_launched
+    from flowrl.training.mesh import check_parallel, data_ranks
     from flowrl.training.optimizers import check_optimizer
     from flowrl.training.parts import (
         check_attention,
@@ -241,8 +271,12 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     )
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
+    from flowrl.training.token_sharing import check_context, check_split
+    from flowrl.workers.layout import check_workers
 
-    config.resolve_batch(num_launched())
+    check_parallel(config, num_launched() if here else None)
+    check_context(config)
+    config.resolve_batch(data_ranks(config))
     prompts = read_run_prompts(config.prompts)
     _check_prompts(config.prompts.train, prompts.train, config.rewards)
     _check_prompts(config.prompts.eval or "", prompts.held_out, (*config.rewards, *config.eval.rewards))
@@ -257,15 +291,21 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     if config.eval.rewards:
         validate_reward_specs(config.eval.rewards)
     check_rewards(config)
+    check_reward_workers(config.workers, config.rewards, config.recipe)
     check_sampler(config.sampler)
     recipe_of(config).check(config)
+    check_workers(config, here=here)
     check_quantized(config, here=here)
     check_optimizer(config, device_kind(config.pipeline.device) if here else None)
-    known = check_pipeline(config.pipeline)
-    rank, _, _ = lora_of(config.policy, known.lora_targets)
-    known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
+    known, location = check_pipeline(config.pipeline), model_location(config.pipeline.model)
+    if config.policy.train == "full":
+        check_full(config, known, location)
+    else:
+        rank, _, _ = lora_of(config.policy, known.lora_targets)
+        known.check(location, config.policy.target_modules or known.lora_targets, rank)
     _check_negative(config, known)
     check_attention(config.pipeline, known, here=here)
+    check_split(config, known)
     if here:
         check_arithmetic(config)
     if here and config.prompts.cache is not None:

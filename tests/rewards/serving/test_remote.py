@@ -47,7 +47,7 @@ def test_a_healthy_server_is_asked_in_chunks() -> None:
         reward = reward_at(server.url, batch_size=4, concurrency=2)
         assert (reward.kind, reward.waits) == ("remote", True)
         assert sorted(reward.needs) == ["images", "prompts"]
-        assert reward.version == f"remote:flowrl:{server.url}:level:level:1:png-8bit"
+        assert reward.version == "remote:flowrl:level:level:1:png-8bit"
         output = check_output(reward(samples(10)), 10, "remote")
         assert output.values.tolist() == [float(i) for i in range(10)]  # the script's value is the id
         assert output.valid.all()
@@ -236,7 +236,7 @@ def test_servers_that_are_not_ready_are_waited_for_and_then_an_error() -> None:
     with pytest.raises(ValueError, match=r"no reward server is ready at .*connection.*flowrl serve NAME"):
         reward_at(url, retries=1)
     late = reward_at(url, wait=False, retries=0)
-    assert late.version == f"remote:flowrl:{url}:default:unknown:png-8bit"
+    assert late.version == "remote:flowrl:default:unknown:png-8bit"
     assert late(samples(2)).errors == {"connection": 2}
     refusing: list[tuple[Answer, str]] = [
         (Answer({"error": "unauthorized", "detail": "the token is wrong."}, 401), r"status 401: the token is wrong\."),
@@ -348,6 +348,10 @@ def wrong_options() -> Iterator[tuple[dict[str, Any], str]]:
         yield {"url": url}, "url must be"
     yield {"url": "http://user:pass@x"}, "url must not hold a user name or a password"
     good = {"url": "http://x"}
+    yield {"url": []}, "url is an empty list"
+    yield {"url": ["http://x", "y"]}, "url must be the address of a server"
+    yield {"url": ["http://x", "http://x/"]}, "url names a server twice"
+    yield {"url": ["http://x", "http://y"], "wait": False}, "wait: false leaves unknown"
     yield {**good, "protocol": "grpc"}, "protocol must be one of flowrl, flow_factory, unirl, got 'grpc'"
     yield {**good, "protocol": "unirl"}, "protocol unirl needs reward"
     yield {**good, "protocol": "flow_factory", "reward": "a"}, "has one reward per server"

@@ -1,0 +1,174 @@
+"""Ray, on which workers of a run live (extra `ray`): one connection per process, and an instance of its own where no
+cluster is named.
+
+    connect(None, workers=4)      # the run's own instance on this machine, or address="10.0.0.1:6379"
+    ...                           # actors
+    disconnect()                  # also on errors
+
+Nothing is sent to anybody: Ray's usage statistics are switched off, and there is no dashboard. Ray is imported on the
+first connection only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EXTRA = "pip install 'flowrl-toolkit[ray]'"
+_PATIENCE = 10.0  # seconds that a cluster has to accept a connection
+_LONGEST_FOLDER = 40
+"""Characters of a folder for Ray's files: names of its sockets, in folders of their own, end at 107."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Connection:
+    """This process's connection to Ray.
+
+    Attributes:
+        address: other processes reach the same instance by.
+        folder: of the files of an instance that this process started; None where it was there before.
+        own: whether the connection was made here, and is closed here.
+    """
+
+    address: str
+    folder: Path | None
+    own: bool
+
+
+_connection: list[Connection] = []  # at most one: Ray knows no more in a process
+
+
+def check_extra(key: str) -> None:
+    """Refuses a setting that needs Ray where it is not installed.
+
+    Raises:
+        ValueError: names the setting, and what to install.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError(f"{key} needs Ray, which is not installed: {EXTRA}, or set it to 0")
+
+
+def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = None) -> Connection:
+    """Connects this process to Ray, once: later calls give the connection that there is.
+
+    Args:
+        address: of a cluster ("auto" finds the one of this machine, "HOST:PORT" any); None starts an instance here,
+            which ends with `disconnect`, and with this process however that ends.
+        workers: that an instance started here has room for, at one CPU each; they share the cores there are.
+        gpus: numbers of the GPUs that an instance started here lends to workers; None takes all that it finds.
+
+    Raises:
+        ValueError: no cluster answers there, or it runs another version of Ray or of Python.
+    """
+    check_extra("workers")
+    if _connection:
+        return _connection[0]
+    # Read by Ray when it is imported or started; a worker without a GPU then sees those of the machine as before.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    if ray.is_initialized():  # by the program that this run is part of
+        made = Connection(address=ray.get_runtime_context().gcs_address, folder=None, own=False)
+        _connection.append(made)
+        return made
+    if address is not None:
+        _refuse_silent(address)
+    folder = None if address is not None else _short_folder()
+    settings: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
+    if folder is not None:
+        settings = settings | {
+            "address": "local", "num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False,
+            "_temp_dir": str(folder),
+        }  # fmt: skip
+    try:
+        with _own_signals(), _visible_gpus(gpus if folder is not None else None):
+            ray.init(**settings)
+    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        where = "Ray did not start on this machine" if address is None else f"no Ray cluster at {address}"
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{where} ({first}): start one with 'ray start --head' and name its address in workers.address, or leave "
+            "that out for an instance of the run's own"
+        ) from error
+    made = Connection(address=ray.get_runtime_context().gcs_address, folder=folder, own=True)
+    _connection.append(made)
+    return made
+
+
+def disconnect() -> None:
+    """Ends what `connect` began: the connection, and an instance that was started for it. Without one it does nothing.
+
+    Call it at the end of a run, however that ended.
+    """
+    if not _connection:
+        return
+    made = _connection.pop()
+    if made.own:
+        import ray
+
+        with _own_signals():
+            ray.shutdown()
+    if made.folder is not None:
+        shutil.rmtree(made.folder, ignore_errors=True)
+
+
+def _refuse_silent(address: str) -> None:
+    """Refuses an address that nobody listens at: Ray itself asks there for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto", or a word that Ray knows
+    try:
+        socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), timeout=_PATIENCE).close()
+    except OSError as error:
+        raise ValueError(
+            f"workers.address={address}: nobody answers there ({error}): start a cluster with 'ray start --head', "
+            "which says its address, or leave workers.address out for an instance of the run's own"
+        ) from error
+
+
+def _short_folder() -> Path:
+    """A new folder for Ray's files, with a name that leaves room for those of sockets."""
+    parent = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="ray-", dir=parent if len(parent) + 13 <= _LONGEST_FOLDER else "/tmp"))
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Puts the handlers of signals back that Ray replaces: a run answers Ctrl-C and SIGTERM itself."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _visible_gpus(gpus: Sequence[str] | None) -> Iterator[None]:
+    """Inside, processes that are started see these GPUs alone; this one has looked before."""
+    name = "CUDA_VISIBLE_DEVICES"
+    before = os.environ.get(name)
+    if gpus is not None:
+        os.environ[name] = ",".join(gpus)
+    try:
+        yield
+    finally:
+        if gpus is not None and before is None:
+            del os.environ[name]
+        elif before is not None:
+            os.environ[name] = before

@@ -1,0 +1,65 @@
+"""What a denoiser's parameters are, by the places that quantising and sharding ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from flowrl.pipelines.arithmetic.compiling import repeated_blocks
+from flowrl.pipelines.common import first_expert
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """Parameters of a denoiser, of all experts.
+
+    Attributes:
+        parameters: all.
+        blocks: those of the blocks that repeat.
+        matrices: shape of a linear layer in these blocks, (outputs, inputs) -> how many there are.
+        largest_block: parameters of the largest block.
+    """
+
+    parameters: int
+    blocks: int = 0
+    matrices: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    largest_block: int = 0
+
+    def __add__(self, other: Weights) -> Weights:
+        shapes = {**self.matrices, **other.matrices}
+        return Weights(
+            parameters=self.parameters + other.parameters, blocks=self.blocks + other.blocks,
+            matrices={shape: self.matrices.get(shape, 0) + other.matrices.get(shape, 0) for shape in shapes},
+            largest_block=max(self.largest_block, other.largest_block),
+        )  # fmt: skip
+
+    def beyond(self, less: Weights, times: int) -> Weights:
+        """So many times what this has more than `less`."""
+        more = {shape: times * (count - less.matrices.get(shape, 0)) for shape, count in self.matrices.items()}
+        return Weights(
+            parameters=times * (self.parameters - less.parameters), blocks=times * (self.blocks - less.blocks),
+            matrices=more, largest_block=self.largest_block,
+        )  # fmt: skip
+
+
+def weights_of(denoiser: nn.Module) -> Weights:
+    """Counts a denoiser's parameters, those of all experts."""
+    experts = list(denoiser.values()) if isinstance(denoiser, nn.ModuleDict) else [denoiser]
+    matrices: dict[tuple[int, int], int] = {}
+    sizes = []
+    try:
+        found = repeated_blocks(first_expert(denoiser))
+    except (AttributeError, TypeError):  # a network that names none
+        found = []
+    for block in found:
+        sizes.append(sum(parameter.numel() for parameter in block.parameters()))
+        for part in block.modules():
+            if isinstance(part, nn.Linear):
+                shape = (part.out_features, part.in_features)
+                matrices[shape] = matrices.get(shape, 0) + len(experts)
+    return Weights(
+        parameters=sum(parameter.numel() for parameter in denoiser.parameters()),
+        blocks=sum(sizes) * len(experts), matrices=matrices, largest_block=max(sizes, default=0),
+    )  # fmt: skip

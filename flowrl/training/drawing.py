@@ -1,0 +1,140 @@
+"""What draws images of a run: the learner itself, or a worker elsewhere that is asked for a piece of a rollout.
+
+Noise, windows and schedules follow from counters, so that whoever draws an image with the same weights and in the same
+batch draws the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from flowrl.config.train import Geometry, TrainConfig
+from flowrl.pipelines import Pipeline
+from flowrl.placement import sent
+from flowrl.randomness import Part, sample_normals
+from flowrl.samplers import Velocity
+from flowrl.training.batch import Asked, Batch
+from flowrl.training.learner import NetworkCounter
+from flowrl.training.prompting import guided
+from flowrl.trajectory import Conditioning, Sampled, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Request:
+    """A piece of an iteration's rollout.
+
+    Attributes:
+        iteration: counts from 0.
+        images: their numbers, of at most one `rollout_batch_size`; of a whole process where `plan` is set.
+        asked: the prompts of their groups, encoded and on the host; without their texts.
+        steps: stochastic ones; none is sampling by the ODE.
+        levels: noise levels that a calibration has found.
+        plan: whether all that the credit method asks for is drawn, branches, trees or completions, as a `Sampled`.
+        keep_means: whether means of the stochastic steps are kept.
+    """
+
+    iteration: int
+    images: range
+    asked: Asked
+    steps: tuple[int, ...]
+    levels: tuple[float, ...] | None = None
+    plan: bool = False
+    keep_means: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Drawn:
+    """What became of a request, on the host, and the network evaluations that it took, by kind."""
+
+    found: Trajectory | Sampled
+    evaluations: Mapping[str, int]
+
+
+class DrawsElsewhere(Protocol):
+    """Workers that draw for a learner process."""
+
+    def submit(self, requests: Sequence[Request], weights: Mapping[str, Tensor]) -> Sequence[int]:
+        """Asks for pieces under these weights of the policy; returns a ticket for each."""
+
+    def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
+        """The pieces in the order of their tickets, each as soon as it is there; waits for those that are not."""
+
+    def row(self) -> dict[str, float]:
+        """Numbers for the log since the last call."""
+
+    def lines(self) -> list[str]:
+        """What each worker does, in 80 columns."""
+
+
+class Draws:
+    """What sampling needs to know of whoever draws.
+
+    Attributes:
+        config: the run's settings.
+        geometry: its batches.
+        pipeline: the generator.
+        network: its counted network.
+        device: where latents live.
+    """
+
+    config: TrainConfig
+    geometry: Geometry
+    pipeline: Pipeline
+    network: NetworkCounter
+    device: torch.device
+
+    def velocity(self, cond: Conditioning, scale: float | None = None) -> Velocity:
+        """The guided, counted velocity of the weights that the network runs under."""
+        scale = self.config.sampler.guidance_scale if scale is None else scale
+        return guided(self.pipeline, self.network, cond, scale, self.config.sampler.train_negative)
+
+    def normals(self, tag: str, batch: Batch, places: Sequence[tuple[int, ...]]) -> Tensor:
+        """Standard normal latents `[b, *latent]`, each a function of (seed, tag, iteration, its place)."""
+        keys: list[tuple[Part, ...]] = [(self.config.seed, tag, batch.iteration, *place) for place in places]
+        return sent(sample_normals(self.pipeline.latent_shape, keys), self.device)
+
+    def start_noise(self, batch: Batch, images: range) -> Tensor:
+        """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""
+        size, same = self.config.group_size, self.config.same_latent
+        return self.normals("start", batch, [(i // size, 0 if same else i % size) for i in images])
+
+    def step_noise(self, batch: Batch, images: range) -> Callable[[int], Tensor]:
+        """Step noise of some images: a function of (seed, iteration, group, image in the group, step)."""
+        size = self.config.group_size
+        return lambda step: self.normals("step", batch, [(i // size, i % size, step) for i in images])
+
+
+def batch_of(request: Request, group_size: int, device: torch.device) -> Batch:
+    """The images of a request as sampling takes them."""
+    own, asked = request.images, request.asked
+    group = torch.arange(own.start, own.stop) // group_size
+    return Batch(
+        iteration=request.iteration, own=own, group=group, asked=replace(asked, cond=asked.cond.to(device))
+    )  # fmt: skip
+
+
+def without_texts(asked: Asked, group: Tensor) -> Asked:
+    """Those of the groups that occur in `[b]`, on the host and without their texts, which nobody draws by."""
+    own = group.unique(sorted=True)
+    return Asked(groups=own, prompts=(), prompt_ids=(), cond=asked.cond_of(own).to("cpu"))
+
+
+def on_device(found: Trajectory, device: torch.device) -> Trajectory:
+    """A trajectory with its tensors on a device."""
+    moved: dict[str, Any] = {
+        name: None if tensor is None else sent(tensor, device)
+        for name, tensor in ((name, getattr(found, name)) for name in
+                             ("states", "log_prob", "final", "mean", "velocity"))
+    }  # fmt: skip
+    return replace(found, **moved)
+
+
+def sampled_on_device(found: Sampled, device: torch.device) -> Sampled:
+    """A table whose latents are on a device; its columns stay on the host."""
+    mean = None if found.mean is None else sent(found.mean, device)
+    return replace(found, states=sent(found.states, device), finished=sent(found.finished, device), mean=mean)

@@ -1,0 +1,1 @@
+"""Workers on Ray that draw images for the process that learns."""

@@ -1,0 +1,73 @@
+"""A worker that draws: the run's pipeline and policy in a process of its own, without rewards and text encoders."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.config.train import TrainConfig
+from flowrl.training.drawing import Drawn, Draws, Request
+from flowrl.training.learner import NetworkCounter
+from flowrl.training.parts import load_pipeline, load_policy
+from flowrl.training.paths import drawn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Duty:
+    """What a worker is made with.
+
+    Attributes:
+        config: the run's settings.
+        learners: processes that learn, which the images of an iteration are divided over.
+        device: "cpu", "cuda" or "mps": the kind that the learner has.
+        threads: of the learner; products of matrices are split over them, and so are their bits.
+        folder: that paths of the configuration start at.
+    """
+
+    config: TrainConfig
+    learners: int
+    device: str
+    threads: int
+    folder: str
+
+
+class RolloutWorker(Draws):
+    """Draws pieces of rollouts; lives in a process of Ray's."""
+
+    def __init__(self) -> None:
+        """Loads nothing yet, so that what fails there comes back as an answer."""
+        self._version = 0  # of the weights: none
+
+    def load(self, duty: Duty) -> str:
+        """Loads what draws; returns where this is, in words."""
+        if Path(duty.folder).is_dir():  # another machine need not have it
+            os.chdir(duty.folder)
+        torch.set_num_threads(duty.threads)
+        self.config, self.geometry = duty.config, duty.config.resolve_batch(duty.learners)
+        self.device = torch.device(duty.device, 0) if duty.device == "cuda" else torch.device(duty.device)
+        self.pipeline = load_pipeline(duty.config.pipeline, self.device)
+        self.pipeline.free_text_encoders()  # prompts come encoded
+        self.policy = load_policy(duty.config, self.pipeline)
+        self.network = NetworkCounter(self.pipeline.network, {})
+        return platform.node()
+
+    @torch.no_grad()
+    def draw(self, request: Request, version: int, weights: list[Any]) -> Drawn:
+        """Draws a piece under a version of the weights; `weights` is a list of one reference to them."""
+        if version != self._version:
+            self._take(weights[0])
+            self._version = version
+        found = drawn(self, request)
+        return Drawn(found=found, evaluations=self.network.handed_over())
+
+    def _take(self, reference: Any) -> None:
+        import ray
+
+        tensors: dict[str, Tensor] = ray.get(reference)
+        self.policy.load(tensors)

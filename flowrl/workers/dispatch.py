@@ -1,0 +1,342 @@
+"""Who draws which piece: pieces in, results out in their order, whatever workers do meanwhile.
+
+    dispatcher = Dispatcher(backend, workers=8, tell=print)
+    tickets = dispatcher.add(pieces)
+    while not all(dispatcher.holds(ticket) for ticket in tickets):
+        dispatcher.handle(answers_of_workers)      # and gives them what comes next
+    results = [dispatcher.take(ticket) for ticket in tickets]
+
+It knows pieces by number alone and reaches workers through a `Backend`, so that it can be run without any. Of n workers
+and m messages it takes time of order m log m; all n are looked at once every `_LOOK_EVERY` seconds.
+
+| what happens | what is done |
+|---|---|
+| a worker is free | it gets the waiting piece that comes first; a second one ahead while many wait |
+| a worker dies, or its node | its pieces wait again, before all others; it is started again after 1, 2, 4 .. 60 s |
+| a piece takes five times as long as usual | another worker draws it too; who answers first is heard |
+| no worker is there | that is said; a limit of time later the run ends in words |
+| one piece is lost again and again | the run ends in words: it would end every worker |
+| drawing raises an error | so does the run: it would on every worker |
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+_LOOK_EVERY = 1.0  # seconds between looks for slow workers
+_SLOW = 5.0  # times the usual time of a piece
+_SLOW_SECONDS = 10.0  # below which no piece is slow
+_LONGEST_PAUSE = 60.0  # before a worker is started again
+_MOST_LOSSES = 5  # of one piece
+_USUAL_OVER = 32  # pieces that the usual time is taken over
+
+
+class WorkersLost(ValueError):
+    """There is nobody left to draw, or a piece that nobody survives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A worker has loaded and waits for pieces; `place` says in words where it runs."""
+
+    worker: int
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A worker has drawn a piece."""
+
+    worker: int
+    ticket: int
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Drawing a piece, or loading where `ticket` is None, raised an error; the worker is still there."""
+
+    worker: int
+    ticket: int | None
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker is gone, with all that it was given."""
+
+    worker: int
+    reason: str
+
+
+Answer = Ready | Done | Failed | Lost
+
+
+class Backend(Protocol):
+    """What workers are reached through."""
+
+    def start(self, worker: int) -> None:
+        """Starts a worker, in the place of what is left of an earlier one; a `Ready`, `Failed` or `Lost` follows."""
+
+    def submit(self, worker: int, ticket: int, piece: Any) -> None:
+        """Gives a worker a piece, after those that it has; a `Done`, `Failed` or `Lost` follows."""
+
+    def now(self) -> float:
+        """The time in seconds, from any start."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """What is known of a worker.
+
+    Attributes:
+        state: "loading", "here", or "away" until it is started again.
+        holds: tickets that it was given, in order; it works on the first.
+        since: when it began with that one.
+        drawn: pieces so far.
+        seconds: of its last piece.
+        losses: since it last drew something.
+        starts_again: when, where it is away.
+        place: where it runs, in words.
+    """
+
+    state: str = "loading"
+    holds: deque[int] = field(default_factory=deque)
+    since: float = 0.0
+    drawn: int = 0
+    seconds: float = 0.0
+    losses: int = 0
+    starts_again: float = 0.0
+    place: str = ""
+
+
+class Dispatcher:
+    """Gives pieces to workers; see the module. One thread at a time may call it."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        workers: int,
+        tell: Callable[[str], None],
+        patience: float = 1800.0,
+        who: str = "worker",
+    ) -> None:
+        """Starts the workers.
+
+        Args:
+            backend: reaches them.
+            workers: how many.
+            tell: is told in a line what a user wants to know of.
+            patience: seconds that pieces wait for any worker before the run ends.
+            who: what a worker is called in such lines.
+        """
+        self.backend, self.tell, self.patience, self.who = backend, tell, patience, who
+        self.workers = [Worker() for _ in range(workers)]
+        self.alive = 0  # workers that are there
+        self.restarts = self.copies = self.messages = 0
+        self._next = 0
+        self._pieces: dict[int, Any] = {}  # of tickets without a result
+        self._results: dict[int, Any] = {}
+        self._waiting: list[int] = []  # heap: the first comes first
+        self._holders: dict[int, list[int]] = {}
+        self._lost: dict[int, list[str]] = {}  # reasons by ticket
+        self._free: tuple[dict[int, None], dict[int, None]] = ({}, {})  # workers that hold no piece, or one
+        self._again: list[tuple[float, int]] = []  # heap of workers that are away
+        self._times: deque[float] = deque(maxlen=_USUAL_OVER)
+        self._looked = self._nobody_since = backend.now()
+        self._said_nobody = False
+        for worker in range(workers):
+            backend.start(worker)
+
+    # ---- pieces --------------------------------------------------------------------------------------------------
+
+    def add(self, pieces: Iterable[Any]) -> list[int]:
+        """Takes pieces to be drawn; returns their tickets, which ascend."""
+        tickets = []
+        if not self._pieces:
+            self._nobody_since = self.backend.now()
+        for piece in pieces:
+            self._pieces[self._next] = piece
+            heapq.heappush(self._waiting, self._next)
+            tickets.append(self._next)
+            self._next += 1
+        self._give()
+        return tickets
+
+    def holds(self, ticket: int) -> bool:
+        """Whether a ticket's result is there."""
+        return ticket in self._results
+
+    def take(self, ticket: int) -> Any:
+        """A ticket's result, once.
+
+        Raises:
+            KeyError: it is not there, or was taken.
+        """
+        return self._results.pop(ticket)
+
+    # ---- answers -------------------------------------------------------------------------------------------------
+
+    def handle(self, answers: Sequence[Answer]) -> None:
+        """Takes answers, starts workers again whose time has come, and gives out what waits.
+
+        Raises:
+            WorkersLost: nobody has been there for too long, or one piece was lost too often.
+            BaseException: what drawing raised, or loading at the first start.
+        """
+        now = self.backend.now()
+        for answer in answers:
+            self.messages += 1
+            if isinstance(answer, Done):
+                self._done(answer, now)
+            elif isinstance(answer, Ready):
+                self._ready(answer, now)
+            elif isinstance(answer, Lost):
+                self._gone(answer.worker, answer.reason, now)
+            elif answer.ticket is not None or self.workers[answer.worker].losses == 0:
+                raise answer.error
+            else:  # where it stands now something is missing
+                self._gone(answer.worker, f"it could not load: {answer.error}", now)
+        while self._again and self._again[0][0] <= now:
+            _, number = heapq.heappop(self._again)
+            self.workers[number].state = "loading"
+            self.restarts += 1
+            self.backend.start(number)
+        if now - self._looked >= _LOOK_EVERY:
+            self._looked = now
+            self._look_for_slow(now)
+            self._look_for_anybody(now)
+        self._give()
+
+    def _done(self, answer: Done, now: float) -> None:
+        worker = self.workers[answer.worker]
+        if answer.ticket not in worker.holds:
+            return  # an answer of before it was lost
+        worker.seconds = now - worker.since
+        self._times.append(worker.seconds)
+        worker.holds.remove(answer.ticket)
+        worker.since, worker.drawn, worker.losses = now, worker.drawn + 1, 0
+        self._mark(answer.worker)
+        if answer.ticket in self._pieces:  # else another worker was faster
+            del self._pieces[answer.ticket]
+            self._results[answer.ticket] = answer.result
+            self._lost.pop(answer.ticket, None)
+        self._let_go(answer.worker, answer.ticket)
+
+    def _ready(self, answer: Ready, now: float) -> None:
+        worker = self.workers[answer.worker]
+        if worker.losses:
+            self.tell(f"{self.who} {answer.worker} is there again{f', on {answer.place}' if answer.place else ''}")
+        self.alive += worker.state != "here"
+        worker.state, worker.place, worker.since = "here", answer.place, now
+        self._mark(answer.worker)
+
+    def _gone(self, number: int, reason: str, now: float) -> None:
+        worker = self.workers[number]
+        if worker.state == "away":
+            return
+        pause = min(_LONGEST_PAUSE, 2.0**worker.losses)
+        held = [ticket for ticket in worker.holds if ticket in self._pieces]
+        others = f", {len(held)} of its pieces go to others" if held else ""
+        self.tell(f"{self.who} {number} was lost ({reason}){others}; it starts again in {pause:g} s")
+        first = worker.holds[0] if worker.holds else None
+        for ticket in worker.holds:
+            self._let_go(number, ticket)
+            if ticket in self._pieces and ticket not in self._holders:
+                heapq.heappush(self._waiting, ticket)
+        worker.holds.clear()
+        self.alive -= worker.state == "here"
+        worker.state, worker.losses, worker.starts_again = "away", worker.losses + 1, now + pause
+        heapq.heappush(self._again, (worker.starts_again, number))
+        self._mark(number)
+        if self.alive == 0:
+            self._nobody_since = now
+        if first in self._pieces and first is not None:  # the one that it was at
+            reasons = self._lost.setdefault(first, [])
+            reasons.append(f"{self.who} {number}: {reason}")
+            if len(reasons) >= _MOST_LOSSES:
+                raise WorkersLost(
+                    f"one piece of the rollout was lost {len(reasons)} times, so that it would end any worker "
+                    f"({'; '.join(reasons[-2:])}): lower rollout_batch_size if it was memory"
+                )
+
+    def _let_go(self, number: int, ticket: int) -> None:
+        holders = self._holders.get(ticket, [])
+        if number in holders:
+            holders.remove(number)
+        if not holders:
+            self._holders.pop(ticket, None)
+
+    # ---- giving out ----------------------------------------------------------------------------------------------
+
+    def _mark(self, number: int) -> None:
+        """Notes how much a worker holds."""
+        worker = self.workers[number]
+        for load, free in enumerate(self._free):
+            if worker.state == "here" and len(worker.holds) == load:
+                free[number] = None
+            else:
+                free.pop(number, None)
+
+    def _give(self) -> None:
+        while self._waiting:
+            ticket = self._waiting[0]
+            if ticket not in self._pieces:  # a copy whose first has come
+                heapq.heappop(self._waiting)
+                continue
+            idle, busy = self._free
+            # One ahead hides the way to a worker; towards the end it would keep a piece from those that become free.
+            free = idle or (busy if len(self._waiting) > len(self.workers) else {})
+            holders = self._holders.get(ticket, ())
+            number = next((one for one in free if one not in holders), None)
+            if number is None:
+                return
+            heapq.heappop(self._waiting)
+            worker = self.workers[number]
+            if not worker.holds:
+                worker.since = self.backend.now()
+            worker.holds.append(ticket)
+            self._holders.setdefault(ticket, []).append(number)
+            self._mark(number)
+            self.messages += 1
+            self.backend.submit(number, ticket, self._pieces[ticket])
+
+    def _look_for_slow(self, now: float) -> None:
+        if not self._times:
+            return
+        usual = sorted(self._times)[len(self._times) // 2]
+        limit = max(_SLOW_SECONDS, _SLOW * usual)
+        for number, worker in enumerate(self.workers):
+            if not worker.holds or now - worker.since < limit:
+                continue
+            for ticket in worker.holds:
+                if ticket in self._pieces and self._holders[ticket] == [number] and ticket not in self._waiting:
+                    self.copies += 1
+                    heapq.heappush(self._waiting, ticket)
+                    self.tell(
+                        f"{self.who} {number} takes {now - worker.since:.0f} s for a piece, usual are {usual:.1f} s: "
+                        "another draws it too"
+                    )
+
+    def _look_for_anybody(self, now: float) -> None:
+        if not self._pieces or self.alive:
+            self._nobody_since, self._said_nobody = now, False
+            return
+        waited = now - self._nobody_since
+        away = sum(worker.state == "away" for worker in self.workers)
+        if waited >= self.patience:
+            raise WorkersLost(
+                f"no {self.who} was there for {waited / 60:.0f} minutes: see that the cluster has as many CPUs and "
+                "GPUs free as workers.* ask for ('ray status'), then continue the run; or set workers.rollouts=0"
+            )
+        if away == len(self.workers) and not self._said_nobody:
+            self._said_nobody = True
+            self.tell(
+                f"no {self.who} is left: the run pauses until the cluster gives one again, for "
+                f"{self.patience / 60:.0f} minutes at most; Ctrl-C twice stops it at once"
+            )

@@ -1,0 +1,96 @@
+"""What rollout workers can be asked for, before anything starts."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from flowrl.cluster import check_extra
+from flowrl.config.train import TrainConfig
+from flowrl.training.devices import num_launched
+
+
+def check_workers(config: TrainConfig, *, here: bool = True) -> None:
+    """Refuses workers that draw where the run samples nothing that they could, or what they draw is not all there is.
+
+    Raises:
+        ValueError: names the key, and what to set instead.
+    """
+    workers = config.workers
+    if not workers.rollouts:
+        return
+    world, off = num_launched(), "or workers.rollouts=0"
+    if config.recipe == "backprop":
+        raise ValueError(
+            "recipe backprop sends the gradient through its own sampling, which cannot be done elsewhere: set "
+            "workers.rollouts=0"
+        )
+    if config.recipe == "preference" and config.objective.name == "dpo_offline":
+        raise ValueError("objective dpo_offline reads its pairs from files and draws nothing: set workers.rollouts=0")
+    if config.keep_graphs:
+        raise ValueError(
+            f"keep_graphs takes graphs of the learner's own rollout, and workers draw it: set keep_graphs=false, {off}"
+        )
+    if config.policy.train == "full":
+        raise ValueError(
+            "workers that draw are sent the LoRA of every iteration, and policy.train=full trains all weights: set "
+            f"policy.train=lora, {off}"
+        )
+    for key, number in (("shard", config.parallel.shard), ("context", config.parallel.context)):
+        if number > 1:
+            raise ValueError(
+                f"a worker that draws holds the whole model on one GPU, and parallel.{key} is {number}: set it to 1, "
+                f"{off}"
+            )
+    if workers.rollouts % world:
+        raise ValueError(
+            f"each of the {world} processes that learn has as many workers, and workers.rollouts ({workers.rollouts}) "
+            f"does not divide by {world}: set it to a multiple"
+        )
+    if workers.staleness:
+        _check_staleness(config)
+    if here:
+        check_extra(f"workers.rollouts={workers.rollouts}")
+
+
+def _check_staleness(config: TrainConfig) -> None:
+    """Refuses to draw ahead what depends on the iteration that is not over."""
+    curriculum, calibration = config.curriculum, config.sampler.calibration
+    reasons = {
+        f"curriculum.sampling={curriculum.sampling} chooses prompts by the rewards of the iteration before":
+            curriculum.sampling != "shuffled",
+        f"curriculum.max_rounds={curriculum.max_rounds} samples again by the rewards of a round":
+            curriculum.max_rounds > 1,
+        f"sampler.calibration.iterations={calibration.iterations} moves noise levels by the rewards before":
+            calibration.iterations > 0,
+    }  # fmt: skip
+    if found := [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(
+            f"workers.staleness=1 draws an iteration while the one before is scored, but {' and '.join(found)}: set "
+            "workers.staleness=0, or remove the other"
+        )
+
+
+def local_gpus(config: TrainConfig, device: torch.device, world: int) -> list[str]:
+    """GPUs that an instance of Ray on this machine lends to workers: those that no learner has, or all if there is none
+    besides.
+
+    Raises:
+        ValueError: they are too few for the workers.
+    """
+    if device.type != "cuda":
+        return []
+    count, workers = torch.cuda.device_count(), config.workers
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    names = names or [str(number) for number in range(count)]
+    learners = {device.index or 0} if world == 1 else set(range(world))
+    free = [name for number, name in enumerate(names) if number not in learners] or names
+    wanted = workers.rollouts * workers.rollout_gpus + workers.rewards * workers.reward_gpus
+    if wanted > len(free):
+        raise ValueError(
+            f"workers ask for {wanted:g} GPUs (workers.rollouts={workers.rollouts} of {workers.rollout_gpus:g}, "
+            f"workers.rewards={workers.rewards} of {workers.reward_gpus:g}), and this machine has {len(free)} for them "
+            f"of its {count}: lower the numbers, give shares below 1, or name a cluster in workers.address"
+        )
+    return free

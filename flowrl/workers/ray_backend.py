@@ -1,0 +1,139 @@
+"""Workers as actors of Ray, for the dispatcher."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowrl.training.drawing import Request
+from flowrl.workers.actor import Duty, RolloutWorker
+from flowrl.workers.dispatch import Answer, Done, Failed, Lost, Ready
+
+_IDLE = 0.02  # seconds to the next look where no answer is awaited
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A version of the policy's tensors, and Ray's reference to it."""
+
+    version: int
+    reference: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A piece as it is given to a worker."""
+
+    request: Request
+    weights: Weights
+
+
+class RayBackend:
+    """A `Backend` whose workers are actors; Ray is connected."""
+
+    def __init__(self, duty: Duty, *, gpus: float) -> None:
+        """`gpus` is the share of one that each worker is given; 0 on a CPU."""
+        import ray
+
+        self._ray = ray
+        _send_tensors_as_bytes(ray)
+        self._class = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(RolloutWorker)
+        self._duty = ray.put(duty)
+        self._actors: dict[int, Any] = {}
+        self._awaited: dict[Any, tuple[int, int | None]] = {}  # reference -> worker, ticket; None is its loading
+        self._versions = 0
+
+    def now(self) -> float:
+        """The time."""
+        return time.monotonic()
+
+    def weights(self, tensors: Mapping[str, Tensor]) -> Weights:
+        """Hands a version of the weights to Ray, from which workers fetch it once each."""
+        self._versions += 1
+        return Weights(self._versions, self._ray.put(dict(tensors)))
+
+    def start(self, worker: int) -> None:
+        """Starts an actor in the place of the one before."""
+        self._end(worker)
+        actor = self._actors[worker] = self._class.remote()
+        self._awaited[actor.load.remote(self._duty)] = worker, None
+
+    def submit(self, worker: int, ticket: int, piece: Order) -> None:
+        """Asks an actor for a piece."""
+        call = self._actors[worker].draw
+        reference = call.remote(piece.request, piece.weights.version, [piece.weights.reference])
+        self._awaited[reference] = worker, ticket
+
+    def wait(self, seconds: float) -> list[Answer]:
+        """Answers that are there, as soon as there are any, or none when the time is over."""
+        awaited = list(self._awaited)
+        if not awaited:
+            time.sleep(min(seconds, _IDLE))
+            return []
+        found, _ = self._ray.wait(awaited, num_returns=1, timeout=seconds)
+        if found and len(awaited) > 1:
+            found, _ = self._ray.wait(awaited, num_returns=len(awaited), timeout=0)
+        return [answer for reference in found if (answer := self._answer(reference)) is not None]
+
+    def close(self) -> None:
+        """Ends all actors."""
+        self._awaited.clear()
+        for worker in list(self._actors):
+            self._end(worker)
+
+    def _answer(self, reference: Any) -> Answer | None:
+        if reference not in self._awaited:  # of an actor that is gone
+            return None
+        worker, ticket = self._awaited.pop(reference)
+        errors = self._ray.exceptions
+        try:
+            result = self._ray.get(reference)
+        except errors.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, BaseException) else error
+            return Failed(worker, ticket, cause)
+        except errors.RayError as error:  # the actor, its node, or what it had sent
+            self._forget(worker)
+            return Lost(worker, _in_words(error))
+        return Ready(worker, str(result)) if ticket is None else Done(worker, ticket, result)
+
+    def _forget(self, worker: int) -> None:
+        """Drops what a worker still owes."""
+        for reference in [one for one, (owner, _) in list(self._awaited.items()) if owner == worker]:
+            self._awaited.pop(reference, None)
+
+    def _end(self, worker: int) -> None:
+        self._forget(worker)
+        if (actor := self._actors.pop(worker, None)) is not None:
+            self._ray.kill(actor)
+
+
+def _in_words(error: BaseException) -> str:
+    """Why an actor is gone, in few words."""
+    name = type(error).__name__
+    known = {
+        "ActorDiedError": "its process ended", "ActorUnavailableError": "it does not answer",
+        "NodeDiedError": "its machine is gone", "OutOfMemoryError": "its machine ran out of memory",
+        "ObjectLostError": "what it had drawn is gone with its machine",
+    }  # fmt: skip
+    return known.get(name, name)
+
+
+def _send_tensors_as_bytes(ray: Any) -> None:
+    """Tensors travel as plain memory, which processes of one machine share, rather than through pickle."""
+    ray.util.register_serializer(torch.Tensor, serializer=_bytes_of, deserializer=_tensor_of)
+
+
+def _bytes_of(tensor: Tensor) -> tuple[np.ndarray[Any, Any], torch.dtype, tuple[int, ...]]:
+    flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return flat.numpy(), tensor.dtype, tuple(tensor.shape)
+
+
+def _tensor_of(sent: tuple[np.ndarray[Any, Any], torch.dtype, tuple[int, ...]]) -> Tensor:
+    data, dtype, shape = sent
+    return torch.tensor(data).view(dtype).view(shape)  # a copy: the memory that was shared is read-only

@@ -1,0 +1,132 @@
+"""The rollout workers of a learner process: started before its own models load, asked, watched and ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from flowrl.config.train import TrainConfig
+from flowrl.training.drawing import Drawn, Request
+from flowrl.training.run import Run
+from flowrl.workers.actor import Duty
+from flowrl.workers.dispatch import Dispatcher, Worker
+from flowrl.workers.joining import join_cluster
+from flowrl.workers.ray_backend import Order, RayBackend
+
+_LOOK = 0.05  # seconds between looks of the thread that gives out pieces
+_LINES = 8  # of workers on a terminal
+
+
+class Rollouts:
+    """Workers that draw for this process (`flowrl.training.drawing.DrawsElsewhere`); end it with `close`.
+
+    A thread gives out pieces and takes answers, so that workers go on while the learner decodes, scores and updates.
+    """
+
+    def __init__(self, config: TrainConfig, run: Run) -> None:
+        """Connects to Ray and starts this process's share of the workers, which load meanwhile.
+
+        Raises:
+            ValueError: no cluster answers, or this machine has too few GPUs.
+        """
+        settings, kind = config.workers, run.device.type
+        gpus = settings.rollout_gpus if kind == "cuda" else 0.0
+        address = join_cluster(config, run)
+        duty = Duty(
+            config=config, learners=run.world, device=kind, threads=torch.get_num_threads(), folder=os.getcwd()
+        )  # fmt: skip
+        self._say = run.main
+        self.backend = RayBackend(duty, gpus=gpus)
+        self.dispatcher = Dispatcher(
+            self.backend, workers=settings.rollouts // run.world, tell=self._tell, who="rollout worker"
+        )  # fmt: skip
+        self.layout = {
+            "rollouts": settings.rollouts, "staleness": settings.staleness, "gpus_each": gpus, "address": address,
+            "own_instance": settings.address is None,
+        }  # fmt: skip
+        self._waited = 0.0
+        self._told = 0  # restarts that are in the log
+        self._lock = threading.Condition()
+        self._failed: BaseException | None = None
+        self._ended = False
+        self._thread = threading.Thread(target=self._work, name="rollouts", daemon=True)
+        self._thread.start()
+
+    def submit(self, requests: Sequence[Request], weights: Mapping[str, Tensor]) -> list[int]:
+        """Asks for pieces under these weights; returns a ticket for each."""
+        kept = self.backend.weights(weights)
+        with self._lock:
+            return self.dispatcher.add(Order(request, kept) for request in requests)
+
+    def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
+        """The pieces in order, each as soon as it is there.
+
+        Raises:
+            BaseException: what drawing raised; or `WorkersLost`.
+        """
+        for ticket in tickets:
+            begun = time.perf_counter()
+            with self._lock:
+                while not self.dispatcher.holds(ticket):
+                    if self._failed is not None:
+                        raise self._failed
+                    self._lock.wait(0.5)  # a signal is answered meanwhile
+                found: Drawn = self.dispatcher.take(ticket)
+            self._waited += time.perf_counter() - begun
+            yield found
+
+    def row(self) -> dict[str, float]:
+        """Workers that are there, restarts and seconds waited for pieces since the last call."""
+        with self._lock:
+            restarts, self._told = self.dispatcher.restarts - self._told, self.dispatcher.restarts
+            alive = self.dispatcher.alive
+        waited, self._waited = self._waited, 0.0
+        return {"alive": alive, "restarts": restarts, "wait_seconds": round(waited, 4)}
+
+    def lines(self) -> list[str]:
+        """What each worker does, in 80 columns; of many those first that are not there."""
+        with self._lock:
+            now, size = self.backend.now(), self.dispatcher.workers
+            found = [(worker.state != "here", number, _line(number, worker, now)) for number, worker in enumerate(size)]
+        if len(found) <= _LINES:
+            return [line for _, _, line in found]
+        shown = sorted(found, key=lambda one: (not one[0], one[1]))[: _LINES - 1]
+        return [*(line for _, _, line in shown), f"  and {len(found) - len(shown)} more, {self.dispatcher.alive} there"]
+
+    def close(self) -> None:
+        """Ends the workers; the connection to Ray stays."""
+        self._ended = True
+        self._thread.join(timeout=10)
+        self.backend.close()
+
+    def _tell(self, line: str) -> None:
+        if self._say:
+            print(line[0].upper() + line[1:] + ".", file=sys.stderr, flush=True)
+
+    def _work(self) -> None:
+        try:
+            while not self._ended:
+                answers = self.backend.wait(_LOOK)
+                with self._lock:
+                    self.dispatcher.handle(answers)
+                    if answers:
+                        self._lock.notify_all()
+        except BaseException as error:  # the learner raises it
+            if not self._ended:
+                with self._lock:
+                    self._failed = error
+                    self._lock.notify_all()
+
+
+def _line(number: int, worker: Worker, now: float) -> str:
+    what = worker.state if worker.state != "here" else "drawing" if worker.holds else "idle"
+    if worker.state == "away":
+        what = f"away, starts in {max(0.0, worker.starts_again - now):.0f} s"
+    took = f"{worker.seconds:8.2f} s/piece" if worker.drawn else ""
+    return f"  worker {number:<4} {what:<24} {worker.drawn:>6} pieces {took}  {worker.place[:16]}".rstrip()

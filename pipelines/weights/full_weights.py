@@ -1,0 +1,170 @@
+"""The policy where the network's own weights are trained, all of them or those of some layers.
+
+What the optimizer moves are masters in float32. Where the network computes in float32 on the masters' device, a master
+is the network's weight itself; elsewhere the network holds working copies, the masters rounded to its dtype after every
+change, so that rollout and update run on the same numbers. Gradients are those of the working copies.
+
+Bytes a trained weight takes on the device, bfloat16 / float32: network 2 / 4, gradient of a micro-batch 2 / 4, its sum
+4 / 4, masters 4 / 0, moments of AdamW 8 / 8: 20 in both. `optim.offload` moves masters, moments and copies to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.pipelines.lora import check_same
+
+
+def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str]:
+    """Names of the weights that are trained, biases and norms among them, in the network's order.
+
+    Args:
+        network: any copy of it, also one on the meta device.
+        targets: endings of the names of modules, of which all weights are trained: "attn.to_q" fits every module whose
+            name ends in ".attn.to_q". None trains all weights.
+
+    Raises:
+        ValueError: a target matches no module with weights; names some that exist.
+    """
+    names = [name for name, _ in network.named_parameters()]
+    if targets is None:
+        return names
+    chosen = set[str]()
+    for target in targets:
+        places = [name for name, _ in network.named_modules() if name == target or name.endswith("." + target)]
+        bound = {name for name in names if any(name.startswith(f"{place}.") for place in places)}
+        if not bound:
+            owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
+            endings = sorted({".".join(p for p in name.split(".")[-3:] if not p.isdigit()) for name in owners})
+            raise ValueError(
+                f"policy.target_modules: {target!r} matches no module of {type(network).__name__} that has weights, so "
+                f"nothing would be trained there. Modules end in: {', '.join(endings[:24])}"
+            )
+        chosen |= bound
+    return [name for name in names if name in chosen]
+
+
+class FullWeights:
+    """A network's own weights as a policy; see the file's docstring.
+
+    Attributes:
+        network: whose weights are trained.
+        parameters: masters by name, float32, in a fixed order.
+        slots: float32 copies of the masters by slot name, where the masters lie.
+        scale: the largest weight in magnitude before training, at least 1.
+    """
+
+    def __init__(self, network: nn.Module, *, targets: Sequence[str] | None = None, offload: bool = False) -> None:
+        """Takes the network's weights as they are.
+
+        Args:
+            network: loaded; what is not trained of it is frozen.
+            targets: as for `trained_names`.
+            offload: whether masters and copies lie in the host's memory.
+
+        Raises:
+            ValueError: a target matches nothing.
+        """
+        chosen, own = trained_names(network, targets), dict(network.named_parameters())
+        network.requires_grad_(False)
+        self.network = network
+        self._working = {name: own[name].requires_grad_(True) for name in chosen}
+        self.parameters = {name: _master(weight, offload) for name, weight in self._working.items()}
+        self.slots: dict[str, dict[str, Tensor]] = {}
+        self.scale = max([1.0, *(float(weight.detach().abs().max()) for weight in self._working.values())])
+        self._reference: dict[str, Tensor] | None = None
+        self._running = "policy"
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """What the network computes with, and gradients are taken of, in the order of `parameters`."""
+        return list(self._working.values())
+
+    def sum_dtype(self, device: torch.device) -> torch.dtype:
+        """The dtype of gradient sums, float32: float64 would take 4 bytes more of every weight of the network, where a
+        LoRA has few. Sums then depend in their last digits on how a batch is split into micro-batches."""
+        return torch.float32
+
+    def settle(self) -> None:
+        """Gives the network what the masters have become."""
+        with torch.no_grad():
+            for name, weight in self._working.items():
+                if weight is not self.parameters[name]:
+                    weight.copy_(self.parameters[name])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of the masters by name, on the host."""
+        return {name: master.detach().to("cpu", copy=True) for name, master in self.parameters.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies tensors into the masters, and so into the network.
+
+        Raises:
+            ValueError: names or shapes differ.
+        """
+        check_same(self.parameters, tensors, what="the saved model")
+        for name, master in self.parameters.items():
+            master.data.copy_(tensors[name])
+        self.settle()
+
+    def keep_reference(self) -> None:
+        """Keeps the weights as they are now for the slot "reference", in the network's dtype."""
+        self._reference = {
+            name: weight.detach().to(self.parameters[name].device, copy=True) for name, weight in self._working.items()
+        }
+
+    def add_slot(self, slot: str) -> None:
+        """Keeps a copy of the policy under a name."""
+        self.slots[slot] = {name: master.detach().clone() for name, master in self.parameters.items()}
+
+    def blend(self, slot: str, decay: float) -> None:
+        """Moves a slot towards the policy: `slot <- decay * slot + (1 - decay) * policy`."""
+        for name, kept in self.slots[slot].items():
+            kept.lerp_(self.parameters[name].detach(), 1.0 - decay)
+
+    @contextmanager
+    def under(self, slot: str) -> Iterator[None]:
+        """Runs the network under a slot: "policy", "reference" (the weights as they were kept) or one that was added;
+        may be nested.
+
+        Do not enter or leave it between a forward pass and its backward pass.
+
+        Raises:
+            ValueError: there is no such slot, or no reference was kept.
+        """
+        if slot not in ("policy", "reference", *self.slots):
+            raise ValueError(f"no weight slot {slot!r}: there are policy, reference, {', '.join(self.slots)}")
+        if slot == "reference" and self._reference is None:
+            raise ValueError("the weights before training were not kept: call keep_reference before they change")
+        outer = self._running
+        self._change(outer, slot)
+        try:
+            yield
+        finally:
+            self._change(slot, outer)
+
+    def _change(self, old: str, new: str) -> None:
+        """Leaves one slot and enters another; between the two the network holds the policy."""
+        self._running = new
+        for slot, entered in ((old, False), (new, True)) if old != new else ():
+            if slot == "policy":
+                continue
+            kept = (self._reference or {}) if slot == "reference" else self.slots[slot]
+            for name, weight in self._working.items():
+                master = self.parameters[name]
+                if weight is master:  # the only copy of the policy: the two change places
+                    weight.data, kept[name] = kept[name], weight.data
+                else:
+                    weight.data.copy_(kept[name] if entered else master.data)
+
+
+def _master(weight: nn.Parameter, offload: bool) -> nn.Parameter:
+    """The weight itself where it is float32 and lies where masters do, else a float32 copy."""
+    device = torch.device("cpu") if offload else weight.device
+    if weight.dtype == torch.float32 and weight.device == device:
+        return weight
+    return nn.Parameter(weight.detach().to(device, torch.float32))

@@ -1,0 +1,122 @@
+"""A network trained as a whole, as a folder that stock diffusers opens: `DiffusionPipeline.from_pretrained(folder)`.
+
+The trained parts are written with diffusers' own `save_pretrained`, in the dtype they computed in. What is frozen (text
+encoders, autoencoder, tokenizers, scheduler) is taken from the model's own files: copied where all of it is small, else
+linked, so that a run takes no room for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from flowrl.files import read_json
+from flowrl.pipelines import Pipeline
+from flowrl.pipelines.weights.full_weights import FullWeights
+
+_INDEX = "model_index.json"
+_SMALL = 2**28  # bytes of frozen parts that are copied rather than linked
+
+
+def save_model(folder: Path, pipeline: Pipeline) -> None:
+    """Replaces the model in a folder by the one that the network holds now, in one step.
+
+    Where a process is killed between the two renames of that step, `put_back` has what was there before.
+    """
+    staged, aside = _staged(folder), _aside(folder)
+    for half in (staged, aside):
+        shutil.rmtree(half, ignore_errors=True)
+    staged.mkdir(parents=True)
+    source = folder if (folder / _INDEX).is_file() else stock_folder(pipeline.model)
+    _take_frozen(source, staged, set(pipeline.experts), small=0 if source == folder else _SMALL)
+    for name, network in pipeline.experts.items():
+        save: Callable[[Path], Any] = network.save_pretrained  # type: ignore[assignment]  # of diffusers, without types
+        save(staged / name)
+        for path in (staged / name).iterdir():
+            path.chmod(staged.stat().st_mode & 0o666)  # safetensors keeps a file to its owner, whatever the umask
+    if folder.exists():
+        folder.replace(aside)
+    staged.replace(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_back(folder: Path) -> None:
+    """Ends what a killed `save_model` had begun; nobody may be at work in the folder."""
+    if _aside(folder).exists() and not folder.exists():
+        _aside(folder).replace(folder)
+    for half in (_staged(folder), _aside(folder)):
+        shutil.rmtree(half, ignore_errors=True)
+
+
+def load_saved(pipeline: Pipeline, folder: Path) -> FullWeights:
+    """The network of a pipeline as a policy with the weights of a folder; its slot "reference" is what it was before.
+
+    Raises:
+        ValueError: there is no model in the folder, or another one.
+    """
+    policy, found = FullWeights(pipeline.denoiser), dict[str, Tensor]()
+    policy.keep_reference()
+    for name in pipeline.experts:
+        prefix = f"{name}." if len(pipeline.experts) > 1 else ""
+        for path in sorted((folder / name).glob("*.safetensors")):
+            found |= {f"{prefix}{key}": tensor for key, tensor in load_file(path).items()}
+    if not found:
+        raise ValueError(f"there is no model in {folder}: finish the run with 'flowrl train resume={folder.parent}'")
+    buffers = found.keys() - policy.parameters.keys()
+    policy.load({name: tensor for name, tensor in found.items() if name not in buffers})
+    return policy
+
+
+def stock_folder(model: str) -> Path:
+    """The folder of a model's files: itself, or that of a hub id in this machine's cache.
+
+    Raises:
+        ValueError: a hub id whose files are not in the cache.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache
+
+    index = try_to_load_from_cache(model, _INDEX)
+    if not isinstance(index, str):
+        raise ValueError(
+            f"policy.train=full saves a folder with all parts of {model}, and its files are not in this machine's "
+            "cache: download it to a folder, and set pipeline.model to that"
+        )
+    return Path(index).parent
+
+
+def _take_frozen(source: Path, target: Path, trained: set[str], *, small: int) -> None:
+    """Links the parts that the index of a stock folder names, or copies them where they have no more bytes than
+    `small`; but for those that are trained."""
+    parts = [name for name in read_json(source / _INDEX, finite=False) if (source / name).is_dir()]
+    files = [path for name in parts if name not in trained for path in sorted((source / name).rglob("*"))]
+    files = [path for path in files if path.is_file()]
+    take = shutil.copyfile if sum(path.stat().st_size for path in files) <= small else _link
+    shutil.copyfile(source / _INDEX, target / _INDEX)
+    for path in files:
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        take(path.resolve(), place)
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name of a file, or on another file system a symbolic link to it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        target.symlink_to(source)
+
+
+def _staged(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.writing")
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.aside")

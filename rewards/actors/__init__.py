@@ -1,0 +1,1 @@
+"""Rewards that workers on Ray compute for the run (`workers.rewards`)."""

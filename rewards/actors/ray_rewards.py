@@ -1,0 +1,295 @@
+"""Rewards that workers on Ray compute (`workers.rewards`), for a run that asks them as it asks its own.
+
+    workers = start_workers(settings, entries, ...)         # M actors that build the rewards of the entries
+    workers.of(entry)                                       # a `Reward` that sends what it is given to one of them
+
+A call goes whole, images as floats and bit for bit, to the worker with the fewest calls in flight, so that a reward
+sees the batches that it would see in the run's own process, groups and all, and gives the same numbers. A worker that
+dies is started again by Ray; its call is asked of another at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from flowrl.cluster import check_extra, connect
+from flowrl.config.rewards import RewardConfig
+from flowrl.config.sections import WorkersConfig
+from flowrl.randomness import counter_seed
+from flowrl.rewards import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.actors.reward_actor import About, Refused, RewardActor, Wanted, moved, with_whole_paths
+from flowrl.rewards.serving.retries import Failed, call_with_retries
+from flowrl.rewards.serving.server_pool import ServerPool
+
+OWN = ("adversarial", "remote")
+"""Rewards that stay in the run's own process: one that learns with the policy, and one that asks a server anyway."""
+_NAMESPACE = "flowrl"
+_RETRIES = 5  # of a call whose worker died, beside the other workers that are asked at once
+_DEADLINE = 1800.0  # seconds of one call: a worker that was started again loads its models first
+_STARTS = 900.0  # seconds in which workers have to start; packages of an environment may have to be installed
+_READY = 120.0  # seconds in which a worker that was set aside has to answer
+
+
+def goes_to_workers(entry: RewardConfig) -> bool:
+    """Whether workers compute a reward."""
+    return entry.name not in OWN
+
+
+def check_reward_workers(settings: WorkersConfig, rewards: Sequence[RewardConfig], recipe: str) -> None:
+    """Refuses workers for rewards that cannot have them, before anything loads.
+
+    Raises:
+        ValueError: says what was set, why it cannot be, and what to change.
+    """
+    if not settings.rewards:
+        if settings.reward_env is not None:
+            raise ValueError("workers.reward_env is the environment of workers that score, and workers.rewards is 0")
+        return
+    check_extra("workers.rewards")
+    if recipe == "backprop":
+        raise ValueError(
+            "recipe backprop takes the gradient of its reward, and none comes back from a worker: set workers.rewards=0"
+        )
+    if not any(map(goes_to_workers, rewards)):
+        names = ", ".join(entry.called for entry in rewards)
+        raise ValueError(
+            f"workers.rewards is {settings.rewards}, and {names} stays in the learner (rewards that learn with the "
+            "policy, and those of a server): set workers.rewards=0"
+        )
+    if settings.reward_env is not None:
+        read_environment(settings.reward_env)
+
+
+def read_environment(path: str) -> dict[str, Any]:
+    """The Ray runtime environment in a YAML file, such as `{pip: [open_clip_torch], env_vars: {HF_HOME: /data/hf}}`.
+
+    Raises:
+        ValueError: it cannot be read, or is none.
+    """
+    where = f"workers.reward_env ({path})"
+    try:
+        given = yaml.safe_load(Path(path).expanduser().read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{where} cannot be read: {error}: give a YAML file of a Ray runtime environment") from error
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise ValueError(f"{where} must hold a mapping such as {{pip: [open_clip_torch]}}, got {given!r}")
+    return dict(given)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RewardWorkers:
+    """The workers of a run; `about` are the rewards of `entries`, as they say of themselves."""
+
+    entries: tuple[RewardConfig, ...]
+    about: tuple[About, ...]
+    pool: ServerPool[Any]
+
+    def of(self, entry: RewardConfig) -> Reward:
+        """The reward of one of the entries."""
+        return WorkerReward(place=next(i for i, one in enumerate(self.entries) if one is entry), workers=self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WorkerReward:
+    """A `Reward` that workers compute: it is what they say it is, waits, and has no gradient."""
+
+    place: int
+    workers: RewardWorkers
+
+    @property
+    def name(self) -> str:
+        return self._about.name
+
+    @property
+    def kind(self) -> str:
+        return self._about.kind
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self._about.needs
+
+    @property
+    def version(self) -> str:
+        return self._about.version
+
+    @property
+    def differentiable(self) -> bool:
+        return False
+
+    @property
+    def waits(self) -> bool:
+        return True
+
+    @property
+    def _about(self) -> About:
+        return self.workers.about[self.place]
+
+    def __call__(self, inputs: RewardInputs) -> RewardOutput:
+        given = moved(_needed(inputs, self.needs), torch.device("cpu"))
+        seed = counter_seed("worker", inputs.iteration, *given.sample_ids[:1].tolist())
+
+        def send(attempt: int, seconds: float) -> RewardOutput | Refused | Failed:
+            return self.workers.pool.ask(partial(_scores, place=self.place, inputs=given))
+
+        found = call_with_retries(send, deadline=_DEADLINE, retries=_RETRIES, seed=seed)
+        if isinstance(found, Failed):
+            raise ValueError(
+                f"reward {self.name!r}: its workers died one after the other over the same {len(inputs)} images "
+                f"({found.message}): mostly it is memory; lower rollout_batch_size or workers.rewards, or raise "
+                "workers.reward_gpus"
+            )
+        if isinstance(found, Refused):
+            raise _raised(f"reward {self.name!r}", found)
+        device = inputs.images.device
+        parts = {name: part.to(device) for name, part in found.parts.items()}
+        return replace(found, values=found.values.to(device), valid=found.valid.to(device), parts=parts)
+
+
+def _needed(inputs: RewardInputs, needs: frozenset[str]) -> RewardInputs:
+    """Inputs without the videos and further images that a reward does not read: they are the most of what is sent."""
+    unread = [name for name in ("videos", "source_images", "reference_images") if name not in needs]
+    nothing: dict[str, Any] = dict.fromkeys(unread)
+    return replace(inputs, **nothing)
+
+
+def _scores(actor: Any, *, place: int, inputs: RewardInputs) -> RewardOutput | Refused | Failed:
+    import ray
+
+    try:
+        found: RewardOutput | Refused = ray.get(actor.score.remote(place, inputs))
+        return found
+    except ray.exceptions.RayTaskError:  # no death: what travelled could not be read there, or back
+        raise
+    except ray.exceptions.RayError as error:
+        return Failed(error="connection", message=_first_line(error))
+
+
+def _is_ready(actor: Any) -> bool:
+    import ray
+
+    try:
+        return bool(ray.get(actor.ready.remote(), timeout=_READY))
+    except ray.exceptions.RayError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Started:
+    """Workers that were asked for: the cluster's address and their names there; whoever holds `actors` keeps them."""
+
+    address: str
+    names: tuple[str, ...]
+    actors: tuple[Any, ...] = ()
+
+
+def start_workers(
+    settings: WorkersConfig, entries: Sequence[RewardConfig], *, dtype: str, device: torch.device
+) -> Started:
+    """Starts the workers; one process of a run does.
+
+    Args:
+        settings: the section `workers`.
+        entries: rewards, each of which `goes_to_workers`.
+        dtype: `reward_dtype`.
+        device: of the run's own process: on a GPU, workers have GPUs too, unless `workers.reward_gpus` is 0.
+
+    Raises:
+        ValueError: there is no cluster, or it has not what the workers need.
+    """
+    import ray
+
+    cluster = connect(settings.address, workers=settings.rollouts + settings.rewards)
+    gpus = settings.reward_gpus if device.type == "cuda" else 0.0
+    _refuse_too_many(settings, gpus)
+    wanted = Wanted(
+        entries=with_whole_paths(entries), device="cuda" if gpus else "cpu", dtype=dtype,
+        threads=torch.get_num_threads(), folder=os.getcwd(),
+    )  # fmt: skip
+    environment = None if settings.reward_env is None else read_environment(settings.reward_env)
+    job, maker = ray.get_runtime_context().get_job_id(), ray.remote(RewardActor)
+    names = tuple(f"rewards-{job}-{number}" for number in range(settings.rewards))
+    actors = [
+        maker.options(
+            name=name, namespace=_NAMESPACE, num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=0,
+            runtime_env=environment,
+        ).remote(wanted)
+        for name in names
+    ]  # fmt: skip
+    return Started(address=cluster.address, names=names, actors=tuple(actors))
+
+
+def find_workers(settings: WorkersConfig, entries: Sequence[RewardConfig], started: Started) -> RewardWorkers:
+    """The workers that one process of the run started, for any of them; waits until all have built their rewards.
+
+    Raises:
+        ValueError: one does not start or cannot build its rewards, or they differ.
+    """
+    import ray
+
+    connect(started.address, workers=settings.rollouts + settings.rewards)
+    actors = started.actors or [ray.get_actor(name, namespace=_NAMESPACE) for name in started.names]
+    return RewardWorkers(
+        entries=tuple(entries), about=tuple(_same_about(actors)), pool=ServerPool(actors, _is_ready)
+    )  # fmt: skip
+
+
+def _same_about(actors: Sequence[Any]) -> list[About]:
+    """What all workers say of the rewards."""
+    import ray
+
+    try:
+        ray.get([actor.ready.remote() for actor in actors], timeout=_STARTS)
+        said = ray.get([actor.about.remote() for actor in actors])
+    except ray.exceptions.GetTimeoutError as error:
+        raise ValueError(
+            f"not all of the {len(actors)} workers that score started within {_STARTS:g} s: other workers hold what "
+            "the cluster has ('ray status' tells), or their environment takes longer: lower workers.rewards "
+            "or workers.reward_gpus"
+        ) from error
+    except ray.exceptions.RayError as error:
+        raise ValueError(
+            f"a worker that scores did not start ({_first_line(error)}): its environment (workers.reward_env, else the "
+            "cluster's) needs flowrl and what the rewards need"
+        ) from error
+    for about in said:
+        if isinstance(about, Refused):
+            raise _raised("rewards", about)
+        if about != said[0]:
+            differ = next((a, b) for a, b in zip(said[0], about, strict=True) if a != b)
+            raise ValueError(
+                f"workers build different rewards: {differ[0].version} and {differ[1].version}: files that the rewards "
+                "read must be the same at the same place on every machine of the cluster"
+            )
+    return list(said[0])
+
+
+def _refuse_too_many(settings: WorkersConfig, gpus: float) -> None:
+    """Refuses more workers than the cluster can ever hold, which Ray would wait for without a word."""
+    import ray
+
+    have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    for what, each in (("CPU", 1.0), ("GPU", gpus)):
+        need, there = each * settings.rewards, have.get(what, 0.0)
+        if need > there:
+            raise ValueError(
+                f"workers.rewards={settings.rewards} needs {need:g} {what}s in the Ray cluster, which has {there:g}: "
+                f"lower workers.rewards{' or workers.reward_gpus' if what == 'GPU' else ''}"
+            )
+
+
+def _raised(owner: str, refused: Refused) -> Exception:
+    """The error of a worker, as one of this process."""
+    message = f"{owner} on {refused.message}"
+    return ValueError(message) if refused.expected else RuntimeError(message)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:300]

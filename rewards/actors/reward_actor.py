@@ -1,0 +1,136 @@
+"""What lives in a worker on Ray that scores images: the rewards of a run, built there from its configuration.
+
+Ray alone makes a `RewardActor`; the run speaks to it through `flowrl.rewards.actors.ray_rewards`. Nothing is built
+before the first call, so that a worker which was started again builds its rewards again, and what goes wrong is said in
+words.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import traceback
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.config.rewards import RewardConfig
+from flowrl.placement import sent
+from flowrl.precision import arithmetic, refuse_unable
+from flowrl.rewards import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.outputs import check_output
+from flowrl.rewards.specs import checked_reward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a worker needs to be the rewards of a run.
+
+    Attributes:
+        entries: of the configuration, those that workers compute.
+        device: "cpu", or "cuda", the first GPU that Ray lends to the worker.
+        dtype: `reward_dtype` of the run.
+        threads: of torch in the run's own process, as sums on a CPU may depend on it.
+        folder: where the run was started; relative paths begin there, where the worker's machine has it.
+    """
+
+    entries: tuple[RewardConfig, ...]
+    device: str
+    dtype: str
+    threads: int
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What a built reward says of itself."""
+
+    name: str
+    kind: str
+    needs: frozenset[str]
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """An error of a reward: its words, and whether they are for whoever wrote the configuration."""
+
+    message: str
+    expected: bool
+
+
+class RewardActor:
+    """The rewards of a run in a process of their own."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.device = torch.device(wanted.device)
+        self._built: list[Reward] = []
+
+    def ready(self) -> bool:
+        """Answers; a worker that is started again does so once it is there."""
+        return True
+
+    def about(self) -> list[About] | Refused:
+        """What the rewards say of themselves, in the order of the entries; builds them."""
+        try:
+            return [
+                About(name=one.name, kind=one.kind, needs=frozenset(one.needs), version=one.version)
+                for one in self._rewards()
+            ]
+        except (Exception, SystemExit) as error:  # whatever a reward does, the run says it
+            return _refused(error)
+
+    def score(self, place: int, inputs: RewardInputs) -> RewardOutput | Refused:
+        """The output of one reward, on the host."""
+        try:
+            reward = self._rewards()[place]
+            with torch.no_grad(), arithmetic(self.wanted.dtype):
+                output = check_output(reward(moved(inputs, self.device)), len(inputs), reward.name)
+            return on_host(output)
+        except (Exception, SystemExit) as error:
+            return _refused(error)
+
+    def _rewards(self) -> list[Reward]:
+        if not self._built:
+            if os.path.isdir(self.wanted.folder):
+                os.chdir(self.wanted.folder)
+            torch.set_num_threads(self.wanted.threads)
+            refuse_unable(self.wanted.dtype, self.device, "reward_dtype")
+            parts = dict[Hashable, Any]()
+            self._built = [checked_reward(entry).build(self.device, parts) for entry in self.wanted.entries]
+        return self._built
+
+
+def moved(inputs: RewardInputs, device: torch.device) -> RewardInputs:
+    """The same inputs with their images on a device."""
+
+    def of(images: list[list[Tensor]] | None) -> list[list[Tensor]] | None:
+        return None if images is None else [[sent(image, device) for image in few] for few in images]
+
+    return replace(
+        inputs, images=sent(inputs.images, device),
+        videos=None if inputs.videos is None else sent(inputs.videos, device),
+        source_images=of(inputs.source_images), reference_images=of(inputs.reference_images),
+    )  # fmt: skip
+
+
+def on_host(output: RewardOutput) -> RewardOutput:
+    """The same output in memory of the host."""
+    parts = {name: part.detach().cpu() for name, part in output.parts.items()}
+    return replace(output, values=output.values.detach().cpu(), valid=output.valid.cpu(), parts=parts)
+
+
+def _refused(error: BaseException) -> Refused:
+    where = f"a worker on {platform.node()}"
+    if isinstance(error, ValueError):
+        return Refused(message=f"{where}: {error}", expected=True)
+    return Refused(message=f"{where}: {type(error).__name__}: {error}\n{traceback.format_exc()}", expected=False)
+
+
+def with_whole_paths(entries: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
+    """Entries with the files of users by their whole paths."""
+    return tuple(entry if entry.file is None else replace(entry, file=os.path.abspath(entry.file)) for entry in entries)

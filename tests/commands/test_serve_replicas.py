@@ -1,0 +1,131 @@
+"""Several processes behind one port: who gets which connection, one that dies, and the end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import requests
+import torch
+from reward_servers import body_of, samples, until
+from tiny_runs import start
+
+from flowrl.commands.serve.arguments import add_arguments
+from flowrl.commands.serve.run import devices_of
+from flowrl.rewards import build_reward
+
+REWARDS = """
+import os, time
+
+def process(images, prompts, metadata):
+    return [float(os.getpid())] * len(images)
+
+def level(images, prompts, metadata):
+    time.sleep(0.02)
+    return [round(float(image.mean()) * 255) for image in images]
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    folder = tmp_path_factory.mktemp("replicas")
+    (folder / "two.py").write_text(REWARDS)
+    (folder / "two.yaml").write_text(
+        "rewards:\n- {file: two.py, function: process}\n- {file: two.py, function: level}\n"
+    )
+    command = ["-m", "flowrl", "serve", "two.yaml", "--replicas", "2", "--port", "0", "--device", "cpu"]
+    process = start(command, folder)
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(2)]
+    try:
+        assert lines[0] == "Loading process, level on cpu, 2 times ...\n", lines
+        found = re.search(r"http://[\d.:]+", lines[1])
+        assert found, lines
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def pids(url: str, count: int) -> list[int]:
+    """Which process answers, on connections of one request each that stay open together."""
+    sessions = [requests.Session() for _ in range(count)]
+    answers = [session.post(f"{url}/v1/score", json=body_of(reward="process"), timeout=10) for session in sessions]
+    found = [int(answer.json()["items"][0]["value"]) for answer in answers]
+    for session in sessions:
+        session.close()
+    return found
+
+
+@pytest.mark.slow
+def test_connections_are_shared_out_and_a_dead_replica_costs_no_item(
+    served: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, url = served
+    before = pids(url, 6)
+    assert len(set(before)) == 2
+    assert {before.count(pid) for pid in before} == {3}
+    assert process.pid not in before
+
+    text = requests.get(f"{url}/metrics", timeout=10).text  # of both, whoever answers
+    assert 'flowrl_items_total{reward="process"} 6.0' in text
+    assert 'flowrl_queue_items{reward="level"} 0.0' in text
+    health = requests.get(f"{url}/health", timeout=10).json()
+    assert health["replica"] in (0, 1)
+
+    reward = build_reward("remote", options={"url": url, "reward": "level", "batch_size": 1})
+    killing = threading.Timer(0.3, os.kill, (before[0], signal.SIGKILL))
+    killing.start()
+    output = reward(samples(96))
+    killing.join()
+    assert not output.errors
+    assert output.values.tolist() == [float(i) for i in range(96)]
+    assert set(pids(url, 2)) == {before[1]}  # the other one answers meanwhile
+
+    def back() -> bool:
+        time.sleep(0.2)
+        return len(set(pids(url, 2))) == 2
+
+    until(back, 60)
+    assert before[0] not in pids(url, 2)
+
+    left = pids(url, 2)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert out.endswith("Stopped.\n")
+    assert re.search(r"^Replica [01] ended \(code -9\); it is started again in 1 s\.$", err, re.MULTILINE), err
+    for pid in left:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def asked(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(["jpeg_compressibility", *arguments])
+
+
+def test_devices_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(*arguments: str) -> list[str]:
+        return [str(device) for device in devices_of(asked(*arguments))]
+
+    assert names("--replicas", "2", "--device", "cpu") == ["cpu", "cpu"]
+    assert names("--replicas", "2", "--devices", "cpu") == ["cpu", "cpu"]
+    with pytest.raises(ValueError, match="not both"):
+        names("--replicas", "2", "--devices", "cpu", "--device", "cpu")
+    with pytest.raises(ValueError, match="names 2 devices and there are 1 replicas: give --replicas 2"):
+        names("--devices", "cpu,cpu")
+    with pytest.raises(ValueError, match="is a list such as"):
+        names("--devices", "cpu,")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert names("--replicas", "3") == ["cuda:0", "cuda:1", "cuda:0"]
+    assert names() == ["cuda"]

@@ -1,0 +1,147 @@
+"""Two processes that hold one copy of the weights between them train what one process trains, which holds the whole.
+
+They have unequal work (`tests/helpers/split_runs.py`): where one took a call less than the other, both would wait for
+ever. The larger table of families and recipes is `tests/trials/sharded_runs.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from split_runs import RECIPES, command
+from tiny_runs import metrics
+from toy_pipeline import reward_list, toy_config, write_toy
+from two_processes import close, train_on_two
+
+from flowrl.cli import main
+from flowrl.pipelines import PIPELINES
+from flowrl.rewards import REWARDS
+from flowrl.training.in_step import Shards, in_step
+from flowrl.training.mesh import check_parallel
+
+RUNS = {"sd3": "grpo", "wan": "forward", "flux": "preference", "qwen_image": "backprop"}
+ROUNDS = ("prompts_per_step=3", "micro_batch_size=2", "rollout_batch_size=2", "num_iterations=2", "optim.lr=0.1",
+          "curriculum.max_rounds=3", "sampler.trained_fraction=0.67", "sampler.trained_steps=random")  # fmt: skip
+STOPPING = """
+import os, signal
+calls = []
+def reward(images, prompts, metadata):
+    calls.append(1)
+    if len(calls) == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return images.mean((1, 2, 3))
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with each run on one process and on two, and those that went on elsewhere than they had begun."""
+    folder = tmp_path_factory.mktemp("sharded")
+    one, two = folder / "one", folder / "two"
+    (folder / "stopping.py").write_text(STOPPING)
+    stopping = f"rewards=[{{file: {folder / 'stopping.py'}, function: reward}}]"
+    rounds = [str(folder / "toy.yaml"), *ROUNDS, reward_list(folder, "half_fail")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:SmoothBrightness")
+        for family, recipe in RUNS.items():
+            assert main(["train", *command(folder, family, recipe, one / family)]) == 0
+        patch.setitem(PIPELINES, "sd3", "toy_pipeline")
+        assert main(["train", *rounds, f"out={one / 'rounds'}"]) == 0
+    commands: list[tuple[int, bool, list[str]]] = [
+        *((0, False, command(folder, family, recipe, two / family, "parallel.shard=2"))
+          for family, recipe in RUNS.items()),
+        (0, True, [*rounds, f"out={two / 'rounds'}", "parallel.shard=2"]),
+        (0, False, command(folder, "sd3", "grpo", two / "replicas", "parallel.replicate=2")),
+        (0, False, ["copy", str(one / "sd3"), str(two / "one-shard"), "000002"]),
+        (0, False, [f"resume={two / 'one-shard'}", "parallel.shard=2"]),
+        (0, False, ["copy", str(two / "sd3"), str(two / "shard-replicas"), "000002"]),
+        (0, False, [f"resume={two / 'shard-replicas'}", "parallel.shard=1"]),
+        (130, False, command(folder, "sd3", "grpo", two / "stopped", "parallel.shard=2", "eval_every=0", stopping)),
+    ]  # fmt: skip
+    train_on_two(folder, commands, seconds=300)
+    shutil.copytree(two / "sd3", one / "shard-one")
+    shutil.rmtree(one / "shard-one" / "checkpoints" / "000002")
+    assert main(["train", f"resume={one / 'shard-one'}", "parallel.shard=1"]) == 0
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*RUNS, "rounds"])
+def test_split_weights_train_what_whole_ones_train(runs: Path, name: str) -> None:
+    rows = metrics(runs / "two" / name)
+    assert all(row.get("ratio_first_deviation", 0.0) == 0.0 for row in rows)
+    assert any(row.get("grad_norm", 0.0) > 0 for row in rows)
+    close(runs / "one" / name, runs / "two" / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["two/replicas", "two/one-shard", "two/shard-replicas", "one/shard-one"])
+def test_a_run_goes_on_however_its_weights_lie(runs: Path, other: str) -> None:
+    close(runs / "one" / "sd3", runs / other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_a_process_holds_half_of_the_weights(runs: Path, name: str) -> None:
+    held = json.loads((runs / "two" / name / "manifest.json").read_text())["denoiser_bytes"]
+    # A weight of one row, such as a table of one, lies whole on the first process.
+    assert held["whole"] / 2 <= held["held"] <= 0.51 * held["whole"]
+
+
+@pytest.mark.slow
+def test_a_stop_is_kept_by_both(runs: Path) -> None:
+    run = runs / "two" / "stopped"
+    assert len(metrics(run)) == 1
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["000001"]
+    assert "stopped" in json.loads((run / "manifest.json").read_text())
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+
+
+def test_turns_are_taken_as_they_are_where_nothing_is_split() -> None:
+    assert list(in_step(None, [3, 1, 2], idle=lambda key: -1)) == [(3, True), (1, True), (2, True)]
+
+
+def test_the_one_with_less_to_do_takes_idle_turns() -> None:
+    """By hand: of step 0 somebody has three, of step 1 nobody more than this one, of step 2 this one has none."""
+    others: Shards = SimpleNamespace(most=lambda counts: {0: 3, 1: 2, 2: 1})  # type: ignore[assignment]
+    turns = in_step(others, ["0a", "1a", "0b", "1b"], idle=lambda key: f"idle {key}", key=lambda turn: int(turn[0]))
+    expected = [("0a", True), ("0b", True), ("idle 0", False), ("1a", True), ("1b", True), ("idle 2", False)]
+    assert list(turns) == expected
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("pipeline.quantize=int8", "pipeline.quantize=int8: quantised weights are not split"),
+        ("policy.train=full", "policy.train=full: only frozen weights are split"),
+        ("keep_graphs=true", "keep_graphs=true: a graph that is kept"),
+        ("pipeline.compile=blocks", "set pipeline.compile=none"),
+        ("pipeline.device=mps", "over CUDA devices or CPUs"),
+        ("parallel.context=2", "set one of the two to 1"),
+        ("workers.rollouts=2", "set workers.rollouts=0"),
+    ],
+)
+def test_what_split_weights_cannot_do_is_refused(tmp_path: Path, override: str, words: str) -> None:
+    config = toy_config(write_toy(tmp_path), "parallel.shard=2", override)
+    with pytest.raises(ValueError, match=f"parallel.shard is 2 and .*{words}"):
+        check_parallel(config, None)
+    check_parallel(replace(config, parallel=replace(config.parallel, shard=1)), None)
+
+
+def test_a_launch_that_does_not_fit_is_refused_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(write_toy(tmp_path)), f"out={tmp_path / 'run'}", "parallel.shard=2"]) == 1
+    assert "1 process was launched" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert set(RECIPES) == set(RUNS.values())

@@ -1,0 +1,159 @@
+"""Two processes that share the tokens of every image or video train what one process trains.
+
+Velocities and gradients of more families are compared in `tests/trials/shared_tokens.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from split_runs import command
+from tiny_runs import differences, lora_tensors, metrics, state
+from two_processes import train_on_two
+
+from flowrl.cli import main
+from flowrl.commands.train.run import check_before_loading
+from flowrl.config.train import TrainConfig, load_config
+from flowrl.training.mesh import Layout
+from flowrl.training.run import Run
+
+# Half as many rows in a product add up in another order, and rewards are hundreds.
+METRICS, WEIGHTS = 1e-5, 1e-6
+# Adam divides by the gradient's size: where that is nearly 0 a step of 1e-8 would be one of rounding.
+SMOOTH = "optim.eps=0.01"
+RUNS: dict[str, tuple[str, ...]] = {
+    "wan": ("grpo", "pipeline.gradient_checkpointing=true"), "flux": ("preference",), "qwen_image": ("forward",),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with each run on one process and shared by two, and one that two began and one goes on with."""
+    folder = tmp_path_factory.mktemp("tokens")
+    one, two = folder / "one", folder / "two"
+    for family, (recipe, *more) in RUNS.items():
+        assert main(["train", *command(folder, family, recipe, one / family, SMOOTH, *more)]) == 0
+    train_on_two(
+        folder,
+        [(0, False, command(folder, family, recipe, two / family, "parallel.context=2", SMOOTH, *more))
+         for family, (recipe, *more) in RUNS.items()],
+        seconds=300,
+    )  # fmt: skip
+    shutil.copytree(two / "wan", two / "one-wan")
+    shutil.rmtree(two / "one-wan" / "checkpoints" / "000002")
+    assert main(["train", f"resume={two / 'one-wan'}", "parallel.context=1"]) == 0
+    return folder
+
+
+def _close(a: Path, b: Path) -> None:
+    for mine, theirs in zip(metrics(a), metrics(b), strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            of_reward = abs(mine.get("reward", 0.0)) if key.startswith("reward") else 0.0
+            assert abs(mine[key] - theirs[key]) <= METRICS * max(1.0, abs(mine[key]), of_reward), key
+    assert differences(lora_tensors(a), lora_tensors(b)) <= WEIGHTS
+    assert state(a)["iteration"] == state(b)["iteration"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_train_together_what_one_trains(runs: Path, name: str) -> None:
+    rows = metrics(runs / "two" / name)
+    assert any(row.get("grad_norm", 0.0) > 0 for row in rows)
+    assert all(row.get("ratio_first_deviation", 0.0) == 0.0 for row in rows)
+    _close(runs / "one" / name, runs / "two" / name)
+
+
+@pytest.mark.slow
+def test_one_process_continues_what_two_shared(runs: Path) -> None:
+    _close(runs / "one" / "wan", runs / "two" / "one-wan")
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+
+
+class FourProcesses:
+    """What one of four processes is told of the others: they have what it has, plus ten times their number."""
+
+    def __init__(self, number: int) -> None:
+        self.process_index = number
+
+    def _all(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        return [mine + 10 * (number - self.process_index) for number in range(4)]
+
+    def gather(self, mine: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._all(mine)) if mine.ndim == 0 else torch.cat(self._all(mine))
+
+    def reduce(self, mine: torch.Tensor, reduction: str) -> torch.Tensor:
+        assert reduction == "sum"
+        return sum(self._all(mine), torch.zeros_like(mine))
+
+
+def _one_of_four(number: int, context: int) -> Run:
+    run = Run.__new__(Run)
+    run.accelerator = FourProcesses(number)  # type: ignore[assignment]
+    run.device, run.processes, run.layout = torch.device("cpu"), 4, Layout(replicate=4 // context, context=context)
+    run.rank, within = divmod(number, context)
+    run.world, run.first = 4 // context, within == 0
+    return run
+
+
+def test_of_processes_that_share_an_image_the_first_is_heard() -> None:
+    """By hand: processes 0 and 1 share images, 2 and 3 do; those of 0 and 2 are gathered, on each of the four."""
+    for number in range(4):
+        run, mine = _one_of_four(number, 2), torch.tensor([1, 2]) + 10 * number
+        assert run.gather(mine).tolist() == [1, 2, 21, 22]
+        assert run.gather(mine.view(1, 2)).tolist() == [[1, 2], [21, 22]]
+        assert run.gather(mine[0]).tolist() == [1, 21]
+        assert run.total_gradient(mine).tolist() == [64, 68]  # 1 + 11 + 21 + 31: gradients are of all
+    alone = _one_of_four(3, 1)
+    assert alone.gather(torch.tensor([31])).tolist() == [1, 11, 21, 31]
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "launched alone": ((), r"parallel.shard \(1\) x parallel.context \(2\) is 2 processes"),
+    "heads": (("parallel.context=3",), "2 heads do not divide by 3: choose one of 1, 2"),
+    "tokens": (("pipeline.height=48", "pipeline.num_frames=1"), "48 x 48 x 1 frames is 9 tokens"),
+    "tokens of evaluations": (
+        ("pipeline.num_frames=1", "eval.height=48", "eval.width=48"), "48 x 48 x 1 frames is 9 tokens",
+    ),
+    "recipe": (("recipe=backprop",), "take another recipe, or parallel.context=1"),
+    "compiled": (("pipeline.compile=blocks",), "set pipeline.compile=none, or parallel.context=1"),
+    "sharded": (("parallel.shard=2",), "set one of the two to 1"),
+    "workers": (("workers.rollouts=1",), "set workers.rollouts=0"),
+}  # fmt: skip
+
+
+def _config(folder: Path, family: str, *overrides: str) -> TrainConfig:
+    config, _out, *settings = command(folder, family, "grpo", folder / "run", "parallel.context=2", *overrides)
+    return load_config(config, settings)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_shared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    overrides, message = REFUSED[name]
+    config = _config(tmp_path, "wan", *overrides)
+    if name != "launched alone":
+        monkeypatch.setenv("WORLD_SIZE", str(config.parallel.context * config.parallel.shard))
+    with pytest.raises(ValueError, match=message):
+        check_before_loading(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "override", "message"),
+    [
+        ("sd3", "seed=1", "no plan how to split the tokens of family sd3"),
+        ("flux", "pipeline.max_sequence_length=15", "15 tokens of a prompt .* a multiple of 2"),
+    ],
+)
+def test_a_family_or_prompt_that_cannot_be_split_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, override: str, message: str
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=message):
+        check_before_loading(_config(tmp_path, family, override))

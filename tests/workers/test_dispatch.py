@@ -1,0 +1,174 @@
+"""Pieces are given out, asked for again and kept in order; no process and no network takes part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simulated_workers import Course, course_of
+
+from flowrl.workers.dispatch import Answer, Dispatcher, Done, Failed, Lost, Ready, WorkersLost
+
+
+class Scripted:
+    """A backend that writes down what it is asked; the test answers and moves the clock."""
+
+    def __init__(self) -> None:
+        self.clock, self.started, self.given = 0.0, list[int](), list[tuple[int, int, Any]]()
+
+    def now(self) -> float:
+        return self.clock
+
+    def start(self, worker: int) -> None:
+        self.started.append(worker)
+
+    def submit(self, worker: int, ticket: int, piece: Any) -> None:
+        self.given.append((worker, ticket, piece))
+
+    def new(self) -> list[tuple[int, int, Any]]:
+        given, self.given = self.given, []
+        return given
+
+
+def dispatcher_of(workers: int, *, here: int | None = None) -> tuple[Dispatcher, Scripted, list[str]]:
+    """A dispatcher, its backend and what it tells; `here` of its workers have loaded, all by default."""
+    backend, told = Scripted(), list[str]()
+    dispatcher = Dispatcher(backend, workers=workers, tell=told.append, patience=100.0)
+    dispatcher.handle([Ready(worker) for worker in range(workers if here is None else here)])
+    return dispatcher, backend, told
+
+
+def answered(dispatcher: Dispatcher, backend: Scripted, seconds: float, *answers: Answer) -> list[tuple[int, int, Any]]:
+    """What is given out when the answers come so much later."""
+    backend.clock += seconds
+    dispatcher.handle(answers)
+    return backend.new()
+
+
+@pytest.mark.parametrize("workers", [1, 7, 60])
+def test_every_piece_comes_once_and_in_order_whoever_dies(workers: int) -> None:
+    found = course_of(workers, 3, 5, Course(deaths=0.05, slow=0.02))  # asserts each piece
+    assert found["deaths"] > 0
+    assert found["restarts"] >= found["deaths"] - workers  # those at the end may still be away
+    # One message there and one back for each piece and copy, and those of the dead.
+    assert found["messages"] <= 2 * found["pieces"] + found["copies_of_slow_pieces"] + found["deaths"] * 4
+
+
+def test_messages_grow_with_the_pieces_alone() -> None:
+    few, many = (course_of(workers, 1, 4, Course(deaths=0, slow=0)) for workers in (10, 200))
+    assert few["messages"] == 2 * 40
+    assert many["messages"] == 2 * 800
+
+
+def test_the_least_loaded_worker_comes_first_and_only_many_pieces_wait_at_workers() -> None:
+    dispatcher, backend, _ = dispatcher_of(3)
+    dispatcher.add("abcdefgh")
+    # Three idle ones, then one each ahead while more wait than there are workers.
+    assert backend.new() == [(0, 0, "a"), (1, 1, "b"), (2, 2, "c"), (0, 3, "d"), (1, 4, "e")]
+    assert answered(dispatcher, backend, 1, Done(2, 2, "C")) == [(2, 5, "f")]
+    assert answered(dispatcher, backend, 1, Done(0, 0, "A")) == []  # it holds one, and two wait
+    assert answered(dispatcher, backend, 1, Done(0, 3, "D")) == [(0, 6, "g")]
+    assert [dispatcher.holds(ticket) for ticket in range(4)] == [True, False, True, True]
+    assert dispatcher.take(2) == "C"
+    with pytest.raises(KeyError):
+        dispatcher.take(2)
+
+
+def test_pieces_of_a_dead_worker_come_before_all_others() -> None:
+    dispatcher, backend, told = dispatcher_of(2)
+    dispatcher.add("abcde")
+    assert backend.new() == [(0, 0, "a"), (1, 1, "b"), (0, 2, "c")]
+    assert answered(dispatcher, backend, 1, Lost(0, "its process ended")) == [(1, 0, "a")]
+    assert "worker 0 was lost (its process ended), 2 of its pieces go to others; it starts again in 1 s" in told
+    assert answered(dispatcher, backend, 1, Done(1, 1, "B")) == [(1, 2, "c")]
+    assert backend.started == [0, 1, 0]
+    assert answered(dispatcher, backend, 1, Ready(0, "node-7")) == [(0, 3, "d")]
+    assert told[-1] == "worker 0 is there again, on node-7"
+
+
+def test_a_worker_that_dies_again_waits_twice_as_long() -> None:
+    dispatcher, backend, _ = dispatcher_of(2)
+    waits = []
+    for _ in range(9):
+        answered(dispatcher, backend, 0, Lost(0, "x"))
+        started, before = len(backend.started), backend.clock
+        while len(backend.started) == started:
+            answered(dispatcher, backend, 0.5)
+        waits.append(backend.clock - before)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_a_slow_piece_is_drawn_by_another_and_the_first_answer_counts() -> None:
+    dispatcher, backend, told = dispatcher_of(2)
+    dispatcher.add("ab")
+    backend.new()
+    answered(dispatcher, backend, 2, Done(0, 0, "A"))
+    assert answered(dispatcher, backend, 7) == []  # 9 s: below ten no piece is slow
+    assert answered(dispatcher, backend, 2) == [(0, 1, "b")]
+    assert "takes 11 s for a piece, usual are 2.0 s" in told[-1]
+    assert answered(dispatcher, backend, 20) == []  # it is asked for twice, not more often
+    answered(dispatcher, backend, 1, Done(0, 1, "B"))
+    assert dispatcher.take(1) == "B"
+    answered(dispatcher, backend, 1, Done(1, 1, "late"))
+    assert not dispatcher.holds(1)
+    dispatcher.add("c")
+    assert len(backend.new()) == 1  # both are free again
+
+
+def test_without_a_worker_the_run_pauses_and_goes_on() -> None:
+    dispatcher, backend, told = dispatcher_of(1)
+    dispatcher.add("a")
+    answered(dispatcher, backend, 0, Lost(0, "its machine is gone"))
+    answered(dispatcher, backend, 0, Lost(0, "again"))
+    for _ in range(60):
+        answered(dispatcher, backend, 1)
+        if backend.started[-1:] == [0] and dispatcher.workers[0].state == "loading":
+            break
+    assert answered(dispatcher, backend, 1, Ready(0)) == [(0, 0, "a")]
+    backend.clock += 1000  # as long as somebody is there nobody is impatient
+    dispatcher.handle([])
+    assert not any("minutes" in line for line in told[2:])
+
+
+def test_without_a_worker_for_too_long_the_run_ends_in_words() -> None:
+    dispatcher, backend, told = dispatcher_of(2)
+    dispatcher.add("a")
+    answered(dispatcher, backend, 0, Lost(0, "x"), Lost(1, "x"))
+    backend.clock += 0.9
+    for worker in (0, 1):
+        dispatcher.workers[worker].starts_again += 500  # the cluster has nothing to give
+    dispatcher._again = [(backend.clock + 500, 0), (backend.clock + 500, 1)]
+    answered(dispatcher, backend, 50)
+    assert any("the run pauses until the cluster gives one again" in line for line in told)
+    with pytest.raises(WorkersLost, match=r"no worker was there for 2 minutes: .*workers\.rollouts=0"):
+        answered(dispatcher, backend, 60)
+
+
+def test_a_piece_that_ends_every_worker_ends_the_run() -> None:
+    dispatcher, backend, _ = dispatcher_of(1)
+    dispatcher.add("a")
+    for _ in range(4):
+        answered(dispatcher, backend, 0, Lost(0, "it ran out of memory"))
+        while dispatcher.workers[0].state == "away":
+            answered(dispatcher, backend, 1)
+        answered(dispatcher, backend, 0, Ready(0))
+    with pytest.raises(WorkersLost, match=r"lost 5 times, so that it would end any worker.*out of memory"):
+        answered(dispatcher, backend, 0, Lost(0, "it ran out of memory"))
+
+
+def test_an_error_of_drawing_or_of_the_first_load_is_the_runs() -> None:
+    dispatcher, backend, _ = dispatcher_of(2, here=1)
+    dispatcher.add("a")
+    with pytest.raises(ZeroDivisionError):
+        answered(dispatcher, backend, 1, Failed(0, 0, ZeroDivisionError()))
+    with pytest.raises(FileNotFoundError):
+        answered(dispatcher, backend, 1, Failed(1, None, FileNotFoundError("no such model")))
+
+
+def test_a_worker_that_cannot_load_where_it_starts_again_is_only_away() -> None:
+    dispatcher, backend, told = dispatcher_of(2)
+    answered(dispatcher, backend, 0, Lost(0, "its machine is gone"))
+    answered(dispatcher, backend, 1)
+    answered(dispatcher, backend, 1, Failed(0, None, FileNotFoundError("no such model")))
+    assert "worker 0 was lost (it could not load: no such model); it starts again in 2 s" in told
+    assert dispatcher.alive == 1

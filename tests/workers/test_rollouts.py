@@ -1,0 +1,127 @@
+"""Two workers on Ray draw what the learner would have drawn, bit for bit. Ray is started once, processes are kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_workers import Kept, without_toy
+from tiny_runs import TinyRuns, lasting, lora, metrics, tiny_runs
+from toy_pipeline import toy_in_place
+
+import flowrl.cluster
+from flowrl.cli import main
+from flowrl.cluster import connect, disconnect
+from flowrl.workers import rollouts
+
+ray = pytest.importorskip("ray")
+
+WORKERS = "workers.rollouts=2"
+STALE = (WORKERS, "workers.staleness=1")
+
+
+@pytest.fixture(scope="module")
+def there() -> Iterator[None]:
+    """Ray, started as runs start it, with kept actors; it leaves nothing behind."""
+    helpers = Path(__file__).parents[1] / "helpers"
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(helpers), prepend=os.pathsep)
+        made = connect(None, workers=2)
+        assert connect(None, workers=2) is made
+        assert signal.getsignal(signal.SIGTERM) is handler
+        patch.setattr(flowrl.cluster, "disconnect", lambda: None)  # at the end of a run
+        patch.setattr(rollouts, "RayBackend", Kept)
+        yield
+    disconnect()
+    assert not ray.is_initialized()
+    assert made.folder is not None
+    assert not made.folder.exists()
+
+
+@pytest.fixture
+def toy(there: None, tmp_path: Path) -> Iterator[TinyRuns]:
+    Kept.answers = []
+    for config in toy_in_place(tmp_path):
+        yield TinyRuns(folder=tmp_path, config=config)
+
+
+@pytest.fixture
+def tiny(there: None, tmp_path: Path, tiny_sd3_folder: Path, monkeypatch: pytest.MonkeyPatch) -> TinyRuns:
+    monkeypatch.setattr(Kept, "family", staticmethod(without_toy))
+    return tiny_runs(tmp_path, tiny_sd3_folder)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """Rows of a run without times and numbers of workers."""
+    return [{key: value for key, value in row.items() if not key.startswith("workers/")} for row in metrics(run)]
+
+
+def assert_same(run: Path, other: Path) -> None:
+    assert rows(run) == rows(other)
+    assert lora(run) == lora(other)
+
+
+def numbers(run: Path) -> Mapping[str, float]:
+    """Numbers of workers in the last row."""
+    return {key: value for key, value in metrics(run)[-1].items() if key.startswith("workers/")}
+
+
+def test_a_run_whose_worker_dies_has_the_bits_of_one_without_workers(
+    toy: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ("num_iterations=3", "rollout_batch_size=2")
+    here = toy.train("here", *sizes)
+    monkeypatch.setattr(Kept, "dies_at", 5)  # in the second iteration of four pieces
+    there = toy.train("there", *sizes, WORKERS)
+    assert Kept.dies_at is None
+    assert_same(here, there)
+    assert "was lost (its process ended)" in capsys.readouterr().err
+    assert {type(answer).__name__ for answer in Kept.answers} >= {"Lost", "Done"}
+    assert numbers(there)["workers/alive"] in (1, 2)
+    assert numbers(there)["workers/wait_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("credit.method=g2rpo", "sampler.kernel=cps"),
+        ("credit.method=dense_grpo",),
+        (
+            "recipe=forward",
+            "objective.name=nft",
+            "sampler.kernel=ode",
+            "slots.old_decay=constant",
+            "slots.old_decay_value=0.5",
+        ),
+    ],
+    ids=["branches", "values", "nft"],
+)
+def test_plans_and_copies_of_the_policy_are_drawn_alike(toy: TinyRuns, settings: tuple[str, ...]) -> None:
+    more = ("num_iterations=2", *settings)
+    assert_same(toy.train("here", *more), toy.train("there", *more, WORKERS))
+
+
+def test_a_tiny_model_is_drawn_alike(tiny: TinyRuns) -> None:
+    sizes = ("rollout_batch_size=2", "sampler.guidance_scale=3", "pipeline.dtype=bfloat16")
+    assert_same(tiny.train("here", *sizes), tiny.train("there", *sizes, WORKERS))
+
+
+def test_stale_rollouts_are_scored_again_and_a_resumed_run_draws_them_again(toy: TinyRuns) -> None:
+    whole = toy.train("whole", "num_iterations=4", *STALE)
+    assert [row["ratio_first_deviation"] for row in rows(whole)] == [0] * 4
+    fresh = toy.train("fresh", "num_iterations=4")
+    still = toy.train("still", "num_iterations=2", "optim.lr=1e-30")
+    rewards = {run.name: [row["reward"] for row in rows(run)] for run in (whole, fresh, still)}
+    assert rewards["whole"][0] == rewards["fresh"][0]
+    assert rewards["whole"][1] == rewards["still"][1]  # drawn with the weights that the run began with
+    assert rewards["whole"][1] != rewards["fresh"][1]
+
+    parts = toy.train("parts", "num_iterations=2", *STALE)
+    assert main(["train", f"resume={parts}", "num_iterations=4"]) == 0
+    assert_same(whole, parts)
+    assert str(lasting(whole)) == str(lasting(parts))
