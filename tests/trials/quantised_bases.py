@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/trials/quantised_bases.py
 
-The error is that of a velocity, relative, over 16 prompts at four times each; the first deviation is that of the
-importance ratio from 1 before an update. Times are medians of nine calls of 8 rows on one thread, without gradient and
+The error is that of a velocity, relative, over 16 prompts at four times each; the deviation is that of velocities with
+gradient from those without. Times are medians of nine calls of 8 rows on one thread, without gradient and
 with a backward pass through a LoRA of rank 16. Of published checkpoints the bytes are counted on networks without
 weights. Writes `docs/trials/quantised_bases.json`.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from origin import origin
 from torch import nn
 
 from flowrl.config.train import resolve_path
@@ -83,7 +84,7 @@ def measured(form: str, exact: list[torch.Tensor], dtype: torch.dtype) -> tuple[
     with torch.no_grad():
         plain = p.network(few, at, eight)
         row["forward_ms"] = median_ms(lambda: p.network(few, at, eight))
-    row["deviation"] = float((p.network(few, at, eight) - plain).abs().max())
+    row["deviation"] = float((p.network(few, at, eight).detach() - plain).abs().max())
     row["forward_backward_ms"] = median_ms(trained)
     return row, found
 
@@ -91,7 +92,7 @@ def measured(form: str, exact: list[torch.Tensor], dtype: torch.dtype) -> tuple[
 def main() -> None:
     """Measures, prints and writes."""
     torch.set_num_threads(1)
-    result: dict[str, Any] = {"published": {model: counted(model) for model in MODELS}}
+    result: dict[str, Any] = origin() | {"published": {model: counted(model) for model in MODELS}}
     for dtype in (torch.float32, torch.bfloat16):
         rows, exact = {}, list[torch.Tensor]()
         for form in ("none", *LIBRARIES):
