@@ -144,7 +144,7 @@ class ModelFamily(Protocol):
 
     def load(
         self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., attention: str = ...,
-        compile: str = ..., quantize: str = ..., how: Any = ..., **options: Any,
+        compile: str = ..., how: Any = ..., **options: Any,
     ) -> Pipeline:  # fmt: skip
         """Loads a folder or a hub id; `how` (`stock_loading.Loading`) says what of it at once, `options` are fields of
         the family's options class."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -232,7 +232,7 @@ class Family:
 
     def load(
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
-        attention: str = "auto", compile: str = "none", quantize: str = "none", how: Loading = AT_ONCE, **options: Any,
+        attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
     ) -> FamilyPipeline:  # fmt: skip
         """Loads a checkpoint from a folder or the hub.
 
@@ -242,7 +242,6 @@ class Family:
             device: where everything lives.
             attention: a word of `KERNELS`, or "auto".
             compile: "blocks" compiles the denoisers' repeated blocks at their first call.
-            quantize: form of the denoisers' large weights (`weights/quantize.py`), or "none".
             how: what is loaded at once, and how it lies on the device.
             options: fields of the family's options class.
 
@@ -251,7 +250,7 @@ class Family:
                 quantise with.
         """
         check_compile(compile, device)
-        check_quantize(quantize, device, compile=compile)
+        check_quantize(how.quantize, device, compile=compile)
         chosen = self.chosen(options)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
         card = self.card(model) or self._card(model, {"_class_name": cards.hub_class(model)}, None, {})
@@ -272,7 +271,7 @@ class Family:
         if self.videos and chosen.vae_tiling:
             pipe.vae.enable_tiling()
         p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers={}, dtype=dtype, device=torch.device(device))
-        p.later = Later(read=read, how=replace(how, quantize=quantize), attention=attention, compile=compile)
+        p.later = Later(read=read, how=how, attention=attention, compile=compile)
         p.later.rest(p)
         if not how.later:
             p.later.encoders_ready(p)

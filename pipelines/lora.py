@@ -87,7 +87,7 @@ class Policy:
         parameters: trainable tensors by name, in a fixed order.
         config: rank, alpha and targets.
         slots: copies of the tensors by slot name.
-        scale: 1, which weights of a LoRA that has not diverged stay near.
+        scale: 1, which weights of a LoRA that has not diverged stay near; the largest magnitude at the start of a DoRA.
     """
 
     scale = 1.0
@@ -127,6 +127,7 @@ class Policy:
         for layer in self._layers if variant == "dora" else ():  # PEFT rounds them to the base's dtype
             magnitude = layer.lora_magnitude_vector[ADAPTER].weight
             magnitude.data.copy_(torch.linalg.norm(layer.get_base_layer().weight.float(), dim=1))
+            self.scale = max(self.scale, float(magnitude.detach().max()))
         self.slots: dict[str, dict[str, Tensor]] = {}
         self._running = "policy"
 
@@ -343,15 +344,20 @@ def _read_experts(folder: Path) -> tuple[dict[str, Tensor], float]:
     """The LoRA of a model of two experts: the second one's file lies in a folder of its own, under equal names.
 
     Raises:
-        ValueError: the two differ in alpha.
+        ValueError: the two differ in alpha or variant.
     """
-    both, alphas = dict[str, Tensor](), set[float]()
+    both, alphas, variants = dict[str, Tensor](), set[float](), set[str]()
     for expert, place in (("transformer", folder), ("transformer_2", folder / "transformer_2")):
         tensors, alpha = _read_one(place)
         both |= {f"{expert}.{name}": tensor for name, tensor in tensors.items()}
         alphas.add(alpha)
+        variants.add(lora_variant(place))
     if len(alphas) > 1:
         raise ValueError(f"the LoRAs of the two experts in {folder} have alphas {sorted(alphas)}: only one is read")
+    if len(variants) > 1:
+        raise ValueError(
+            f"the LoRAs of the two experts in {folder} are {' and '.join(sorted(variants))}: train them alike"
+        )
     return both, alphas.pop()
 
 

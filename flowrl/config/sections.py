@@ -76,8 +76,8 @@ class PipelineConfig:
     """``blocks`` compiles what the denoiser repeats, in place: fewer kernels, after a minute or more of compiling at
     the start. Rollout and update stay equal bit for bit. On CUDA and CPU; on a CPU it gains little."""
     quantize: Literal["none", "int8", "fp8", "nf4", "int8_bnb"] = "none"
-    """Form of the denoiser's frozen weights, in rollout and update alike: int8 or fp8, weight only (torchao, any
-    device), nf4 or LLM.int8 (bitsandbytes). The LoRA over them stays float32."""
+    """Form of the denoiser's frozen weights, in rollout and update alike: int8 or fp8, weight only
+    (torchao), nf4 or LLM.int8 (bitsandbytes). On CUDA and CPUs. The LoRA over them stays float32."""
     offload: tuple[Literal["text_encoders", "vae", "rewards"], ...] = ()
     """What rests in the host's memory while it is not asked for."""
     free_text_encoders: bool = False
@@ -240,16 +240,17 @@ class SamplerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimConfig:
-    """AdamW."""
+    """AdamW, of torch or of bitsandbytes."""
 
     name: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = "adamw"
     """torch's, or one of bitsandbytes: moments in 8 bits, or in pages that move to the host where memory is short."""
     lr: float = 3e-4
     """Learning rate; the highest one where a schedule changes it."""
     schedule: Literal["constant", "linear", "cosine", "polynomial", "inverse_sqrt"] = "constant"
-    """How the rate falls from its highest until the last update of ``num_iterations``."""
+    """How the rate falls from its highest until the last update of ``num_iterations``; see `flowrl.training.optimizers`
+    for the formulas."""
     warmup: int = 0
-    """First updates, over which the rate rises from 0."""
+    """First updates, over which the rate rises from 0: the very first has that rate."""
     offload: bool = False
     """Keep the optimizer's moments, and the masters of ``policy.train: full``, in the host's memory."""
     betas: tuple[float, float] = (0.9, 0.999)

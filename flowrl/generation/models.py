@@ -230,6 +230,7 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
 
     from flowrl.pipelines import family
     from flowrl.pipelines.lora import add_saved_lora
+    from flowrl.pipelines.weights.loading_choices import Loading
     from flowrl.training.model_files import model_location
     from flowrl.training.parts import DTYPES
 
@@ -239,7 +240,7 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
         tokens["max_sequence_length"] = source.max_sequence_length
     pipeline = family(source.family).load(
         model_location(source.model), dtype=DTYPES[source.dtype], device=device,
-        quantize=source.quantize, **tokens, **source.options,
+        how=Loading(quantize=source.quantize), **tokens, **source.options,
     )  # fmt: skip
     if source.lora is not None:
         add_saved_lora(pipeline.denoiser, source.lora)

@@ -20,7 +20,6 @@ from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, 
 from flowrl.pipelines.lora import Policy, lora_shape, refuse_other_variant
 from flowrl.pipelines.weights.full_weights import FullWeights
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading, Split
-from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.precision import refuse_unable
 from flowrl.prompts.loading import Prompt, load_prompts
@@ -116,7 +115,7 @@ def load_pipeline(settings: PipelineConfig, device: torch.device | str, how: Loa
     """The generator, frozen; settings that are null are the family's own."""
     return model_family(settings).load(
         model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
-        compile=settings.compile, quantize=settings.quantize, how=replace(how, offload=settings.offload),
+        compile=settings.compile, how=replace(how, quantize=settings.quantize, offload=settings.offload),
         **family_options(settings),
     )  # fmt: skip
 
@@ -159,30 +158,6 @@ def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool 
     check_word(settings.attention, DTYPES[settings.dtype], known.attends(model_location(settings.model)))
     if here:
         check_here(settings.attention, this_machine(device_kind(settings.device)))
-
-
-def check_quantized(config: TrainConfig, *, here: bool = True) -> None:
-    """Refuses a quantised base that cannot work with the other settings, or on this machine (left out without `here`).
-
-    Raises:
-        ValueError: names the two settings, or what this machine lacks.
-    """
-    settings = config.pipeline
-    if settings.quantize == "none":
-        return
-    if config.policy.train == "full":
-        raise ValueError(
-            f"policy.train=full trains the weights themselves, and pipeline.quantize={settings.quantize} keeps them in "
-            "few bits, which no gradient can change: set pipeline.quantize=none, or policy.train=lora"
-        )
-    if config.parallel.shard > 1:
-        raise ValueError(
-            f"parallel.shard ({config.parallel.shard}) divides weights that are parameters, and those of "
-            f"pipeline.quantize={settings.quantize} are not: every process holds them whole. Set parallel.shard=1, or "
-            "pipeline.quantize=none"
-        )
-    if here:
-        check_quantize(settings.quantize, device_kind(settings.device), compile=settings.compile)
 
 
 def check_offload(config: TrainConfig) -> None:

@@ -42,6 +42,8 @@ class QuantizedLinear(nn.Linear):
 
     names: ClassVar[tuple[str, ...]] = ("codes", "scale")
     """Its tensors, kept as buffers."""
+    codes: Tensor
+    scale: Tensor
 
     def __init__(self, plain: nn.Linear, **tensors: Tensor) -> None:
         nn.Module.__init__(self)  # a weight of nn.Linear's own would be as large as the one that is saved
@@ -81,6 +83,10 @@ class NormalFloatLinear(QuantizedLinear):
     """A layer of 4-bit codes; `scale` is that of blocks of 64, itself in 8 bits."""
 
     names = ("codes", "scale", "quantiles", "scale_scale", "scale_codes", "scale_offset")
+    quantiles: Tensor
+    scale_scale: Tensor
+    scale_codes: Tensor
+    scale_offset: Tensor
 
     def restored(self, dtype: torch.dtype) -> Tensor:
         from bitsandbytes.functional import QuantState, dequantize_4bit  # an extra that only this form asks for

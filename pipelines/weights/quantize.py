@@ -26,8 +26,13 @@ LIBRARIES = {"int8": "torchao", "fp8": "torchao", "nf4": "bitsandbytes", "int8_b
 _NARROWEST = 32  # inputs or outputs
 
 
-def check_quantize(form: str, device: torch.device | str, *, compile: str = "none") -> None:
+def check_quantize(form: str, device: torch.device | str | None, *, compile: str = "none") -> None:
     """Refuses a form of weights that cannot work, before weights load.
+
+    Args:
+        form: `pipeline.quantize`.
+        device: of the run; None leaves out what depends on this machine.
+        compile: `pipeline.compile`.
 
     Raises:
         ValueError: no such form; its library is not installed; on MPS; together with compiled blocks.
@@ -41,6 +46,8 @@ def check_quantize(form: str, device: torch.device | str, *, compile: str = "non
             f"pipeline.quantize={form} and pipeline.compile={compile} do not go together: the compiler does not see "
             "through the products with restored weights; set one of them to none"
         )
+    if device is None:
+        return
     if torch.device(device).type == "mps":
         raise ValueError(
             f"pipeline.quantize={form} is for CUDA and CPU devices, and pipeline.device is mps: set "
@@ -113,7 +120,7 @@ def quantized(layer: nn.Linear, form: str) -> QuantizedLinear:
 
 def _by_rows(weight: torch.Tensor, form: str) -> Any:
     """A weight as torchao keeps it, with `qdata` and a `scale` for each row."""
-    from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_  # an extra
+    from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_  # type: ignore[import-untyped]
 
     config = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}[form]
     alone = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")

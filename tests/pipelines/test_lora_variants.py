@@ -20,6 +20,7 @@ from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import JOINT_ATTENTION, Policy, add_saved_lora, lora_variant
 from flowrl.pipelines.sd3 import FAMILY
+from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.training import checkpoints as saving
 
@@ -140,7 +141,9 @@ def test_a_dora_over_a_quantised_base_is_that_over_the_rounded_one(tiny_sd3_fold
     pytest.importorskip({"int8": "torchao", "nf4": "bitsandbytes"}[form])
     seen = []
     for plain in (False, True):
-        pipeline = FAMILY.load(str(tiny_sd3_folder), dtype=torch.float32, max_sequence_length=CONTEXT, quantize=form)
+        pipeline = FAMILY.load(
+            str(tiny_sd3_folder), dtype=torch.float32, max_sequence_length=CONTEXT, how=Loading(quantize=form)
+        )
         for parent in list(pipeline.denoiser.modules()) if plain else ():
             for name, layer in list(parent.named_children()):
                 if isinstance(layer, QuantizedLinear):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,15 +15,14 @@ from tiny_runs import TinyRuns, differences, lasting, lora, metrics, tiny_runs
 from torch import Tensor, nn
 
 from flowrl.cli import main
-from flowrl.config.train import load_config
 from flowrl.generation.models import find_source, load_source
 from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import Policy
 from flowrl.pipelines.sd3 import FAMILY
+from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.quantize import LIBRARIES, check_quantize, large_layers, quantize_blocks, quantized
 from flowrl.pretrain.tiny_sd3 import CONTEXT
-from flowrl.training.parts import check_quantized
 
 ROUNDED = ("int8", "fp8", "nf4")
 """Forms whose layers compute as plain ones do with the rounded weight."""
@@ -34,7 +33,7 @@ def _needs(form: str) -> None:
 
 
 def _load(folder: Path, form: str, dtype: torch.dtype = torch.float32) -> FamilyPipeline:
-    return FAMILY.load(str(folder), dtype=dtype, max_sequence_length=CONTEXT, quantize=form)
+    return FAMILY.load(str(folder), dtype=dtype, max_sequence_length=CONTEXT, how=Loading(quantize=form))
 
 
 def _rounded(network: nn.Module) -> None:
@@ -181,7 +180,12 @@ def test_graphs_keep_no_restored_weight(tiny_sd3_folder: Path) -> None:
     Policy(pipeline.denoiser, rank=RANK, alpha=ALPHA, targets=pipeline.lora_targets, seed=0)
     widths = {(layer.out_features, layer.in_features) for layer in pipeline.denoiser.modules()
               if isinstance(layer, QuantizedLinear)}  # fmt: skip
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         guided(pipeline, PROMPTS[:1], 1.0)(start_noise(pipeline, 1), torch.tensor(0.7), torch.tensor(700.0))
     assert len(saved) > 20
     assert not [t for t in saved if tuple(t.shape) in widths | {(b, a) for a, b in widths}]
@@ -270,17 +274,8 @@ def test_a_run_on_a_quantised_base_starts_at_ratio_1_and_resumes_bit_for_bit(
 def test_what_cannot_work_is_refused_before_a_model_loads(
     runs: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = load_config(runs.config, ["pipeline.quantize=nf4"])
-    check_quantized(config)
-    for section, message in (
-        (
-            {"policy": replace(config.policy, train="full")},
-            r"policy\.train=full trains the weights.*pipeline\.quantize=none",
-        ),
-        ({"parallel": replace(config.parallel, shard=2)}, r"parallel\.shard \(2\).*whole"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            check_quantized(replace(config, **section))
+    check_quantize("nf4", "cpu")
+    check_quantize("nf4", None)
     with pytest.raises(ValueError, match=r"compile=blocks do not go together"):
         check_quantize("nf4", "cpu", compile="blocks")
     with pytest.raises(ValueError, match=r"CUDA and CPU devices.*mps"):

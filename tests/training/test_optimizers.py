@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_steps_on_the_host_are_those_of_a_cpu() -> None:
     """Weights on a device, moments on the host; the same numbers as torch's AdamW, bit for bit, and no fault."""
     start = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     gradients = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1))
-    settings = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.01}
+    settings: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.01}
     plain, other = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     known, on_cpu = torch.optim.AdamW([plain], **settings), HostAdamW([other], **settings)
     for gradient in gradients:

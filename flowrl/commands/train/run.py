@@ -256,6 +256,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         ValueError: says what was given, what is allowed and what to change.
     """
     from flowrl.pipelines.weights.full_checks import check_full
+    from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.model_files import model_location
@@ -264,7 +265,6 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         check_attention,
         check_offload,
         check_pipeline,
-        check_quantized,
         lora_of,
         read_run_prompts,
     )
@@ -296,8 +296,9 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     check_sampler(config.sampler)
     recipe_of(config).check(config)
     check_workers(config, here=here)
-    check_quantized(config, here=here)
-    check_optimizer(config, device_kind(config.pipeline.device) if here else None)
+    kind = device_kind(config.pipeline.device) if here else None
+    check_quantize(config.pipeline.quantize, kind, compile=config.pipeline.compile)
+    check_optimizer(config, kind)
     known, location = check_pipeline(config.pipeline), model_location(config.pipeline.model)
     if config.policy.train == "full":
         check_full(config, known, location)
