@@ -232,14 +232,13 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.training.devices import check_device, num_launched
     from flowrl.training.parts import (
         check_attention,
-        check_offload,
         check_pipeline,
         lora_of,
         model_location,
         read_run_prompts,
     )
     from flowrl.training.sampler_checks import check_sampler
-    from flowrl.training.scoring import check_rewards
+    from flowrl.training.scoring import check_offload, check_rewards
 
     config.resolve_batch(num_launched())
     prompts = read_run_prompts(config.prompts)
