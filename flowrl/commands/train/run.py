@@ -263,7 +263,6 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.training.optimizers import check_optimizer
     from flowrl.training.parts import (
         check_attention,
-        check_offload,
         check_pipeline,
         lora_of,
         read_run_prompts,
@@ -272,7 +271,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.training.processes.mesh import check_parallel, data_ranks
     from flowrl.training.processes.token_sharing import check_context, check_split
     from flowrl.training.sampler_checks import check_sampler
-    from flowrl.training.scoring import check_rewards
+    from flowrl.training.scoring import check_offload, check_rewards
     from flowrl.workers.layout import check_workers
 
     check_parallel(config, num_launched() if here else None)
