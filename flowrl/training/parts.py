@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +28,6 @@ from flowrl.training.prompting import RunPrompts, encode_all, not_kept
 from flowrl.training.sampler_checks import kernel_of
 from flowrl.training.scoring import names_function
 from flowrl.trajectory import Schedule
-
-if TYPE_CHECKING:
-    from flowrl.training.run import Run
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -274,14 +271,14 @@ def keep_embeddings(config: TrainConfig, pipeline: Pipeline) -> None:
         pipeline.keep_embeddings(Path(config.prompts.cache).expanduser(), encoders)
 
 
-def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Run | None = None) -> None:
+def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Any = None) -> None:
     """Embeds every prompt the run can meet, then frees the text encoders; they are loaded only where one is not known.
 
     Args:
         pipeline: that is trained.
         drawn: that of evaluations.
         prompts: of the run.
-        shared: the run, where its processes share a cache: each embeds a part, and reads what the others have embedded.
+        shared: the `Run`, where its processes share a cache: each embeds a part, and reads what the others have embedded.
     """
     wanted = [(pipeline, prompt) for prompt in (*prompts.train, *prompts.more)]
     wanted += [(drawn, prompt) for prompt in prompts.held_out]
