@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
@@ -357,8 +357,7 @@ class FamilyPipeline:
         self.family, self.card, self.options = family, card, options
         self.pipe: Any = pipe
         self.model, self.dtype, self.device = card.model, dtype, device
-        self.later: Later | None = None
-        self.context = 1  # processes that share the tokens of an image
+        self.later, self.context = cast("Later | None", None), 1  # processes that share the tokens of an image
         self.experts, self.resting = dict[str, Any](), dict[str, Resting]()
         self.sizes = WeakSet([self])  # all pipelines that share these networks
         self.take(denoisers)

@@ -25,7 +25,6 @@ sys.path[:0] = [str(HELPERS), str(HELPERS / "families")]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
 from origin import origin  # noqa: E402
 from split_runs import command  # noqa: E402
 from tiny_flux import save_tiny_flux, save_tiny_kontext  # noqa: E402
@@ -36,6 +35,7 @@ from tiny_runs import differences, lora_tensors, metrics, start  # noqa: E402
 from tiny_wan import OPTIONS, save_tiny_wan  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
+from torch.multiprocessing.spawn import spawn  # noqa: E402
 from video_family import image  # noqa: E402
 
 from flowrl.cli import main as flowrl  # noqa: E402
@@ -174,7 +174,7 @@ def main() -> None:
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        mp.spawn(_worker, (_port(), folder), nprocs=2)
+        spawn(_worker, (_port(), folder), nprocs=2)
         results = json.loads((folder / "cases.json").read_text())
         for name, recipe, shard in (("wan", "grpo", 1), ("wan", "grpo", 2), ("qwen_image", "forward", 2)):
             results.append(four(folder, name, recipe, shard))
