@@ -1,9 +1,14 @@
-"""Where tensors live: copies to a device that the host does not wait for, indexes from the host, the widest numbers."""
+"""Where tensors live: copies to a device that the host does not wait for, indexes from the host, the widest numbers,
+networks that rest on the host."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import RLock
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _LARGE = 2**16  # bytes, from which the driver does not keep a copy of its own
 
@@ -42,3 +47,83 @@ def widened(tensor: Tensor) -> Tensor:
 def sent_wide(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on a device, in the widest dtype there."""
     return sent(tensor.to(widest(device)), device)
+
+
+@contextmanager
+def awake(resting: Mapping[str, Resting], names: Sequence[str]) -> Iterator[None]:
+    """Inside, those of these networks that rest otherwise are awake."""
+    with ExitStack() as stack:
+        for name in names:
+            if name in resting:
+                stack.enter_context(resting[name].awake())
+        yield
+
+
+class Resting:
+    """Frozen networks that lie on the host; inside `awake` copies of their weights are on the device.
+
+    Nothing is copied back: afterwards the weights of the host stand in their places again. One thread at a time has
+    them awake. On a CPU nothing is done.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module], device: torch.device) -> None:
+        """Moves the networks to the host, on CUDA into pinned memory.
+
+        Raises:
+            ValueError: a network holds its weights in a way that cannot be exchanged.
+        """
+        self.networks, self.device = list(networks), device
+        self._lock, self._depth = RLock(), 0
+        self._places: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor, int]] = []
+        if device.type == "cpu":
+            return
+        for module in (module for network in networks for module in network.modules()):
+            if isinstance(module, nn.RNNBase) or any(
+                weight is not None and type(weight) is not nn.Parameter for weight in module._parameters.values()
+            ):
+                raise ValueError(
+                    f"a {type(module).__name__} in it holds weights in a form that has to stay where it is"
+                )
+        for network in networks:
+            network.to("cpu")
+            for weight in network.parameters() if device.type == "cuda" and torch.cuda.is_available() else ():
+                weight.data = weight.data.pin_memory()
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Inside, the networks are on the device."""
+        if self.device.type == "cpu":
+            yield
+            return
+        with self._lock:
+            self._depth += 1
+            try:
+                if self._depth == 1:
+                    self._wake()
+                yield
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self._rest()
+
+    def _wake(self) -> None:
+        moved: dict[int, Tensor] = {}  # a weight that stands in several places is one there too
+        for module in (module for network in self.networks for module in network.modules()):
+            for tensors in (module._parameters, module._buffers):
+                for name, host in list(tensors.items()):
+                    if host is None:
+                        continue
+                    if id(host) not in moved:
+                        copied = sent(host.detach(), self.device)
+                        weight = isinstance(host, nn.Parameter)
+                        moved[id(host)] = nn.Parameter(copied, requires_grad=False) if weight else copied
+                    there = moved[id(host)]
+                    self._places.append((tensors, name, host, there, there._version))  # type: ignore[arg-type]
+                    tensors[name] = there  # type: ignore[assignment]
+
+    def _rest(self) -> None:
+        for tensors, name, host, there, version in self._places:
+            now = tensors[name]
+            changed = now is not there or there._version != version  # a buffer that the network has written
+            tensors[name] = now.to("cpu") if changed and now is not None else host
+        self._places.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,6 +60,9 @@ class Pipeline(Protocol):
 
     def load_text_encoders(self) -> None:
         """Loads text encoders that are not there."""
+
+    def awake(self, *parts: str) -> AbstractContextManager[None]:
+        """Inside, parts that rest on the host otherwise are on the device: text_encoders, image_encoder, vae."""
 
     def load_denoiser(self) -> None:
         """Loads the denoiser where it was left for later."""

@@ -7,12 +7,13 @@ pipeline `p` (or, before weights load, the checkpoint's `Card`) first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
@@ -31,6 +32,7 @@ from flowrl.pipelines.weights.embedding_cache import cache_of
 from flowrl.pipelines.weights.later_parts import Later
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.stock_loading import Read
+from flowrl.placement import Resting, awake
 from flowrl.precision import in_arithmetic, refuse_unable
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
@@ -253,8 +255,7 @@ class Family:
             cards.check_class(card, self.name, self.stock)
         if card.network is not None:  # all is checked again below, where it was not known before
             self._check(card, chosen)
-        own = {"exact": self.exact, **(self.stock_options or {})}
-        name = self.stock_class(card, chosen) or self.stock[0]
+        name, own = self.stock_class(card, chosen) or self.stock[0], {"exact": self.exact, **(self.stock_options or {})}
         read: Read = partial(stock_loading.load_stock, name, model, title=self.title, dtype=dtype, **own)
         away = (*self.denoisers, *(self.encoders if how.later else ()))
         pipe = read(**dict.fromkeys(away))
@@ -263,13 +264,14 @@ class Family:
         card = self._card(model, index, network, pipe.vae.config)
         self.check_scheduler(model, {"_class_name": type(pipe.scheduler).__name__, **pipe.scheduler.config})
         self._check(card, chosen)
-        stock_loading.freeze(pipe, device)
+        stock_loading.freeze(pipe, device, set(pipe.components) - set(self.encoders))
         if self.videos and chosen.vae_tiling:
             pipe.vae.enable_tiling()
         p = FamilyPipeline(self, card, chosen, pipe=pipe, denoisers={}, dtype=dtype, device=torch.device(device))
         p.later = Later(read=read, how=how, attention=attention, compile=compile)
+        p.later.rest(p)
         if not how.later:
-            self.prepare_encoders(p)
+            p.later.encoders_ready(p)
             p.load_denoiser()
         return p
 
@@ -352,9 +354,8 @@ class FamilyPipeline:
         self.family, self.card, self.options = family, card, options
         self.pipe: Any = pipe
         self.model, self.dtype, self.device = card.model, dtype, device
-        self.later: Later | None = None
-        self.context = 1  # processes that share the tokens of an image
-        self.experts: dict[str, Any] = {}
+        self.later, self.context = cast("Later | None", None), 1  # processes that share the tokens of an image
+        self.experts, self.resting = dict[str, Any](), dict[str, Resting]()
         self.sizes = WeakSet([self])  # all pipelines that share these networks
         self.take(denoisers)
         self.lora_targets = family.lora_targets
@@ -412,11 +413,17 @@ class FamilyPipeline:
         self._images.cache = cache_of(self, folder, encoders, sources=True)
 
     def _embed(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
-        return Conditioning(self.family.embed(self, prompt, sources))
+        with self.awake("text_encoders", *(("vae",) if sources else ())):
+            return Conditioning(self.family.embed(self, prompt, sources))
 
     def _embed_sources(self, prompt: str, sources: Sequence[Tensor]) -> Conditioning:
         assert self.family.embed_sources is not None
-        return Conditioning(self.family.embed_sources(self, sources))
+        with self.awake("image_encoder", "vae"):
+            return Conditioning(self.family.embed_sources(self, sources))
+
+    def awake(self, *parts: str) -> AbstractContextManager[None]:
+        """Inside, parts that rest on the host otherwise are on the device: text_encoders, image_encoder, vae."""
+        return awake(self.resting, parts)
 
     def num_cut(self, prompts: Sequence[str]) -> int:
         """How many prompts have more tokens than are read."""
@@ -441,6 +448,7 @@ class FamilyPipeline:
 
     def free_text_encoders(self) -> None:
         """Drops the text encoders from memory; new sources that are encoded apart from prompts can still be."""
+        self.resting.pop("text_encoders", None)
         self._texts.free(self.pipe, self.family.encoders)
 
     def call(self, x: Tensor, timestep: Tensor, cond: Conditioning, expert: str | None = None) -> Tensor:
@@ -474,13 +482,15 @@ class FamilyPipeline:
         """Decodes slice by slice, in the autoencoder's arithmetic; images are float32."""
         decode = in_arithmetic(self.options.vae_dtype, self.device, partial(self.family.decode, self))
         turned = (lambda z: decode(z).transpose(1, 2)) if self.family.videos else decode
-        return common.decode_slices(latents, self.options.vae_slice, turned, gradient=gradient)
+        with self.awake("vae"):
+            return common.decode_slices(latents, self.options.vae_slice, turned, gradient=gradient)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """What the autoencoder makes of images or clips, the mode of its posterior, scaled as `decode` undoes it."""
         encode = in_arithmetic(self.options.vae_dtype, self.device, partial(self.family.encode, self))
         turned = (lambda x: encode(x.transpose(1, 2))) if self.family.videos else encode
-        return common.encode_slices(images, self.image_shape, self.options.vae_slice, turned, self.device)
+        with self.awake("vae"):
+            return common.encode_slices(images, self.image_shape, self.options.vae_slice, turned, self.device)
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`.

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig, check_weights
 from flowrl.config.sections import Precision
-from flowrl.placement import sent
+from flowrl.placement import Resting, sent
 from flowrl.precision import arithmetic
-from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput
+from flowrl.rewards import KINDS, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards.networks.rest import at_rest
 from flowrl.rewards.outputs import check_output
 from flowrl.rewards.specs import Spec, validate_reward_specs
 
@@ -252,9 +253,21 @@ def sum_of(
 
 
 def build_weighted_sum(
-    specs: Sequence[Spec], *, device: torch.device | str = "cpu", merge: Merge = "sum", partial: Partial = "drop"
-) -> WeightedSum:
-    """Checks all specs, then makes the rewards, loading their weights on `device`, and sums them."""
-    checked, parts = validate_reward_specs(specs), dict[Hashable, Any]()
-    members = [(one.build(torch.device(device), parts), one.entry) for one in checked]
+    specs: Sequence[Spec], *, device: torch.device | str = "cpu", merge: Merge = "sum", partial: Partial = "drop",
+    rests: bool = False,
+) -> WeightedSum:  # fmt: skip
+    """Checks all specs, then makes the rewards, loading their weights on `device`, and sums them.
+
+    With `rests` their networks lie on the host but while they are asked; each is there before the next is made.
+
+    Raises:
+        ValueError: as `validate_reward_specs` and `sum_of`, or as `at_rest`.
+    """
+    checked, parts, device = validate_reward_specs(specs), dict[Hashable, Any](), torch.device(device)
+    members, known = list[tuple[Reward, RewardConfig]](), dict[int, Resting]()
+    for one in checked:
+        made = one.build(device, parts)
+        if rests and device.type != "cpu":
+            made = at_rest(made, device, known, holds=bool(models_of(one.options)))
+        members.append((made, one.entry))
     return sum_of(members, merge=merge, partial=partial)

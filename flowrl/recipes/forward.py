@@ -47,9 +47,9 @@ from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import Times, training_times
 from flowrl.training.assignment import normalised, reward_channels
 from flowrl.training.batch import Batch
-from flowrl.training.in_step import in_step
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
+from flowrl.training.mesh import in_step
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import sample
 from flowrl.training.prompting import RunPrompts

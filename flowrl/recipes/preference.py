@@ -39,9 +39,9 @@ from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import training_times
 from flowrl.training.batch import Batch
-from flowrl.training.in_step import in_step
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
+from flowrl.training.mesh import in_step
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import sample, sampler_at
 from flowrl.training.prompting import RunPrompts, encode_prompts

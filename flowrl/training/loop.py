@@ -43,9 +43,8 @@ from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
-from flowrl.training.in_step import Shards, shards_of
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, make_optimizer
-from flowrl.training.mesh import device_mesh
+from flowrl.training.mesh import Shards, device_mesh, shards_of
 from flowrl.training.parts import (
     Parts,
     at_eval_size,
@@ -89,7 +88,7 @@ class Loop:
         """
         self.config, self.run, self.prompts = config, run, prompts
         self.geometry = config.resolve_batch(run.world)
-        self.shards: Shards | None = shards_of(run)
+        self.shards: Shards | None = shards_of(run.layout, run.device)
         parts: Parts = load_parts(config, run.device, self._begin, self.shards) if run.parts is None else run.parts
         self.pipeline, self.policy, reward = parts
         if run.layout.context > 1:

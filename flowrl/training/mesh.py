@@ -3,13 +3,23 @@
 Processes are numbered row by row, `rank = (replicate * S + shard) * C + context`: those that share an image's tokens
 stand next to each other, then those that share a copy of the weights, so that both lie on one machine where it has
 enough cards, and only gradients and numbers travel between copies.
+
+Processes that hold one copy of the weights between them take their network calls together. Each draws and trains images
+of its own, and some have less to do than others: micro-batches without a row that is trained, groups without a pair, a
+shorter share of an evaluation. Where another process of the group is still at work, such a process takes an idle turn
+(`in_step`): the same calls, on a row of its own, with a loss of nothing. Idle turns are counted nowhere, and what they
+add to a gradient is exactly 0.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
 
 from flowrl.config.sections import ParallelConfig
 from flowrl.training.devices import num_launched
@@ -18,6 +28,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from flowrl.config.train import TrainConfig
+
+T = TypeVar("T")
 
 AXES = ("replicate", "shard", "context")
 
@@ -90,7 +102,7 @@ def device_mesh(layout: Layout, device: str) -> DeviceMesh:
 
 
 def check_parallel(config: TrainConfig, world: int | None) -> None:
-    """Refuses numbers of processes that do not fit together, and what a model that is split cannot do.
+    """Refuses numbers of processes that do not fit together, and what split weights or tokens cannot do.
 
     Args:
         config: the run's settings.
@@ -102,6 +114,19 @@ def check_parallel(config: TrainConfig, world: int | None) -> None:
     settings, pipeline, policy = config.parallel, config.pipeline, config.policy
     if world is not None:
         layout_of(settings, world)
+    refused = {
+        "recipe=backprop": config.recipe == "backprop"
+        and "a reward's gradient passes latents, of which a process has that of its own tokens: take another recipe",
+        f"policy.train={policy.train}": policy.train != "lora"
+        and "it was tried with a LoRA alone: set policy.train=lora",
+        f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
+        and "compiled blocks have no exchange between processes: set pipeline.compile=none",
+        f"workers.rollouts={config.workers.rollouts}": config.workers.rollouts > 0
+        and "a worker draws whole images by itself: set workers.rollouts=0",
+    }
+    for given, why in refused.items() if settings.context > 1 else ():
+        if why:
+            raise ValueError(f"parallel.context is {settings.context} and {given}: {why}, or parallel.context=1")
     if settings.shard == 1:
         return
     refused = {
@@ -121,3 +146,61 @@ def check_parallel(config: TrainConfig, world: int | None) -> None:
     for given, why in refused.items():
         if why:
             raise ValueError(f"parallel.shard is {settings.shard} and {given}: {why}")
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+
+
+class Shards:
+    """The processes that hold one copy of the weights between them, this one among them."""
+
+    def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
+        """`mesh` has one dimension, `device` is what its group sends from."""
+        self.mesh, self.device, self._group = mesh, device, mesh.get_group()
+
+    def any_needs(self, flags: list[bool]) -> list[bool]:
+        """For each place whether it is true on any of the processes."""
+        import torch.distributed as dist
+
+        mine = torch.tensor([int(flag) for flag in flags], dtype=torch.int32, device=self.device)
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._group)
+        return [bool(flag) for flag in mine.tolist()]
+
+    def most(self, counts: Mapping[int, int]) -> dict[int, int]:
+        """For each key the largest count of any of the processes, keys ascending."""
+        import torch.distributed as dist
+
+        found: list[Mapping[int, int]] = [{}] * self.mesh.size()
+        dist.all_gather_object(found, dict(counts), group=self._group)
+        keys = sorted({key for each in found for key in each})
+        return {key: max(each.get(key, 0) for each in found) for key in keys}
+
+
+def shards_of(layout: Layout, device: torch.device) -> Shards | None:
+    """The processes that share a copy with this one; None where each has the whole."""
+    return None if layout.shard == 1 else Shards(device_mesh(layout, device.type)["shard"], device)
+
+
+def in_step(
+    shards: Shards | None, turns: Sequence[T], idle: Callable[[int], T], key: Callable[[T], int] = lambda turn: 0
+) -> Iterator[tuple[T, bool]]:
+    """This process's turns, each with True, and idle ones, with False, up to the most that a process of its group has.
+
+    Where weights are split all processes of the group come here together, and take turns of one key together, keys
+    ascending: `key` is what the calls of a turn depend on besides its rows. Else the turns are given as they are.
+
+    Args:
+        shards: the group, or None.
+        turns: what this process has to do.
+        idle: makes an idle turn of a key.
+        key: of a turn.
+    """
+    if shards is None:
+        yield from ((turn, True) for turn in turns)
+        return
+    own: dict[int, list[T]] = defaultdict(list)
+    for turn in turns:
+        own[key(turn)].append(turn)
+    for number, most in shards.most(Counter(map(key, turns))).items():
+        yield from ((turn, True) for turn in own[number])
+        yield from ((idle(number), False) for _ in range(most - len(own[number])))

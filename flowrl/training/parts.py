@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +26,8 @@ from flowrl.training.devices import device_kind
 from flowrl.training.model_files import encoders_digest
 from flowrl.training.prompting import RunPrompts, encode_all, not_kept
 from flowrl.training.sampler_checks import kernel_of
+from flowrl.training.scoring import names_function
 from flowrl.trajectory import Schedule
-
-if TYPE_CHECKING:
-    from flowrl.training.run import Run
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -88,7 +87,7 @@ def load_pipeline(settings: PipelineConfig, device: torch.device | str, how: Loa
     """The generator, frozen; settings that are null are the family's own."""
     return model_family(settings).load(
         model_location(settings.model), dtype=DTYPES[settings.dtype], device=device, attention=settings.attention,
-        compile=settings.compile, how=how,
+        compile=settings.compile, how=replace(how, offload=settings.offload),
         **family_options(settings),
     )  # fmt: skip
 
@@ -131,6 +130,49 @@ def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool 
     check_word(settings.attention, DTYPES[settings.dtype], known.attends(model_location(settings.model)))
     if here:
         check_here(settings.attention, this_machine(device_kind(settings.device)))
+
+
+def check_offload(config: TrainConfig) -> None:
+    """Refuses to lay to rest what cannot move.
+
+    Raises:
+        ValueError: a recipe that takes gradients through it, rewards of users' code, a reward that learns.
+    """
+    offload = config.pipeline.offload
+    if config.recipe == "backprop" and (held := [part for part in ("vae", "rewards") if part in offload]):
+        raise ValueError(
+            f"pipeline.offload names {' and '.join(held)}, but recipe backprop takes the gradient of the reward "
+            "through autoencoder and rewards, which stay on the device until its end: write no more than "
+            "pipeline.offload=[text_encoders]"
+        )
+    for entry in (*config.rewards, *config.eval.rewards) if "rewards" in offload else ():
+        if entry.file is not None or names_function(entry.options):
+            raise ValueError(
+                f"pipeline.offload names rewards, and reward {entry.called!r} is code of yours, whose networks lie "
+                "where it puts them: leave rewards out of pipeline.offload, and move them in your own function"
+            )
+        if entry.name == "adversarial":
+            raise ValueError(
+                "pipeline.offload names rewards, and reward 'adversarial' learns on the device: leave rewards out of "
+                "pipeline.offload"
+            )
+
+
+def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
+    """Refuses a model whose tokens the processes of `parallel.context` cannot share, before weights load.
+
+    Raises:
+        ValueError: as `flowrl.pipelines.weights.context_parallel.refuse_unsplit`.
+    """
+    if config.parallel.context == 1:
+        return
+    from flowrl.pipelines.weights.context_parallel import refuse_unsplit  # imports diffusers
+
+    model, options = model_location(config.pipeline.model), family_options(config.pipeline)
+    drawn = {"height": config.eval.height, "width": config.eval.width}
+    drawn = {key: value for key, value in drawn.items() if value is not None}
+    sizes = [known.planned_size(model, {**options, **more}) for more in ({}, drawn)]
+    refuse_unsplit(known, model, options, config.parallel.context, sizes)
 
 
 def attention_text(settings: PipelineConfig) -> str:
@@ -177,7 +219,8 @@ def load_rewards(config: TrainConfig, device: torch.device) -> WeightedSum:
     """The rewards that are trained on, as one."""
     how = config.reward_aggregation
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
-    made = build_weighted_sum(config.rewards, device=device, merge=merge, partial=config.reward_partial)
+    rests = "rewards" in config.pipeline.offload
+    made = build_weighted_sum(config.rewards, device=device, merge=merge, partial=config.reward_partial, rests=rests)
     return replace(made, dtype=config.reward_dtype)
 
 
@@ -186,7 +229,8 @@ def evaluation_rewards(config: TrainConfig, reward: WeightedSum, device: torch.d
 
     A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
     """
-    more = build_weighted_sum(config.eval.rewards, device=device) if config.eval.rewards else None
+    rests = "rewards" in config.pipeline.offload
+    more = build_weighted_sum(config.eval.rewards, device=device, rests=rests) if config.eval.rewards else None
     trained = [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
     terms = [*trained, *(more.terms if more else ())]
     labels = [term.entry.label for term in terms]
@@ -244,14 +288,14 @@ def keep_embeddings(config: TrainConfig, pipeline: Pipeline) -> None:
         pipeline.keep_embeddings(Path(config.prompts.cache).expanduser(), encoders)
 
 
-def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Run | None = None) -> None:
+def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Any = None) -> None:
     """Embeds every prompt the run can meet, then frees the text encoders; they are loaded only where one is not known.
 
     Args:
         pipeline: that is trained.
         drawn: that of evaluations.
         prompts: of the run.
-        shared: the run, where its processes share a cache: each embeds a part, and reads what the others have embedded.
+        shared: the `Run`, where its processes share a cache: each embeds a part, and reads what the others have embedded.
     """
     wanted = [(pipeline, prompt) for prompt in (*prompts.train, *prompts.more)]
     wanted += [(drawn, prompt) for prompt in prompts.held_out]
@@ -266,5 +310,5 @@ def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, 
 def _encode(missing: Sequence[tuple[Pipeline, Prompt]]) -> None:
     for pipeline in {id(pipeline): pipeline for pipeline, _ in missing}.values():
         pipeline.load_text_encoders()
-    for pipeline, prompt in missing:
-        encode_all(pipeline, [prompt])
+    for pipeline, group in groupby(missing, key=lambda pair: pair[0]):
+        encode_all(pipeline, [prompt for _, prompt in group])

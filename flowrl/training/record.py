@@ -16,9 +16,9 @@ from flowrl.placement import sent, taken
 from flowrl.samplers import Kernel, Transition, gaussian_kl, published_kl
 from flowrl.samplers.guidance import uncounted
 from flowrl.training.batch import Asked
-from flowrl.training.in_step import in_step
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
+from flowrl.training.mesh import in_step
 from flowrl.trajectory import Rows, Sampled, Schedule
 
 

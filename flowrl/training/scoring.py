@@ -303,15 +303,15 @@ def scored_beside(config: TrainConfig, device: torch.device) -> bool:
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
-    own_code = any(reward.file is not None or _names_function(reward.options) for reward in config.rewards)
+    own_code = any(reward.file is not None or names_function(reward.options) for reward in config.rewards)
     return not own_code and "tf32" not in (config.reward_dtype, config.pipeline.vae_dtype)
 
 
-def _names_function(options: Any) -> bool:
+def names_function(options: Any) -> bool:
     """Whether a function of a user's file stands anywhere in a reward's options."""
     if not isinstance(options, Mapping):
         return False
-    return {"file", "function"} <= options.keys() or any(map(_names_function, options.values()))
+    return {"file", "function"} <= options.keys() or any(map(names_function, options.values()))
 
 
 def check_rewards(config: TrainConfig) -> None:

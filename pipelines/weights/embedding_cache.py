@@ -2,7 +2,7 @@
 
 A file is named by a digest of all that its numbers depend on, and holds that digest and one of its numbers, so that
 what is damaged, or lies under another's name, is never taken for an embedding. It appears whole or not at all; two
-writers of one file write the same. Files lie in 256 folders, so that none of them grows large.
+writers of one file write the same numbers. Files lie in 256 folders, so that none of them grows large.
 """
 
 from __future__ import annotations

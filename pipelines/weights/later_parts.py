@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.compiling import compile_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.stock_loading import Read
+from flowrl.placement import Resting
 
 
 def _present(p: Any, names: Sequence[str]) -> list[str]:
@@ -36,9 +39,27 @@ class Later:
         names = [name for name in _present(p, p.family.encoders) if getattr(p.pipe, name) is None]
         if names:
             stock_loading.load_parts(p.pipe, self.read, names)
-            stock_loading.freeze(p.pipe, p.device, names)
-            p.family.prepare_encoders(p)
+            self.encoders_ready(p)
         return bool(names)
+
+    def encoders_ready(self, p: Any) -> None:
+        """Brings text encoders that were read to where they lie."""
+        rests = "text_encoders" in self.how.offload
+        stock_loading.freeze(p.pipe, "cpu" if rests else p.device, p.family.encoders)
+        p.family.prepare_encoders(p)
+        if rests:
+            self._rest(p, "text_encoders", p.family.encoders)
+
+    def rest(self, p: Any) -> None:
+        """Lays to rest what encodes and decodes images."""
+        if "text_encoders" in self.how.offload:
+            self._rest(p, "image_encoder", ("image_encoder",))
+        if "vae" in self.how.offload:
+            self._rest(p, "vae", ("vae",))
+
+    def _rest(self, p: Any, what: str, names: Sequence[str]) -> None:
+        networks = [part for name in names if isinstance(part := getattr(p.pipe, name, None), nn.Module)]
+        p.resting[what] = Resting(networks, p.device)
 
     def denoiser(self, p: Any) -> None:
         """Loads the denoiser, or all experts, ready to be called."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Split(Protocol):
-    """The processes that hold one copy of the denoisers between them, as `flowrl.training.in_step.Shards` has them."""
+    """The processes that hold one copy of the denoisers between them, as `flowrl.training.mesh.Shards` has them."""
 
     mesh: Any
     """A DeviceMesh of one dimension."""
@@ -23,10 +23,12 @@ class Loading:
     Attributes:
         later: whether text encoders and denoisers wait for `load_text_encoders` and `load_denoiser` of the pipeline.
         split: over which processes denoisers are split; None where each has the whole.
+        offload: what rests on the host while it is not asked for: "text_encoders" (an image encoder too), "vae".
     """
 
     later: bool = False
     split: Split | None = None
+    offload: tuple[str, ...] = ()
 
 
 AT_ONCE = Loading()

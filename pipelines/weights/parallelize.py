@@ -13,7 +13,7 @@ The first process of a group reads the checkpoint on its host and hands every we
 the network without weights.
 
 A gathering waits for every process of the group: all of them have to call the network equally often, in one order, and
-walk as many graphs back (`flowrl/training/in_step.py`).
+walk as many graphs back (`flowrl/training/mesh.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ them into it when they are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,7 +199,7 @@ def _fault(folder: Path) -> str:
     return ""
 
 
-def freeze(pipe: Any, device: torch.device | str, names: Sequence[str] | None = None) -> None:
+def freeze(pipe: Any, device: torch.device | str, names: Collection[str] | None = None) -> None:
     """Freezes networks of a stock pipeline on a device, those named or all that are there, the autoencoder in float32.
 
     Images' autoencoders also get channels-last weights, a quarter faster to decode on CPU and GPU.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -133,6 +134,9 @@ class Toy:
 
     def load_text_encoders(self) -> None:
         pass
+
+    def awake(self, *parts: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def load_denoiser(self) -> None:
         pass

@@ -21,8 +21,7 @@ from two_processes import close, train_on_two
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
-from flowrl.training.in_step import Shards, in_step
-from flowrl.training.mesh import check_parallel
+from flowrl.training.mesh import Shards, check_parallel, in_step
 
 RUNS = {"sd3": "grpo", "wan": "forward", "flux": "preference", "qwen_image": "backprop"}
 ROUNDS = ("prompts_per_step=3", "micro_batch_size=2", "rollout_batch_size=2", "num_iterations=2", "optim.lr=0.1",

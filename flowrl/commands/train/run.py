@@ -231,13 +231,19 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.rewards.specs import validate_reward_specs
     from flowrl.training.devices import check_device, num_launched
     from flowrl.training.mesh import check_parallel, data_ranks
-    from flowrl.training.parts import check_attention, check_pipeline, lora_of, model_location, read_run_prompts
+    from flowrl.training.parts import (
+        check_attention,
+        check_offload,
+        check_pipeline,
+        check_tokens,
+        lora_of,
+        model_location,
+        read_run_prompts,
+    )
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_rewards
-    from flowrl.training.token_sharing import check_context, check_split
 
     check_parallel(config, num_launched() if here else None)
-    check_context(config)
     config.resolve_batch(data_ranks(config))
     prompts = read_run_prompts(config.prompts)
     _check_prompts(config.prompts.train, prompts.train, config.rewards)
@@ -260,7 +266,8 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     known.check(model_location(config.pipeline.model), config.policy.target_modules or known.lora_targets, rank)
     _check_negative(config, known)
     check_attention(config.pipeline, known, here=here)
-    check_split(config, known)
+    check_tokens(config, known)
+    check_offload(config)
     if here:
         check_arithmetic(config)
     if here and config.prompts.cache is not None:
