@@ -134,6 +134,8 @@ def check_parallel(config: TrainConfig, world: int | None) -> None:
         and "quantised weights are not split: set pipeline.quantize=none; or parallel.shard=1, they may fit",
         f"policy.train={policy.train}": policy.train != "lora"
         and "only frozen weights are split: set policy.train=lora, or parallel.shard=1",
+        f"policy.lora_variant={policy.lora_variant}": policy.lora_variant == "dora"
+        and "its magnitudes are made of whole weights: set policy.lora_variant to lora or rslora",
         "keep_graphs=true": config.keep_graphs
         and "a graph that is kept would hold its gathered weights: set keep_graphs=false",
         f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"

@@ -123,6 +123,7 @@ def test_the_one_with_less_to_do_takes_idle_turns() -> None:
     [
         ("pipeline.quantize=int8", "pipeline.quantize=int8: quantised weights are not split"),
         ("policy.train=full", "policy.train=full: only frozen weights are split"),
+        ("policy.lora_variant=dora", "set policy.lora_variant to lora or rslora"),
         ("keep_graphs=true", "keep_graphs=true: a graph that is kept"),
         ("pipeline.compile=blocks", "set pipeline.compile=none"),
         ("pipeline.device=mps", "over CUDA devices or CPUs"),
