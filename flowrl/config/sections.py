@@ -351,7 +351,7 @@ class ParallelConfig:
     replicate: int | None = None
     """Copies, each drawing images of its own; null takes as many as there are processes for."""
     context: int = 1
-    """Processes that share the tokens of one image or video, for long videos (docs/context.md)."""
+    """Processes that share the tokens of one image or video, for long videos (docs/sharding.md)."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "shard replicate context", "parallel.")

@@ -164,6 +164,23 @@ def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool 
         check_here(settings.attention, this_machine(device_kind(settings.device)))
 
 
+def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
+    """Refuses a model whose tokens the processes of `parallel.context` cannot share, before weights load.
+
+    Raises:
+        ValueError: as `flowrl.pipelines.weights.context_parallel.refuse_unsplit`.
+    """
+    if config.parallel.context == 1:
+        return
+    from flowrl.pipelines.weights.context_parallel import refuse_unsplit  # imports diffusers
+
+    model, options = model_location(config.pipeline.model), family_options(config.pipeline)
+    drawn = {"height": config.eval.height, "width": config.eval.width}
+    drawn = {key: value for key, value in drawn.items() if value is not None}
+    sizes = [known.planned_size(model, {**options, **more}) for more in ({}, drawn)]
+    refuse_unsplit(known, model, options, config.parallel.context, sizes)
+
+
 def attention_text(settings: PipelineConfig) -> str:
     """What `pipeline.attention` means on this machine, and which words it has."""
     known = model_family(settings).attends(model_location(settings.model))

@@ -25,7 +25,7 @@ METRICS, WEIGHTS = 1e-5, 1e-6
 # Adam divides by the gradient's size: where that is nearly 0 a step of 1e-8 would be one of rounding.
 SMOOTH = "optim.eps=0.01"
 RUNS: dict[str, tuple[str, ...]] = {
-    "wan": ("grpo", "pipeline.gradient_checkpointing=true"), "qwen_image": ("forward",),
+    "wan": ("grpo", "pipeline.gradient_checkpointing=true"), "qwen_image": ("forward", "eval.height=24"),
 }  # fmt: skip
 
 
@@ -123,6 +123,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("pipeline.num_frames=1", "eval.height=48", "eval.width=48"), "48 x 48 x 1 frames is 9 tokens",
     ),
     "recipe": (("recipe=backprop",), "take another recipe, or parallel.context=1"),
+    "weights": (("policy.train=full",), "set policy.train=lora, or parallel.context=1"),
     "compiled": (("pipeline.compile=blocks",), "set pipeline.compile=none, or parallel.context=1"),
     "workers": (("workers.rollouts=1",), "set workers.rollouts=0"),
 }  # fmt: skip

@@ -264,18 +264,17 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.training.parts import (
         check_attention,
         check_pipeline,
+        check_tokens,
         lora_of,
         read_run_prompts,
     )
     from flowrl.training.processes.devices import check_device, device_kind, num_launched
     from flowrl.training.processes.mesh import check_parallel, data_ranks
-    from flowrl.training.processes.token_sharing import check_context, check_split
     from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.scoring import check_offload, check_rewards
     from flowrl.workers.layout import check_workers
 
     check_parallel(config, num_launched() if here else None)
-    check_context(config)
     config.resolve_batch(data_ranks(config))
     prompts = read_run_prompts(config.prompts)
     _check_prompts(config.prompts.train, prompts.train, config.rewards)
@@ -306,7 +305,7 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
         known.check(location, config.policy.target_modules or known.lora_targets, rank)
     _check_negative(config, known)
     check_attention(config.pipeline, known, here=here)
-    check_split(config, known)
+    check_tokens(config, known)
     check_offload(config)
     if here:
         check_arithmetic(config)

@@ -102,7 +102,7 @@ def device_mesh(layout: Layout, device: str) -> DeviceMesh:
 
 
 def check_parallel(config: TrainConfig, world: int | None) -> None:
-    """Refuses numbers of processes that do not fit together, and what a model that is split cannot do.
+    """Refuses numbers of processes that do not fit together, and what split weights or tokens cannot do.
 
     Args:
         config: the run's settings.
@@ -114,6 +114,19 @@ def check_parallel(config: TrainConfig, world: int | None) -> None:
     settings, pipeline, policy = config.parallel, config.pipeline, config.policy
     if world is not None:
         layout_of(settings, world)
+    refused = {
+        "recipe=backprop": config.recipe == "backprop"
+        and "a reward's gradient passes latents, of which a process has that of its own tokens: take another recipe",
+        f"policy.train={policy.train}": policy.train != "lora"
+        and "it was tried with a LoRA alone: set policy.train=lora",
+        f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
+        and "compiled blocks have no exchange between processes: set pipeline.compile=none",
+        f"workers.rollouts={config.workers.rollouts}": config.workers.rollouts > 0
+        and "a worker draws whole images by itself: set workers.rollouts=0",
+    }
+    for given, why in refused.items() if settings.context > 1 else ():
+        if why:
+            raise ValueError(f"parallel.context is {settings.context} and {given}: {why}, or parallel.context=1")
     if settings.shard == 1:
         return
     refused = {
