@@ -184,12 +184,14 @@ def test_sums_of_processes_are_joined_in_pieces(tiny_sd3_folder: Path, monkeypat
         part.copy_(counter_normal(part.shape, "gradient", number))
     own = [part.clone() for part in total.total]
 
-    def reduce(flat: torch.Tensor, reduction: str) -> torch.Tensor:
+    def reduce(flat: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
         sizes.append(flat.numel())
         return 4 * flat
 
     monkeypatch.setattr(learner, "_JOINED", 4 * 1000)
-    run: Any = SimpleNamespace(world=2, accelerator=SimpleNamespace(reduce=reduce))
+    run: Any = SimpleNamespace(
+        world=2, processes=2, accelerator=SimpleNamespace(reduce=reduce), total_gradient=reduce
+    )  # fmt: skip
     optimizer = torch.optim.SGD(policy.parameters.values(), lr=1.0)
     before = policy.tensors()
     norm = total.apply(run, optimizer, 1e9, 0)
