@@ -26,7 +26,6 @@ FULL = ("policy.train=full", "policy.lora_rank=null")
 CASES: dict[str, tuple[str, ...]] = {
     "full_1e-4": (*FULL, "optim.lr=1e-4"),
     "full_3e-5": (*FULL, "optim.lr=3e-5", "eval.initial=false"),
-    "full_1e-5": (*FULL, "optim.lr=1e-5", "eval.initial=false"),
     "lora": ("eval.initial=false",),
 }
 """Name of a run -> what it changes."""

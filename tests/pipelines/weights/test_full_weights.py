@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from flowrl.pipelines import family
 from flowrl.pipelines.sd3 import FAMILY
 from flowrl.pipelines.weights.full_checks import check_full
 from flowrl.pipelines.weights.full_weights import FullWeights, trained_names
+from flowrl.randomness import counter_normal
+from flowrl.training import learner
 from flowrl.training.learner import GradientSum
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -171,6 +174,33 @@ def test_gradients_are_those_of_autograd_on_the_stock_network(tiny_sd3_folder: P
     assert sum(bool(grad.any()) for grad in expected.values()) > 0.9 * len(expected)
     for name, found in zip(policy.parameters, total.total, strict=True):
         torch.testing.assert_close(found, expected[name], rtol=1e-4, atol=1e-5 * float(expected[name].abs().max()))
+
+
+def test_sums_of_processes_are_joined_in_pieces(tiny_sd3_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of a few tensors, or of one that is larger than a piece; the other process has three times as much."""
+    policy, sizes = FullWeights(load_tiny(tiny_sd3_folder).denoiser), list[int]()
+    total = GradientSum(policy, {}, scale_loss=False)
+    for number, part in enumerate(total.total):
+        part.copy_(counter_normal(part.shape, "gradient", number))
+    own = [part.clone() for part in total.total]
+
+    def reduce(flat: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        sizes.append(flat.numel())
+        return 4 * flat
+
+    monkeypatch.setattr(learner, "_JOINED", 4 * 1000)
+    run: Any = SimpleNamespace(
+        world=2, processes=2, accelerator=SimpleNamespace(reduce=reduce), total_gradient=reduce
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(policy.parameters.values(), lr=1.0)
+    before = policy.tensors()
+    norm = total.apply(run, optimizer, 1e9, 0)
+    assert norm is not None
+    assert sum(sizes) == sum(part.numel() for part in own)
+    assert len(sizes) > 10
+    assert all(size <= 1000 or size in {part.numel() for part in own} for size in sizes)
+    for (name, found), part in zip(policy.tensors().items(), own, strict=True):
+        assert torch.equal(found, before[name] - 4 * part)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
