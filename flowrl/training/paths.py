@@ -20,7 +20,7 @@ from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
 from flowrl.training.devices import num_launched
-from flowrl.training.drawing import (
+from flowrl.training.draws import (
     Draws,
     DrawsElsewhere,
     Request,

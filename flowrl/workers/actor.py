@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
-from flowrl.training.drawing import Drawn, Draws, Request
+from flowrl.training.draws import Drawn, Draws, Request
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import load_pipeline, load_policy
 from flowrl.training.paths import drawn

@@ -14,7 +14,7 @@ from torch import Tensor
 from flowrl.cluster import connect
 from flowrl.config.train import TrainConfig
 from flowrl.training.devices import on_main
-from flowrl.training.drawing import Drawn, Request
+from flowrl.training.draws import Drawn, Request
 from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
 from flowrl.workers.dispatch import Dispatcher, Worker
@@ -26,7 +26,7 @@ _LINES = 8  # of workers on a terminal
 
 
 class Rollouts:
-    """Workers that draw for this process (`flowrl.training.drawing.DrawsElsewhere`); end it with `close`.
+    """Workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`); end it with `close`.
 
     A thread gives out pieces and takes answers, so that workers go on while the learner decodes, scores and updates.
     """
