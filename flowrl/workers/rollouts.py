@@ -137,6 +137,6 @@ class Rollouts:
 def _line(number: int, worker: Worker, now: float) -> str:
     what = worker.state if worker.state != "here" else "drawing" if worker.holds else "idle"
     if worker.state == "away":
-        what = f"away, starts in {max(0.0, worker.starts_again - now):.0f} s"
+        what = f"away for {max(0.0, worker.starts_again - now):.0f} s"
     took = f"{worker.seconds:8.2f} s/piece" if worker.drawn else ""
-    return f"  worker {number:<4} {what:<24} {worker.drawn:>6} pieces {took}  {worker.place[:16]}".rstrip()
+    return f"  worker {number:<5} {what:<16} {worker.drawn:>6} pieces {took}  {worker.place[:14]}".rstrip()
