@@ -40,6 +40,7 @@ from flowrl.rewards import RewardOutput
 from flowrl.training.batch import Asked, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import prune, restore, save_lora
+from flowrl.training.draws import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
@@ -58,7 +59,6 @@ from flowrl.training.parts import (
 from flowrl.training.processes.mesh import Shards, device_mesh, shards_of
 from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.training.reward_watch import RewardWatch
-from flowrl.training.rollout_pieces import Draws
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
 from flowrl.training.seal import model_of, versions_of

@@ -19,11 +19,7 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.kept_graphs import KeptGraphs
-from flowrl.training.loop import Loop
-from flowrl.training.parts import sampler_of
-from flowrl.training.processes.mesh import data_ranks
-from flowrl.training.rollout_pieces import (
+from flowrl.training.draws import (
     Draws,
     DrawsElsewhere,
     Request,

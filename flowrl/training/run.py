@@ -84,7 +84,7 @@ class Run:
             inputs: what the run is made with, `flowrl.training.seal.inputs_of`.
             resumed: whether the folder holds a run to continue.
             parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
-            rollouts: workers that draw for this process (`rollout_pieces.DrawsElsewhere`), where it has any.
+            rollouts: workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`), where it has any.
 
         Raises:
             ValueError: the device is not there, processes were given different inputs, or those of a resumed run have

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.training.draws import Drawn, Draws, Request
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import load_pipeline, load_policy
 from flowrl.training.paths import drawn
-from flowrl.training.rollout_pieces import Drawn, Draws, Request
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

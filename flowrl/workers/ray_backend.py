@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.training.rollout_pieces import Request
+from flowrl.training.draws import Request
 from flowrl.workers.actor import Duty, RolloutWorker
 from flowrl.workers.dispatch import Answer, Done, Failed, Lost, Ready
 
@@ -43,7 +43,7 @@ class RayBackend:
 
         self._ray = ray
         _send_tensors_as_bytes(ray)
-        self._class = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(RolloutWorker)
+        self._class: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(RolloutWorker)
         self._duty = ray.put(duty)
         self._actors: dict[int, Any] = {}
         self._awaited: dict[Any, tuple[int, int | None]] = {}  # reference -> worker, ticket; None is its loading

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
-from flowrl.training.rollout_pieces import Drawn, Request
+from flowrl.training.draws import Drawn, Request
 from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
 from flowrl.workers.dispatch import Dispatcher, Worker
@@ -24,7 +24,7 @@ _LINES = 8  # of workers on a terminal
 
 
 class Rollouts:
-    """Workers that draw for this process (`flowrl.training.rollout_pieces.DrawsElsewhere`); end it with `close`.
+    """Workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`); end it with `close`.
 
     A thread gives out pieces and takes answers, so that workers go on while the learner decodes, scores and updates.
     """
@@ -127,6 +127,6 @@ class Rollouts:
 def _line(number: int, worker: Worker, now: float) -> str:
     what = worker.state if worker.state != "here" else "drawing" if worker.holds else "idle"
     if worker.state == "away":
-        what = f"away, starts in {max(0.0, worker.starts_again - now):.0f} s"
+        what = f"away for {max(0.0, worker.starts_again - now):.0f} s"
     took = f"{worker.seconds:8.2f} s/piece" if worker.drawn else ""
-    return f"  worker {number:<4} {what:<24} {worker.drawn:>6} pieces {took}  {worker.place[:16]}".rstrip()
+    return f"  worker {number:<5} {what:<16} {worker.drawn:>6} pieces {took}  {worker.place[:14]}".rstrip()

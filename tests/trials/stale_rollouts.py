@@ -25,10 +25,10 @@ from toy_pipeline import QuickRun, toy_in_place
 
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.recipes import grpo
+from flowrl.training.draws import Drawn, Draws, Request
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import Parts, load_parts, read_run_prompts
 from flowrl.training.paths import drawn
-from flowrl.training.rollout_pieces import Drawn, Draws, Request
 
 
 class Here(Draws):
