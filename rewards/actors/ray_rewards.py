@@ -139,7 +139,9 @@ class WorkerReward:
         def send(attempt: int, seconds: float) -> RewardOutput | Refused | Failed:
             return self.workers.pool.ask(partial(_scores, place=self.place, inputs=given))
 
-        found = call_with_retries(send, deadline=_DEADLINE, retries=_RETRIES, seed=seed)
+        found: RewardOutput | Refused | Failed = call_with_retries(
+            send, deadline=_DEADLINE, retries=_RETRIES, seed=seed
+        )
         if isinstance(found, Failed):
             raise ValueError(
                 f"reward {self.name!r}: its workers died one after the other over the same {len(inputs)} images "
