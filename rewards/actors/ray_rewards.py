@@ -11,6 +11,7 @@ dies is started again by Ray; its call is asked of another at once.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -216,8 +217,8 @@ def start_workers(
         threads=torch.get_num_threads(), folder=os.getcwd(),
     )  # fmt: skip
     environment = None if settings.reward_env is None else read_environment(settings.reward_env)
-    job, maker = ray.get_runtime_context().get_job_id(), ray.remote(RewardActor)
-    names = tuple(f"rewards-{job}-{number}" for number in range(settings.rewards))
+    maker, own = ray.remote(RewardActor), uuid.uuid4().hex  # several runs may share a cluster
+    names = tuple(f"rewards-{own}-{number}" for number in range(settings.rewards))
     actors = [
         maker.options(
             name=name, namespace=_NAMESPACE, num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=0,
