@@ -28,6 +28,10 @@ from flowrl.training.draws import (
     sampled_on_device,
     without_texts,
 )
+from flowrl.training.kept_graphs import KeptGraphs
+from flowrl.training.loop import Loop
+from flowrl.training.parts import sampler_of
+from flowrl.training.processes.mesh import data_ranks
 from flowrl.training.scoring import Scoring
 from flowrl.trajectory import Sampled, Schedule, Trajectory
 

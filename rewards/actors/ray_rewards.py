@@ -11,6 +11,7 @@ dies is started again by Ray; its call is asked of another at once.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,7 +140,9 @@ class WorkerReward:
         def send(attempt: int, seconds: float) -> RewardOutput | Refused | Failed:
             return self.workers.pool.ask(partial(_scores, place=self.place, inputs=given))
 
-        found = call_with_retries(send, deadline=_DEADLINE, retries=_RETRIES, seed=seed)
+        found: RewardOutput | Refused | Failed = call_with_retries(
+            send, deadline=_DEADLINE, retries=_RETRIES, seed=seed
+        )
         if isinstance(found, Failed):
             raise ValueError(
                 f"reward {self.name!r}: its workers died one after the other over the same {len(inputs)} images "
@@ -214,8 +217,8 @@ def start_workers(
         threads=torch.get_num_threads(), folder=os.getcwd(),
     )  # fmt: skip
     environment = None if settings.reward_env is None else read_environment(settings.reward_env)
-    job, maker = ray.get_runtime_context().get_job_id(), ray.remote(RewardActor)
-    names = tuple(f"rewards-{job}-{number}" for number in range(settings.rewards))
+    maker, own = ray.remote(RewardActor), uuid.uuid4().hex  # several runs may share a cluster
+    names = tuple(f"rewards-{own}-{number}" for number in range(settings.rewards))
     actors = [
         maker.options(
             name=name, namespace=_NAMESPACE, num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=0,

@@ -71,6 +71,7 @@ class Replicas:
         self.replicas = [_Replica(number=number) for number in range(len(devices))]
         self.selector = selectors.DefaultSelector()
         self.signals = 0
+        self.serving = False
 
     def __enter__(self) -> Replicas:
         self._handlers = {one: signal.signal(one, self._signalled) for one in (signal.SIGINT, signal.SIGTERM)}
@@ -90,7 +91,8 @@ class Replicas:
         """Starts all replicas and waits until every one of them has loaded; what they serve.
 
         Raises:
-            ValueError: one could not load, or a signal came.
+            ValueError: one could not load.
+            KeyboardInterrupt: a signal came.
         """
         for replica in self.replicas:
             self._start(replica)
@@ -106,6 +108,7 @@ class Replicas:
 
     def serve(self) -> None:
         """Hands out connections until a signal; then finishes what was taken."""
+        self.serving = True
         self.bound.listen(2048)
         self.bound.setblocking(False)
         self.selector.register(self.bound, selectors.EVENT_READ)
@@ -203,7 +206,7 @@ class Replicas:
         mark_process_dead(process.pid, self.folder.name)  # type: ignore[no-untyped-call]
         replica.deaths = 0 if time.monotonic() - replica.started > _LIVED else replica.deaths + 1
         replica.process = replica.channel = replica.rows = None
-        if not self.signals:
+        if self.serving and not self.signals:
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(max(replica.deaths - 1, 0), 30))
             replica.again = time.monotonic() + wait
             print(
