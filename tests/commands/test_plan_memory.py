@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -372,7 +372,7 @@ MEASURED: dict[tuple[str, ...], Any] = {}
 
 
 @pytest.fixture(autouse=True)
-def _counted_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks and decoders that several presets have in common are counted once."""
 
     def once(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -389,7 +389,6 @@ def _counted_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for name in ("measure", "decode_peaks"):
         monkeypatch.setattr(gathering, name, once(name, getattr(gathering, name)))
-    yield
 
 
 def plan_of(name: str, *overrides: str) -> Plan:
