@@ -16,7 +16,7 @@ import re
 import select
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NoReturn
 
 from flowrl.failures import speaker, told
@@ -59,7 +59,11 @@ _NOTES = {
 @cache
 def _without_notes_on_torchao() -> None:
     for logger, words in _NOTES.items():
-        logging.getLogger(logger).addFilter(lambda record, words=words: words not in record.getMessage())
+        logging.getLogger(logger).addFilter(partial(_lacks, words))
+
+
+def _lacks(words: str, record: logging.LogRecord) -> bool:
+    return words not in record.getMessage()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -89,14 +89,15 @@ class NormalFloatLinear(QuantizedLinear):
     scale_offset: Tensor
 
     def restored(self, dtype: torch.dtype) -> Tensor:
-        from bitsandbytes.functional import QuantState, dequantize_4bit  # an extra that only this form asks for
+        from bitsandbytes import functional  # an extra that only this form asks for
 
-        outer = QuantState(absmax=self.scale_scale, code=self.scale_codes, blocksize=256, dtype=torch.float32)
-        state = QuantState(
+        made: Any = functional.QuantState
+        outer = made(absmax=self.scale_scale, code=self.scale_codes, blocksize=256, dtype=torch.float32)
+        state = made(
             absmax=self.scale, shape=torch.Size((self.out_features, self.in_features)), code=self.quantiles,
             blocksize=64, quant_type="nf4", dtype=self.dtype, offset=self.scale_offset, state2=outer,
         )  # fmt: skip
-        weight: Tensor = dequantize_4bit(self.codes, state)
+        weight: Tensor = functional.dequantize_4bit(self.codes, state)
         return weight.to(dtype)
 
 

@@ -66,7 +66,7 @@ class Here(Draws):
 def score_of(config: TrainConfig, folder: Path) -> tuple[float, float]:
     """Mean reward of the last tenth of a run's iterations, and the largest first deviation of its ratio from 1."""
     run: Any = QuickRun(folder)
-    run.parts = load_parts(config, run.device)
+    run.parts = load_parts(config, run.device, lambda pipeline: None)
     run.rollouts = Here(config, run.parts, run.device)
     grpo.check(config)
     assert grpo.main(config, run, read_run_prompts(config.prompts))

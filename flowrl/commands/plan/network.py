@@ -252,7 +252,8 @@ def _add_lora(denoiser: nn.Module, trained: Trained) -> int:
     for name in bound:
         parent, _, own = name.rpartition(".")
         setattr(denoiser.get_submodule(parent), own, _WithLora(denoiser.get_submodule(name), trained.rank))
-    magnitudes = sum(denoiser.get_submodule(name).base.out_features for name in bound) if trained.magnitudes else 0
+    bases: list[Any] = [denoiser.get_submodule(name).base for name in bound] if trained.magnitudes else []
+    magnitudes = sum(base.out_features for base in bases)
     return magnitudes + sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
 
 
