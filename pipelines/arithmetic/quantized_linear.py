@@ -91,8 +91,9 @@ class NormalFloatLinear(QuantizedLinear):
     def restored(self, dtype: torch.dtype) -> Tensor:
         from bitsandbytes.functional import QuantState, dequantize_4bit  # an extra that only this form asks for
 
-        outer = QuantState(absmax=self.scale_scale, code=self.scale_codes, blocksize=256, dtype=torch.float32)
-        state = QuantState(
+        made: Any = QuantState  # it has no types
+        outer = made(absmax=self.scale_scale, code=self.scale_codes, blocksize=256, dtype=torch.float32)
+        state = made(
             absmax=self.scale, shape=torch.Size((self.out_features, self.in_features)), code=self.quantiles,
             blocksize=64, quant_type="nf4", dtype=self.dtype, offset=self.scale_offset, state2=outer,
         )  # fmt: skip
