@@ -175,10 +175,7 @@ class Family:
         With `kinds` it has so many blocks of each kind that `block_kinds` names.
         """
         configs = self._denoisers(model)
-        found = {
-            name: stock_loading.on_meta(self.network, with_blocks(config, kinds or {}))
-            for name, config in configs.items()
-        }
+        found = {n: stock_loading.on_meta(self.network, with_blocks(one, kinds or {})) for n, one in configs.items()}
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:

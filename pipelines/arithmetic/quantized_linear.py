@@ -91,11 +91,7 @@ class NormalFloatLinear(QuantizedLinear):
     def restored(self, dtype: torch.dtype) -> Tensor:
         from bitsandbytes import functional  # an extra that only this form asks for
 
-<<<<<<< HEAD
-        made: Any = functional.QuantState
-=======
-        made: Any = QuantState  # it has no types
->>>>>>> w/quant
+        made: Any = functional.QuantState  # it has no types
         outer = made(absmax=self.scale_scale, code=self.scale_codes, blocksize=256, dtype=torch.float32)
         state = made(
             absmax=self.scale, shape=torch.Size((self.out_features, self.in_features)), code=self.quantiles,

@@ -51,7 +51,7 @@ def test_lines_fit_and_those_in_need_come_first() -> None:
 
 def test_lines_stand_below_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(
         flowrl.progress, "Console", lambda **_: Console(file=out, force_terminal=True, width=80, height=20)
     )
