@@ -155,6 +155,7 @@ def test_an_error_in_a_worker_is_told_as_one_here(workers: RewardWorkers, entrie
 @pytest.mark.slow
 def test_a_run_with_workers_is_the_run_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole groups, two rewards of which one is measured only, and a run that goes on without its workers."""
+    disconnect()  # the workers above hold what their instance has
     monkeypatch.chdir(tmp_path)
     for _ in toy_in_place(tmp_path):
         rewards: list[dict[str, Any]] = [
