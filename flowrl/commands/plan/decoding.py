@@ -53,7 +53,7 @@ def decode_peaks(family: ModelFamily, model: str, size: Size, *, dtype: str = "f
     low = torch.bfloat16 if dtype == "bfloat16" else torch.float32
 
     def made(height: int, width: int, frames: int | None) -> int:
-        given = {"height": height, "width": width, **({} if frames is None else {"num_frames": frames})}
+        given: dict[str, Any] = {"height": height, "width": width, **({} if frames is None else {"num_frames": frames})}
         p = FamilyPipeline(
             _without_scheduler(family), card, family.options(**given), pipe=SimpleNamespace(vae=vae), denoisers={},
             dtype=torch.float32, device=torch.device("meta"), tokens=1,
