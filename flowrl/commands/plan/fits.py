@@ -146,9 +146,7 @@ def _ladders(facts: Facts, chosen: Settings, choices: Choices) -> Iterator[Ladde
         yield ladder((f"pipeline.offload=[{','.join(away)}]", {"offload": away}))
     if choices.videos and not chosen.vae_tiling:
         yield ladder(("pipeline.options.vae_tiling=true", {"vae_tiling": True}))
-    forms: list[tuple[str, dict[str, Any]]] = [
-        (f"pipeline.quantize={form}", {"quantize": form}) for form in choices.forms
-    ]
+    forms: list[tuple[str, dict[str, Any]]] = [(f"pipeline.quantize={f}", {"quantize": f}) for f in choices.forms]
     forms = forms if chosen.quantize == "none" and not facts.full and chosen.shard == 1 else []
     if choices.splits and chosen.shard == 1 and chosen.quantize == "none":
         forms += [

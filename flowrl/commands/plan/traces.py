@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 # What autocast does on CUDA, of the operations that denoisers and decoders use.
@@ -60,9 +59,9 @@ class Trace(TorchDispatchMode):
     def _follow(self, tensor: Tensor, args: Any) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._living or any(
-            isinstance(given, Tensor) and given.untyped_storage()._cdata == key for given in tree_leaves(args)
-        ):
+        if key in self._living:
+            return
+        if any(isinstance(given, Tensor) and given.untyped_storage()._cdata == key for given in args):  # a view
             return
         size = storage.nbytes()
 
