@@ -77,16 +77,13 @@ class Resting:
         self._places: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor, int]] = []
         if device.type == "cpu":
             return
-        for module in (module for network in networks for module in network.modules()):
-            if isinstance(module, nn.RNNBase) or any(
-                weight is not None and type(weight) is not nn.Parameter for weight in module._parameters.values()
-            ):
-                raise ValueError(
-                    f"a {type(module).__name__} in it holds weights in a form that has to stay where it is"
-                )
         for network in networks:
             network.to("cpu")
-            for weight in network.parameters() if device.type == "cuda" and torch.cuda.is_available() else ():
+        for module in (module for network in networks for module in network.modules()):
+            weights = [weight for weight in module._parameters.values() if weight is not None]
+            if isinstance(module, nn.RNNBase) or any(type(weight) is not nn.Parameter for weight in weights):
+                raise ValueError(f"a {type(module).__name__} in it holds weights in a form that cannot be moved")
+            for weight in weights if device.type == "cuda" and torch.cuda.is_available() else ():
                 weight.data = weight.data.pin_memory()
 
     @contextmanager

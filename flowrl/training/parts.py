@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from flowrl.training.devices import device_kind
 from flowrl.training.model_files import encoders_digest
 from flowrl.training.prompting import RunPrompts, encode_all, not_kept
 from flowrl.training.sampler_checks import kernel_of
-from flowrl.training.scoring import names_function
 from flowrl.trajectory import Schedule
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,6 +33,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 Parts = tuple[Pipeline, Policy, WeightedSum]
 """What a run trains with."""
+
+
+class Processes(Protocol):
+    """What a `Run` says of its processes."""
+
+    rank: int
+    world: int
+    accelerator: Any
 
 
 def load_parts(
@@ -130,32 +137,6 @@ def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool 
     check_word(settings.attention, DTYPES[settings.dtype], known.attends(model_location(settings.model)))
     if here:
         check_here(settings.attention, this_machine(device_kind(settings.device)))
-
-
-def check_offload(config: TrainConfig) -> None:
-    """Refuses to lay to rest what cannot move.
-
-    Raises:
-        ValueError: a recipe that takes gradients through it, rewards of users' code, a reward that learns.
-    """
-    offload = config.pipeline.offload
-    if config.recipe == "backprop" and (held := [part for part in ("vae", "rewards") if part in offload]):
-        raise ValueError(
-            f"pipeline.offload names {' and '.join(held)}, but recipe backprop takes the gradient of the reward "
-            "through autoencoder and rewards, which stay on the device until its end: write no more than "
-            "pipeline.offload=[text_encoders]"
-        )
-    for entry in (*config.rewards, *config.eval.rewards) if "rewards" in offload else ():
-        if entry.file is not None or names_function(entry.options):
-            raise ValueError(
-                f"pipeline.offload names rewards, and reward {entry.called!r} is code of yours, whose networks lie "
-                "where it puts them: leave rewards out of pipeline.offload, and move them in your own function"
-            )
-        if entry.name == "adversarial":
-            raise ValueError(
-                "pipeline.offload names rewards, and reward 'adversarial' learns on the device: leave rewards out of "
-                "pipeline.offload"
-            )
 
 
 def attention_text(settings: PipelineConfig) -> str:
@@ -271,14 +252,16 @@ def keep_embeddings(config: TrainConfig, pipeline: Pipeline) -> None:
         pipeline.keep_embeddings(Path(config.prompts.cache).expanduser(), encoders)
 
 
-def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Any = None) -> None:
+def encode_everything(
+    pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Processes | None = None
+) -> None:
     """Embeds every prompt the run can meet, then frees the text encoders; they are loaded only where one is not known.
 
     Args:
         pipeline: that is trained.
         drawn: that of evaluations.
         prompts: of the run.
-        shared: the `Run`, where its processes share a cache: each embeds a part, and reads what the others have made.
+        shared: the run, where its processes share a cache: each embeds a part, and reads what the others have made.
     """
     wanted = [(pipeline, prompt) for prompt in (*prompts.train, *prompts.more)]
     wanted += [(drawn, prompt) for prompt in prompts.held_out]

@@ -303,15 +303,15 @@ def scored_beside(config: TrainConfig, device: torch.device) -> bool:
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
-    own_code = any(reward.file is not None or names_function(reward.options) for reward in config.rewards)
+    own_code = any(reward.file is not None or _names_function(reward.options) for reward in config.rewards)
     return not own_code and "tf32" not in (config.reward_dtype, config.pipeline.vae_dtype)
 
 
-def names_function(options: Any) -> bool:
+def _names_function(options: Any) -> bool:
     """Whether a function of a user's file stands anywhere in a reward's options."""
     if not isinstance(options, Mapping):
         return False
-    return {"file", "function"} <= options.keys() or any(map(names_function, options.values()))
+    return {"file", "function"} <= options.keys() or any(map(_names_function, options.values()))
 
 
 def check_rewards(config: TrainConfig) -> None:
@@ -338,6 +338,32 @@ def check_rewards(config: TrainConfig) -> None:
             f"reward_partial={config.reward_partial} shares out weights in a total, and reward_aggregation={how} makes "
             f"none: set reward_aggregation to one of {', '.join(MERGED)}, or reward_partial to drop"
         )
+
+
+def check_offload(config: TrainConfig) -> None:
+    """Refuses to lay to rest what cannot move.
+
+    Raises:
+        ValueError: a recipe that takes gradients through it, rewards of users' code, a reward that learns.
+    """
+    offload = config.pipeline.offload
+    if config.recipe == "backprop" and (held := [part for part in ("vae", "rewards") if part in offload]):
+        raise ValueError(
+            f"pipeline.offload names {' and '.join(held)}, but recipe backprop takes the gradient of the reward "
+            "through autoencoder and rewards, which stay on the device until its end: write no more than "
+            "pipeline.offload=[text_encoders]"
+        )
+    for entry in (*config.rewards, *config.eval.rewards) if "rewards" in offload else ():
+        if entry.file is not None or _names_function(entry.options):
+            raise ValueError(
+                f"pipeline.offload names rewards, and reward {entry.called!r} is code of yours, whose networks lie "
+                "where it puts them: leave rewards out of pipeline.offload, and move them in your own function"
+            )
+        if entry.name == "adversarial":
+            raise ValueError(
+                "pipeline.offload names rewards, and reward 'adversarial' learns on the device: leave rewards out of "
+                "pipeline.offload"
+            )
 
 
 def check_groups(group_size: int, geometry: Geometry, reward: WeightedSum) -> None:

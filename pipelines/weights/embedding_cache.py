@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from flowrl.files import replacing
 from flowrl.trajectory import Conditioning
 
 _FORMAT = "flowrl embedding 1"
-_LIBRARIES = ("torch", "transformers", "diffusers")
 _UNREAD = ("gradient_checkpointing", "vae_slice", "max_sequence_length")  # the last one is told resolved
 _OF_IMAGES = ("height", "width", "num_frames", "fps", "vae_dtype", "vae_tiling")
 _WAYS_OUT = "give prompts.cache another folder, or remove the key"
@@ -78,9 +78,8 @@ class EmbeddingCache:
 
     def key(self, prompt: str, images: tuple[str, ...]) -> str:
         """The name of an embedding: a digest of the settings, the libraries' versions, the prompt and its images."""
-        versions = {name: ".".join(version(name).split(".")[:2]) for name in _LIBRARIES}
-        about = {"format": _FORMAT, "settings": self.settings, "versions": versions, "prompt": prompt, "images": images}
-        text = json.dumps(about, sort_keys=True, default=str)
+        about = {"format": _FORMAT, "settings": self.settings, "versions": _versions(), "prompt": prompt}
+        text = json.dumps(about | {"images": images}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
     def path(self, key: str) -> Path:
@@ -140,6 +139,12 @@ class EmbeddingCache:
                 f"prompts.cache: an embedding could not be written into {self.folder} ({error}): make room, or "
                 f"{_WAYS_OUT}"
             ) from error
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Versions of the libraries that embed, but for their last part: others may round otherwise."""
+    return {name: ".".join(version(name).split(".")[:2]) for name in ("torch", "transformers", "diffusers")}
 
 
 def _refuse_foreign(metadata: Mapping[str, str], key: str) -> None:

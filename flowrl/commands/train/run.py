@@ -233,14 +233,13 @@ def check_before_loading(config: TrainConfig, *, here: bool = True) -> RunPrompt
     from flowrl.training.mesh import check_parallel, data_ranks
     from flowrl.training.parts import (
         check_attention,
-        check_offload,
         check_pipeline,
         lora_of,
         model_location,
         read_run_prompts,
     )
     from flowrl.training.sampler_checks import check_sampler
-    from flowrl.training.scoring import check_rewards
+    from flowrl.training.scoring import check_offload, check_rewards
     from flowrl.training.token_sharing import check_context, check_split
 
     check_parallel(config, num_launched() if here else None)
