@@ -333,7 +333,7 @@ def encode_everything(
         pipeline: that is trained.
         drawn: that of evaluations.
         prompts: of the run.
-        shared: the `Run`, where its processes share a cache: each embeds a part, and reads what the others have made.
+        shared: the run, where its processes share a cache: each embeds a part, and reads what the others have made.
     """
     wanted = [(pipeline, prompt) for prompt in (*prompts.train, *prompts.more)]
     wanted += [(drawn, prompt) for prompt in prompts.held_out]
