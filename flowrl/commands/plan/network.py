@@ -249,11 +249,13 @@ def _add_lora(denoiser: nn.Module, trained: Trained) -> int:
     endings = tuple(f".{target}" for target in trained.targets or ())
     bound = [name for name, part in denoiser.named_modules()
              if isinstance(part, nn.Linear) and f".{name}".endswith(endings)]  # fmt: skip
+    outputs = 0
     for name in bound:
+        layer: Any = denoiser.get_submodule(name)
+        outputs += layer.out_features
         parent, _, own = name.rpartition(".")
-        setattr(denoiser.get_submodule(parent), own, _WithLora(denoiser.get_submodule(name), trained.rank))
-    bases: list[Any] = [denoiser.get_submodule(name).base for name in bound] if trained.magnitudes else []
-    magnitudes = sum(base.out_features for base in bases)
+        setattr(denoiser.get_submodule(parent), own, _WithLora(layer, trained.rank))
+    magnitudes = outputs if trained.magnitudes else 0
     return magnitudes + sum(parameter.numel() for parameter in denoiser.parameters() if parameter.requires_grad)
 
 
