@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flowrl.pipelines.sd import FAMILY
 from flowrl.pretrain.make_sd3 import encode_scenes
 from flowrl.pretrain.making import describe, embedded_autoencoder, prepare, write_asset
-from flowrl.pretrain.network_training import Making, some_empty, train_denoiser
+from flowrl.pretrain.network_training import Making, in_low_precision, some_empty, train_denoiser
 from flowrl.pretrain.tiny_families import build_tiny_sd15
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_seed
@@ -43,7 +43,7 @@ class Sd15Config(Making):
 def noise_loss(
     pipe: StableDiffusionPipeline, clean: Tensor, prompts: list[str], config: Sd15Config, step: int
 ) -> Tensor:
-    """Mean squared error of the predicted noise at one random time per image (bfloat16 network, float32 loss)."""
+    """Mean squared error of the predicted noise at one random time per image (in low precision, float32 loss)."""
     generator = torch.Generator().manual_seed(counter_seed(config.seed, "noise", step))
     noise = torch.randn(clean.shape, generator=generator)
     time = torch.randint(0, pipe.scheduler.config.num_train_timesteps, (len(clean),), generator=generator)
@@ -51,7 +51,7 @@ def noise_loss(
     level = pipe.scheduler.alphas_cumprod[time][:, None, None, None]
     x = level.sqrt() * clean + (1 - level).sqrt() * noise
     tokens = pipe.tokenizer(shown, padding="max_length", max_length=CONTEXT, return_tensors="pt").input_ids
-    with torch.autocast("cpu", torch.bfloat16):
+    with in_low_precision():
         embeds = pipe.text_encoder(tokens)[0]
         predicted = pipe.unet(x, time, embeds, return_dict=False)[0]
     return nn.functional.mse_loss(predicted.float(), noise)

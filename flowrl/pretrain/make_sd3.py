@@ -43,6 +43,8 @@ from flowrl.world.scenes import draw_scene, random_scene
 TASK_SHARES = {"single_object": 1, "two_object": 2, "counting": 3, "colors": 1, "position": 3, "color_attr": 3}
 """How often each task is drawn in pre-training."""
 
+_MEASURED = 512  # scenes that latents are measured on
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainConfig(Making):
@@ -84,7 +86,7 @@ def scene_batch(indices: range, seed: int, stage: str) -> tuple[Tensor, list[Rec
 
 
 def reconstruction_loss(pipe: Any, config: PretrainConfig, step: int) -> Tensor:
-    """Absolute error of reconstructed scenes plus the weighted KL of their posteriors (bfloat16 network)."""
+    """Absolute error of reconstructed scenes plus the weighted KL of their posteriors (in low precision)."""
     first = step * config.vae_batch_size
     images, _ = scene_batch(range(first, first + config.vae_batch_size), config.seed, "vae")
     decoded, kl = reconstructed(pipe.vae, images, config.seed, step)
@@ -93,8 +95,8 @@ def reconstruction_loss(pipe: Any, config: PretrainConfig, step: int) -> Tensor:
 
 @torch.no_grad()
 def set_latent_statistics(vae: Any, seed: int) -> None:
-    """Writes `shift_factor` and `scaling_factor`, of 512 scenes' latents, into the autoencoder's configuration."""
-    images, _ = scene_batch(range(512), seed, "latent statistics")
+    """Writes `shift_factor` and `scaling_factor`, of some scenes' latents, into the autoencoder's configuration."""
+    images, _ = scene_batch(range(_MEASURED), seed, "latent statistics")
     latents = torch.cat([vae.encode(chunk).latent_dist.mean for chunk in images.split(64)])
     vae.register_to_config(
         shift_factor=round(float(latents.mean()), 4), scaling_factor=round(1.0 / float(latents.std()), 4)

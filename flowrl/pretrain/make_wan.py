@@ -27,6 +27,7 @@ from flowrl.pretrain.making import describe, encode_once, prepare, write_asset
 from flowrl.pretrain.network_training import (
     Making,
     Noised,
+    in_low_precision,
     reconstructed,
     train_autoencoder,
     train_denoiser,
@@ -45,6 +46,7 @@ NUM_STEPS, GUIDANCE_SCALE = 10, 3.0
 HELD_OUT_IMAGES = 96
 """Clips that its score is measured on."""
 
+_MEASURED = 256  # clips that latents are measured on
 _GROUND = BACKGROUND[0] / 127.5 - 1.0  # of all three channels
 
 
@@ -103,10 +105,10 @@ def reconstruction_loss(pipe: WanPipeline, config: WanConfig, step: int) -> Tens
 
 @torch.no_grad()
 def set_latent_statistics(pipe: WanPipeline, seed: int) -> None:
-    """Writes mean and deviation of every latent channel, over 256 clips, into the autoencoder's configuration."""
+    """Writes mean and deviation of every latent channel, over some clips, into the autoencoder's configuration."""
     latents = torch.cat([
         pipe.vae.encode(clip_batch(range(first, first + 32), seed, "latent statistics")[0]).latent_dist.mean
-        for first in range(0, 256, 32)
+        for first in range(0, _MEASURED, 32)
     ])  # fmt: skip
     channels = latents.transpose(0, 1).flatten(1).double()
     pipe.vae.register_to_config(
@@ -122,7 +124,7 @@ def encode_clips(pipe: WanPipeline, config: WanConfig, path: Path) -> tuple[Tens
 
     def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
         clips, prompts = clip_batch(numbers, config.seed, "denoiser")
-        with torch.autocast("cpu", torch.bfloat16):
+        with in_low_precision():
             encoded = pipe.vae.encode(clips).latent_dist.mean.float()
         return {"latents": (encoded - mean) / std}, prompts
 

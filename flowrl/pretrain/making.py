@@ -22,7 +22,7 @@ from flowrl.config.train import resolve_path
 from flowrl.files import read_json
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.stock_loading import quiet_libraries
-from flowrl.pretrain.network_training import save_atomically
+from flowrl.pretrain.network_training import in_low_precision, save_atomically
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.randomness import sample_normals
@@ -172,8 +172,8 @@ def held_out_values(
 
 
 def scaled_latents(vae: Any, images: Tensor) -> Tensor:
-    """Latents of images in [-1, 1] as the denoiser of an `AutoencoderKL` sees them (bfloat16 network)."""
-    with torch.autocast("cpu", torch.bfloat16):
+    """Latents of images in [-1, 1] as the denoiser of an `AutoencoderKL` sees them (in low precision)."""
+    with in_low_precision():
         mean = vae.encode(images).latent_dist.mean.float()
     return (mean - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.files import replacing
+from flowrl.pipelines.arithmetic.wide_products import has_products
 from flowrl.progress import progress
 from flowrl.randomness import counter_seed
 
@@ -106,14 +108,14 @@ def noised(
 def velocity_error(
     clean: Tensor, prompts: Sequence[str], config: Any, step: int, predict: Callable[[Noised], Tensor]
 ) -> Tensor:
-    """Mean squared error of the velocity at one random noise level per item (bfloat16 network, float32 loss).
+    """Mean squared error of the velocity at one random noise level per item (network in low precision, float32 loss).
 
     `predict` gives the velocity of a batch; of `config` seed, shift and prompt_dropout are read.
     """
     batch = noised(
         clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
     )
-    with torch.autocast("cpu", torch.bfloat16), torch.random.fork_rng(devices=[]):
+    with in_low_precision(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(counter_seed(config.seed, "dropout", step))  # the T5 encoder's
         velocity = predict(batch)
     return nn.functional.mse_loss(velocity.float(), batch.velocity)
@@ -122,12 +124,17 @@ def velocity_error(
 def reconstructed(vae: Any, images: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
     """Images through an autoencoder and a sample of its posterior (in bfloat16), and the posterior's mean KL term."""
     noise = torch.Generator().manual_seed(counter_seed(seed, "vae noise", step))
-    with torch.autocast("cpu", torch.bfloat16):
+    with in_low_precision():
         posterior = vae.encode(images).latent_dist
         latents = posterior.mean + posterior.std * torch.randn(posterior.mean.shape, generator=noise)
         decoded = vae.decode(latents).sample
     kl = 0.5 * (posterior.mean.float() ** 2 + posterior.var.float() - 1 - posterior.logvar.float()).mean()
     return decoded.float(), kl
+
+
+def in_low_precision() -> AbstractContextManager[Any]:
+    """The networks' arithmetic: bfloat16 where the CPU has instructions for it, else float32, which is faster there."""
+    return torch.autocast("cpu", torch.bfloat16) if has_products(torch.bfloat16) else nullcontext()
 
 
 def some_empty(prompts: Sequence[str], share: float, generator: torch.Generator) -> list[str]:

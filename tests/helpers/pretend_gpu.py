@@ -173,6 +173,7 @@ class _Device:
                 self.busy = outer
 
     def _to(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        copied = bool(kwargs.pop("copy", False))
         like = args[0] if args and isinstance(args[0], Tensor) else kwargs.pop("other", None)
         if like is None:
             device, dtype, ahead, layout = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[attr-defined]
@@ -182,7 +183,7 @@ class _Device:
             x = self._moved(x, device, ahead)
         with torch._C.DisableTorchFunctionSubclass():
             options: dict[str, Any] = {"dtype": dtype or x.dtype, "memory_format": layout or torch.preserve_format}
-            return torch.Tensor.to(x, copy=bool(kwargs.get("copy")), **options)
+            return torch.Tensor.to(x, copy=copied, **options)
 
     def _device_of(self, x: Tensor) -> torch.device:
         with torch._C.DisableTorchFunctionSubclass():

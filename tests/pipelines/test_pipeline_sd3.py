@@ -115,6 +115,8 @@ def test_gradient_checkpointing_is_on_when_asked_for_and_changes_no_gradient(tin
 class LoopOfParts:
     """What the replay asks a loop for, around a pipeline that is there already."""
 
+    shards = None
+
     def __init__(self, pipeline: FamilyPipeline, scale: float) -> None:
         self.network, self.scale = NetworkCounter(pipeline.network, {}), scale
         self.negative = pipeline.encode([""])

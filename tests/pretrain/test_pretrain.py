@@ -45,6 +45,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrain, "eval_records", lambda: [g[0][0] for g in combinations().values()] * 2)
+    monkeypatch.setattr(pretrain, "_MEASURED", 32)
     asset = pretrain.main(toy(tmp_path / "whole"))
     original = pretrain.flow_matching_loss
 
@@ -85,13 +86,10 @@ def test_every_prompt_of_the_world_fits_the_context_and_every_word_is_one_token(
 def test_tokenizers_are_the_same_in_every_process() -> None:
     """Pre-training resumes in a new process: ids that move there would swap the words' meanings."""
     code = "from flowrl.pretrain.tiny_sd3 import *; print(sorted(clip_tokenizer().get_vocab().items())[300:])"
-    seen = {
-        subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(seen) == 1
+    other = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"}, capture_output=True, check=True
+    ).stdout
+    assert other.decode() == f"{sorted(clip_tokenizer().get_vocab().items())[300:]}\n"
 
 
 def test_tokenizer_covers_any_text() -> None:
@@ -138,6 +136,7 @@ def test_every_model_is_made_and_goes_on_where_it_stopped(
     """At toy size: stop after two of four updates, go on, get the same weights; stock diffusers loads the folder."""
     module = {"sd15": pretrain_sd15, "wan": pretrain_wan, "kontext": pretrain_kontext}[name]
     monkeypatch.setattr(module, "HELD_OUT_IMAGES", 2)
+    monkeypatch.setattr(module, "_MEASURED", 32, raising=False)
     sizes = {"sd15": ["num_scenes=8"], "wan": ["num_clips=4", "vae_steps=2", "vae_batch_size=1"], "kontext":
              ["num_edits=8"]}[name]  # fmt: skip
     settings = [*sizes, "steps=4", "batch_size=2", "checkpoint_every=2"]
