@@ -54,7 +54,6 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "tiny_pairwise": _FEW,
     "tiny_pointwise_noisy": _FEW,
     "tiny_sd15_grpo": _FEW,
-    "tiny_sd3_full": _FEW,
     "tiny_wan_grpo": _FEW,
 }
 """What makes configurations short that the toy pipeline cannot stand in for."""
