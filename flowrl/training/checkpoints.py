@@ -128,11 +128,12 @@ def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
     )
     try:
         seal = read_json(folder / _SEAL)
-        data = (folder / _STATE).read_bytes()
         size = int(seal["metrics_bytes"])
-        if hashlib.sha256(data).hexdigest() != seal["sha256"]:
-            raise CheckpointError(f"the checkpoint {folder} is damaged (its checksum does not fit): {advice}")
-        state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        with (folder / _STATE).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != seal["sha256"]:
+                raise CheckpointError(f"the checkpoint {folder} is damaged (its checksum does not fit): {advice}")
+            file.seek(0)
+            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         run = state.get("run")
     except CheckpointError:
         raise
@@ -147,6 +148,14 @@ def read_checkpoint(run_folder: Path) -> tuple[dict[str, Any] | None, int]:
             "restore it or start a new run"
         )
     return state, size
+
+
+def digest_of_newest(run_folder: Path) -> str | None:
+    """Digest of the newest complete checkpoint's state, as its seal says; None where there is none to be read."""
+    try:
+        return str(read_json(checkpoints(run_folder)[-1] / _SEAL)["sha256"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _refuse_foreign(run_folder: Path, folder: Path, seal: Mapping[str, Any], run: str | None, advice: str) -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,13 @@ from accelerate.utils import gather_object
 from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.files import locked, replacing, write_atomically
 from flowrl.interrupts import on_interrupt
-from flowrl.training.checkpoints import checkpoints, read_checkpoint, remove_halves, write_checkpoint
+from flowrl.training.checkpoints import (
+    checkpoints,
+    digest_of_newest,
+    read_checkpoint,
+    remove_halves,
+    write_checkpoint,
+)
 from flowrl.training.evaluation_rows import remove_evaluations
 from flowrl.training.manifest import read_manifest, session_facts, write_manifest
 from flowrl.training.processes.devices import accelerator_of, on_main
@@ -179,6 +185,9 @@ class Run:
     def load_checkpoint(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The newest complete checkpoint's state, or None; that of the main process's disk, on every process.
 
+        Processes that see the same file read it themselves: of all weights it may have more bytes than a GPU, through
+        which it would be sent. Where one does not, all are sent it.
+
         Args:
             inputs: what the run is made with, as far as that is known only now that everything has loaded.
 
@@ -189,14 +198,22 @@ class Run:
         if not self._resumed:
             return None
 
-        def read() -> dict[str, Any] | None:
-            self._refuse_changes()
-            state, self._metrics_size = read_checkpoint(self.folder)
-            if state is not None and not self._known:
-                self._manifest["run"] = state.get("run")
-            return state
+        found: list[dict[str, Any] | None] = [None]
 
-        return on_main(read)
+        def read() -> str | None:
+            self._refuse_changes()
+            found[0], self._metrics_size = read_checkpoint(self.folder)
+            if found[0] is not None and not self._known:
+                self._manifest["run"] = found[0].get("run")
+            return None if found[0] is None else digest_of_newest(self.folder)
+
+        digest = on_main(read)
+        if digest is None or self.processes == 1:
+            return found[0]
+        if not self.main and digest_of_newest(self.folder) == digest:
+            with suppress(ValueError):
+                found[0] = read_checkpoint(self.folder)[0]
+        return found[0] if all(gather_object([found[0] is not None])) else on_main(lambda: found[0])
 
     def begin(self, first: int, **facts: Any) -> None:
         """Everything is restored and iteration `first` comes next: from here on the folder changes.

@@ -42,7 +42,7 @@ def test_a_product_that_is_not_the_number_of_processes_is_refused(
         layout_of(ParallelConfig(**settings), world)
 
 
-def test_neighbours_share_a_picture_then_a_copy() -> None:
+def test_neighbours_share_an_image_then_a_copy() -> None:
     layout = Layout(replicate=2, shard=3, context=2)
     places = [layout.place(rank) for rank in range(layout.world)]
     assert places == [(r, s, c) for r in range(2) for s in range(3) for c in range(2)]
