@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from origin import origin
 from reward_servers import samples
 from tiny_runs import start
 
@@ -95,8 +96,7 @@ def main(out: str) -> None:
             for replicas, kill in ((1, False), (2, False), (1, False), (2, False), (2, True)):
                 rows.append(measured(Path(folder), function, replicas, kill=kill))
                 print(json.dumps(rows[-1]), flush=True)
-    facts = {"command": "python tests/trials/serving_replicas.py", "cores": os.cpu_count(), "torch": torch.__version__}
-    Path(out).write_text(json.dumps({**facts, "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1) + "\n")
+    Path(out).write_text(json.dumps({**origin(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
