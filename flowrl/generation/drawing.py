@@ -19,15 +19,15 @@ Make = Callable[[Sequence[Prompt]], Velocity]
 """The velocity of a batch of prompts: of a base model, a tuned one or RLG between them."""
 
 
-def find_device(given: str | None) -> torch.device:
-    """The device that `--device` names, or the best one of this machine.
+def find_device(given: str | None, key: str = "--device ") -> torch.device:
+    """The device that `--device` names, or the best one of this machine; `key` is what it was given as.
 
     Raises:
         ValueError: it is not there.
     """
     if given is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(given, key="--device ")
+    check_device(given, key=key)
     return find_device(None) if given == "auto" else torch.device(given)
 
 

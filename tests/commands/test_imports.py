@@ -67,6 +67,14 @@ def test_a_plan_does_without_libraries_says_the_same_and_leaves_nothing_behind(
     assert capsys.readouterr().out == text
 
 
+def test_a_script_that_is_not_the_command_can_ask_for_a_plan() -> None:
+    script = "from flowrl.cli import main; raise SystemExit(main(['plan', 'tiny_grpo_geneval']))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 AFTERWARDS = """
 import sys
 from flowrl.cli import main

@@ -105,6 +105,18 @@ def test_processes_divide_time_and_tflops_are_what_is_said(capsys: pytest.Captur
     assert "prompts.train: data/geneval_train.jsonl is not here" in text
 
 
+def test_processes_are_those_that_the_configuration_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "24 images of 6 process(es)" in printed(capsys, TINY, "parallel.replicate=3", "parallel.shard=2")
+
+
+def test_processes_that_share_an_image_hold_whole_groups_together(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ("tiny_kontext_grpo", "rewards.0.gate=0.5", "parallel.context=2", "--processes")
+    assert "12 images of 24 process(es)" in printed(capsys, *overrides, "24")
+    assert run(*overrides, "48") == 1
+    refused = capsys.readouterr().err
+    assert "6 images per process are not whole groups of 12: make prompts_per_step a multiple of 24" in refused
+
+
 NAMES = (
     "tiny_g2rpo", "tiny_nft", "tiny_dpo", "tiny_dpo_offline", "tiny_draft", "tiny_branch_grpo", "tiny_dapo",
     "tiny_adversarial", "sd35m_grpo_geneval", "sd35m_adv_grpo", "sd35m_mixgrpo_flash", "sd35m_dpo", "sd35m_tree_grpo",
@@ -210,6 +222,9 @@ REFUSED = {
     "foreign option": (("objective.options={beta: 1.0}",), "unknown key 'beta'"),
     "division": (("micro_batch_size=7",), "micro_batch_size"),
     "processes": (("--processes", "5"), "5 processes"),
+    "split in three": (("parallel.shard=2", "--processes", "3"), "3 processes were launched, which is no multiple"),
+    "one of two": (("parallel.shard=2", "--processes", "1"), "1 process was launched, which is no multiple"),
+    "copies": (("parallel.replicate=2", "--processes", "3"), "set parallel.replicate to 3"),
     "no speed": (("--tflops", "0"), "--tflops"),
     "LoRA target": (("policy.target_modules=[attn.to_kv]",), "attn.to_kv"),
     "folder": (("pipeline.model=./nowhere",), "./nowhere"),

@@ -359,6 +359,39 @@ def test_a_dear_setting_is_not_changed_where_cheap_ones_will_do() -> None:
     assert [found for place, found in enumerate(seen) if place > max(dear) and found is None] == []
 
 
+def test_a_form_is_only_changed_for_a_smaller_one() -> None:
+    own = CHOICES.forms
+    for form in ("int8", "fp8", "int8_bnb"):
+        found = fit(facts(), replace(SETTINGS, quantize=form), replace(CHOICES, splits=False, forms=own), 14)
+        assert found.overrides is not None
+        assert "pipeline.quantize=nf4" in found.overrides
+        assert found.memory.peak <= card_gib(14) * GIB
+    assert fit(facts(), replace(SETTINGS, quantize="nf4"), CHOICES, 8).overrides is None
+
+
+def test_copies_take_cards_of_their_own() -> None:
+    found = fit(facts(), SETTINGS, replace(CHOICES, forms=(), copies=2), 14)
+    assert found.overrides is not None
+    assert any(text.startswith("parallel.shard") for text in found.overrides)
+    assert found.settings.processes == 2 * found.settings.shard
+
+
+@pytest.mark.parametrize(("overrides", "lacking"), [
+    ((), ()),
+    (("policy.lora_variant=dora",), ("splits",)),
+    (("pipeline.device=mps",), ("splits", "forms")),
+    (("pipeline.compile=blocks",), ("splits", "forms")),
+    (("parallel.context=2",), ("splits",)),
+    (("keep_graphs=true",), ("splits",)),
+    (("rewards=[{file: own.py, function: shade}]",), ("rewards",)),
+    (("eval.rewards=[{name: adversarial}]",), ("rewards",)),
+])  # fmt: skip
+def test_what_train_refuses_is_not_advised(overrides: tuple[str, ...], lacking: tuple[str, ...]) -> None:
+    config = load_config(CONFIGS / "tiny_grpo_geneval.yaml", list(overrides))
+    found = gathering._choices(config, FAMILY, facts(), 2)
+    assert {name for name in ("splits", "forms", "rewards") if not getattr(found, name)} == set(lacking)
+
+
 def test_what_fits_no_card_says_what_is_in_the_way() -> None:
     found = least(8)
     assert found.overrides is None
@@ -408,10 +441,22 @@ def test_a_preset_fits_its_card(name: str) -> None:
     assert told[1] == f"{plan.memory.peak / GIB:.3g}"
 
 
+@pytest.mark.parametrize("name", ["qwen_image_grpo_pickscore_40gb", "wan_14b_t2v_grpo_ocr_40gb"])
+def test_a_preset_in_8_bits_fits_a_smaller_card_in_4(name: str) -> None:
+    plan = plan_of(name)
+    assert plan.facts is not None
+    found = fit(plan.facts, plan.settings, plan.choices, 24)
+    assert found.overrides is not None
+    assert "pipeline.quantize=nf4" in found.overrides
+
+
 def test_settings_for_flux_on_smaller_cards() -> None:
     plan = plan_of("flux_grpo_pickscore")
     assert plan.facts is not None
-    text = " ".join(" ".join(memory_lines(plan)).split())
+    lines = memory_lines(plan)
+    told = "\n".join(lines[lines.index("To fit a card") :])
+    assert told in (CONFIGS.parent / "docs" / "cards.md").read_text(encoding="utf-8")
+    text = " ".join(" ".join(lines).split())
     for card, part in ((24, "pipeline.quantize=nf4"), (40, "pipeline.gradient_checkpointing=true")):
         found = fit(plan.facts, plan.settings, plan.choices, card)
         assert found.overrides is not None

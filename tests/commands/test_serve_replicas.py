@@ -121,10 +121,14 @@ def test_devices_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names("--replicas", "2", "--devices", "cpu") == ["cpu", "cpu"]
     with pytest.raises(ValueError, match="not both"):
         names("--replicas", "2", "--devices", "cpu", "--device", "cpu")
-    with pytest.raises(ValueError, match="names 2 devices and there are 1 replicas: give --replicas 2"):
+    with pytest.raises(ValueError, match="names 2 devices and there is 1 replica: give --replicas 2"):
         names("--devices", "cpu,cpu")
     with pytest.raises(ValueError, match="is a list such as"):
         names("--devices", "cpu,")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=r"^--devices cuda:0 is not available on this machine"):
+        names("--replicas", "2", "--devices", "cuda:0,cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert names("--replicas", "3") == ["cuda:0", "cuda:1", "cuda:0"]

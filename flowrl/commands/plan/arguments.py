@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", default=[], metavar="key=value", help="settings that replace the file's"
     )
     parser.add_argument(
-        "--processes", type=count, default=1, metavar="N",
-        help="processes (GPUs) of the run (default: those of one copy of the model)",
+        "--processes", type=count, metavar="N",
+        help="processes (GPUs) of the run (default: those of parallel.replicate copies of the model, or of one)",
     )  # fmt: skip
     parser.add_argument(
         "--card", type=count, metavar="GB", help="what makes the run fit a card of so many GB (default: 24, 40 and 80)"

@@ -25,6 +25,8 @@ from typing import Any
 
 from flowrl.commands.plan.memory import CARDS, GIB, Facts, Memory, Settings, memory_of
 
+_BITS = {"none": 16, "int8": 8, "fp8": 8, "int8_bnb": 8, "nf4": 4}
+"""Of a weight in each form of `pipeline.quantize`: only a smaller one is tried."""
 SHARDS = (2, 4, 8)
 """Processes of one copy of a denoiser that are tried."""
 
@@ -71,6 +73,7 @@ class Choices:
         rewards: whether rewards have models.
         splits: whether the denoiser may be split over processes.
         forms: of `pipeline.quantize`, each smaller than the one before it.
+        copies: of the denoiser that the run asks for (`parallel.replicate`).
     """
 
     sizes: Mapping[int, Sequence[int]]
@@ -80,6 +83,7 @@ class Choices:
     rewards: bool
     splits: bool
     forms: Sequence[str]
+    copies: int = 1
 
 
 def card_gib(card: int) -> float:
@@ -146,11 +150,12 @@ def _ladders(facts: Facts, chosen: Settings, choices: Choices) -> Iterator[Ladde
         yield ladder((f"pipeline.offload=[{','.join(away)}]", {"offload": away}))
     if choices.videos and not chosen.vae_tiling:
         yield ladder(("pipeline.options.vae_tiling=true", {"vae_tiling": True}))
-    forms: list[tuple[str, dict[str, Any]]] = [(f"pipeline.quantize={f}", {"quantize": f}) for f in choices.forms]
-    forms = forms if chosen.quantize == "none" and not facts.full and chosen.shard == 1 else []
+    smaller_forms = [form for form in choices.forms if _BITS[form] < _BITS[chosen.quantize]]
+    forms: list[tuple[str, dict[str, Any]]] = [(f"pipeline.quantize={f}", {"quantize": f}) for f in smaller_forms]
+    forms = forms if not facts.full and chosen.shard == 1 else []
     if choices.splits and chosen.shard == 1 and chosen.quantize == "none":
         forms += [
-            (f"parallel.shard={n}", {"shard": n, "processes": max(n, chosen.processes)})
+            (f"parallel.shard={n}", {"shard": n, "processes": max(n * choices.copies, chosen.processes)})
             for n in SHARDS if choices.sizes.get(n)
         ]  # fmt: skip
     yield ladder(*forms)

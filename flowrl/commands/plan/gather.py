@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,14 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PolicyConfig
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.pipelines import ModelFamily, cards, known_checkpoints
+from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes import forward_settings
 from flowrl.rewards import models_of, reward_options
 from flowrl.training.model_files import model_location
 from flowrl.training.parts import DTYPES, family_options, lora_of, read_prompts
+from flowrl.training.processes.mesh import check_parallel
+from flowrl.training.scoring import check_offload
 
 Size = tuple[int, int, int | None]
 """Height, width and frames; None for images."""
@@ -244,26 +247,34 @@ def _settings(
 def _choices(config: TrainConfig, family: ModelFamily, facts: Facts | None, processes: int) -> Choices:
     """What may be changed so that a run fits a card."""
     group, sizes = group_multiple(config), dict[int, list[int]]()
-    parallel = config.parallel
+    parallel, pipeline = config.parallel, config.pipeline
+    device = "mps" if pipeline.device == "mps" else None  # others may be on another machine than this one
+    copies = parallel.replicate or 1
+    offload = tuple(dict.fromkeys((*pipeline.offload, "rewards")))
     for shard in (parallel.shard, *SHARDS):
-        ranks = max(shard, processes // parallel.context)
+        ranks = max(shard * copies, processes // parallel.context)
         images, left = divmod(config.num_images, ranks * config.updates_per_rollout)
         if not left and ranks % shard == 0:
             sizes[shard] = allowed_sizes(images, group)
     return Choices(
         sizes=sizes, encoders=facts is not None and set(facts.parts) > {"vae"},
         checkpoints=facts is not None and facts.network.blocks > 0, videos=family.videos,
-        rewards=facts is not None and bool(facts.rewards) and _may_rest(config),
-        splits=not (facts is None or facts.full or facts.keeps or config.workers.rollouts)
-        and config.parallel.context == 1 and config.pipeline.compile == "none",
-        forms=("int8", "nf4") if config.pipeline.compile == "none" else (),
+        rewards=facts is not None and bool(facts.rewards)
+        and _passes(check_offload, replace(config, pipeline=replace(pipeline, offload=offload))),
+        splits=facts is not None and parallel.context == 1
+        and _passes(check_parallel, replace(config, parallel=replace(parallel, shard=SHARDS[0])), None),
+        forms=[form for form in ("int8", "nf4") if _passes(check_quantize, form, device, compile=pipeline.compile)],
+        copies=copies,
     )  # fmt: skip
 
 
-def _may_rest(config: TrainConfig) -> bool:
-    """Whether models of rewards may rest on the host."""
-    scored = (*config.rewards, *config.eval.rewards)
-    return config.recipe != "backprop" and all(own.file is None and own.name != "adversarial" for own in scored)
+def _passes(check: Callable[..., None], *given: Any, **named: Any) -> bool:
+    """Whether a check of `flowrl train` lets settings pass."""
+    try:
+        check(*given, **named)
+    except ValueError:
+        return False
+    return True
 
 
 def _eval_items(config: TrainConfig) -> int | None:

@@ -65,7 +65,7 @@ def import_lightly() -> None:
 @contextmanager
 def without_compiler() -> Iterator[None]:
     """Inside, torch does not import its compiler in order to keep it away from operations on the meta device."""
-    if "torch._dynamo" in sys.modules:
+    if "torch._dynamo" in sys.modules or not set(_WANTED) <= sys.modules.keys():  # which import it for themselves
         yield
         return
     met: list[Callable[..., Any]] = []

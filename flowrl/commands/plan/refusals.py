@@ -68,15 +68,16 @@ def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obsta
 
 def _found_late(config: TrainConfig, family: ModelFamily, processes: int) -> Iterator[str]:
     """Combinations that a run meets when its model and its rewards are there."""
-    share = config.num_images // processes
+    ranks = processes // config.parallel.context  # those that share an image's tokens draw it together
+    share = config.num_images // ranks
     for place, reward in enumerate((*config.rewards, *config.eval.rewards)):
         key = f"rewards.{place}" if place < len(config.rewards) else f"eval.rewards.{place - len(config.rewards)}"
         if share % config.group_size and (reward.name in _WHOLE_GROUPS or reward.gate is not None):
             why = "has a gate, which looks at" if reward.gate is not None else "compares"
             yield (
                 f"{key} ({reward.name or reward.function}) {why} the images of a group, but {share} images per process "
-                f"are not whole groups of {config.group_size}: make prompts_per_step a multiple of the {processes} "
-                "processes"
+                f"are not whole groups of {config.group_size}: make prompts_per_step a multiple of {ranks}, the number "
+                "of processes that draw images of their own"
             )
         if reward.name in _OF_VIDEOS and not family.videos:
             yield f"{key} ({reward.name}) judges videos, and the family {family.name} draws images: change one of them"

@@ -17,15 +17,19 @@ def run(parsed: argparse.Namespace) -> int:
     """Prints the plan of a configuration and returns the exit code: 1 where a setting has to be changed.
 
     Raises:
-        ValueError: the configuration cannot be read, or its model cannot draw the configured size.
+        ValueError: the configuration cannot be read, its processes do not fit together, or its model cannot draw the
+            configured size.
     """
     if parsed.tflops is not None and not parsed.tflops > 0:
         raise ValueError(f"--tflops must be above 0, got {parsed.tflops:g}")
     path = find_config(parsed.config)
     config = load_config(path, parsed.overrides)
     parallel = config.parallel
-    parsed.processes = max(parsed.processes, parallel.shard * parallel.context)
-    config.resolve_batch(max(1, parsed.processes // parallel.context))  # before anything heavy is imported
+    copy = parallel.shard * parallel.context
+    if parsed.processes is None:
+        parsed.processes = copy * (parallel.replicate or 1)
+    if parsed.processes % copy == 0:  # else `layout_of` refuses it
+        config.resolve_batch(parsed.processes // parallel.context)  # before anything heavy is imported
     if _names_file(asdict(config)):
         return _plan(config, path.stem, parsed)
     import_lightly()
@@ -39,7 +43,9 @@ def _plan(config: TrainConfig, name: str, parsed: argparse.Namespace) -> int:
     from flowrl.commands.plan.refusals import obstacles
     from flowrl.training.parts import model_family
     from flowrl.training.processes.devices import device_kind
+    from flowrl.training.processes.mesh import layout_of
 
+    layout_of(config.parallel, parsed.processes)
     family = model_family(config.pipeline)
     found = obstacles(config, family, parsed.processes)
     if found.refused:

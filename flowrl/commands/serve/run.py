@@ -66,11 +66,12 @@ def devices_of(parsed: argparse.Namespace) -> list[torch.device]:
         if not all(names):
             raise ValueError(f"--devices is a list such as cuda:0,cuda:1, got {parsed.devices!r}.")
         if len(names) > parsed.replicas:
+            there = "is 1 replica" if parsed.replicas == 1 else f"are {parsed.replicas} replicas"
             raise ValueError(
-                f"--devices names {len(names)} devices and there are {parsed.replicas} replicas: give --replicas "
+                f"--devices names {len(names)} devices and there {there}: give --replicas "
                 f"{len(names)}, or fewer devices."
             )
-        found = [find_device(name) for name in names]
+        found = [find_device(name, "--devices ") for name in names]
     elif parsed.replicas > 1 and parsed.device in (None, "auto", "cuda") and torch.cuda.is_available():
         found = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     else:
