@@ -19,12 +19,12 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-EXTRA = "pip install 'flowrl-toolkit[ray]'"
+EXTRA = "in flowrl's folder, pip install -e '.[ray]'"
 _PATIENCE = 10.0  # seconds that a cluster has to accept a connection
 _LONGEST_FOLDER = 40
 """Characters of a folder for Ray's files: names of its sockets, in folders of their own, end at 107."""
@@ -76,6 +76,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     # Read by Ray when it is imported or started; a worker without a GPU then sees those of the machine as before.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what fails is told here, not in lines of its C++ parts
     import ray
 
     if ray.is_initialized():  # by the program that this run is part of
@@ -94,11 +95,14 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     try:
         with _own_signals(), _visible_gpus(gpus if folder is not None else None):
             ray.init(**settings)
-    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+    except BaseException as error:
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(Exception):  # what was wrong first is told
+                _end_instance(folder)
+        if not isinstance(error, (OSError, RuntimeError, ValueError, ray.exceptions.RayError)):
+            raise
         where = "Ray did not start on this machine" if address is None else f"no Ray cluster at {address}"
-        first = str(error).strip().partition("\n")[0]
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ValueError(
             f"{where} ({first}): start one with 'ray start --head' and name its address in workers.address, or leave "
             "that out for an instance of the run's own"
@@ -116,13 +120,24 @@ def disconnect() -> None:
     if not _connection:
         return
     made = _connection.pop()
-    if made.own:
+    if made.folder is not None:
+        _end_instance(made.folder)
+    elif made.own:
         import ray
 
         with _own_signals():
             ray.shutdown()
-    if made.folder is not None:
-        shutil.rmtree(made.folder, ignore_errors=True)
+
+
+def _end_instance(folder: Path) -> None:
+    """Ends what was started of an instance of this process; its folder goes, whatever Ray says."""
+    import ray
+
+    try:
+        with _own_signals():
+            ray.shutdown()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_silent(address: str) -> None:
@@ -132,7 +147,7 @@ def _refuse_silent(address: str) -> None:
         return  # "auto", or a word that Ray knows
     try:
         socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), timeout=_PATIENCE).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter where the name of the host can be none
         raise ValueError(
             f"workers.address={address}: nobody answers there ({error}): start a cluster with 'ray start --head', "
             "which says its address, or leave workers.address out for an instance of the run's own"

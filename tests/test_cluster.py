@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import flowrl.cluster
 from flowrl.cluster import check_extra, connect, disconnect
 
 
@@ -21,9 +25,62 @@ def test_nobody_at_an_address_is_said_at_once() -> None:
     disconnect()  # without a connection it does nothing
 
 
+def test_a_host_without_a_possible_name_is_said() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(ValueError, match=r"workers\.address=head\.\.lan:6379: nobody answers there"):
+        connect("head..lan:6379", workers=1)
+
+
+@pytest.mark.parametrize("error", ["PermissionError", "RaySystemError"])
+def test_ray_that_does_not_start_is_said_and_leaves_no_folder(
+    error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ray = pytest.importorskip("ray")
+    raised = PermissionError("no room") if error == "PermissionError" else ray.exceptions.RaySystemError("no room")
+    found = list[str]()
+
+    def init(**settings: Any) -> None:
+        found.append(settings["_temp_dir"])
+        raise raised
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ValueError, match=r"Ray did not start on this machine \(.*no room.*\): start one with"):
+        connect(None, workers=1)
+    assert not Path(found[0]).exists()
+    monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(flowrl.cluster, "_short_folder", lambda: tmp_path / "ray")
+    (tmp_path / "ray").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        connect(None, workers=1)
+    assert not (tmp_path / "ray").exists()
+
+
+def test_the_folder_goes_also_where_ray_does_not_end_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "shutdown", lambda: (_ for _ in ()).throw(RuntimeError("stuck")))
+    (tmp_path / "ray").mkdir()
+    made = flowrl.cluster.Connection(address="here:1", folder=tmp_path / "ray", own=True)
+    monkeypatch.setattr(flowrl.cluster, "_connection", [made])
+    with pytest.raises(RuntimeError, match="stuck"):
+        disconnect()
+    assert not (tmp_path / "ray").exists()
+
+
+def test_lines_of_rays_cpp_parts_are_left_out_unless_they_are_asked_for() -> None:
+    pytest.importorskip("ray")
+    command = (
+        "import os, sys, flowrl.cluster as c\n"
+        "try: c.connect('127.0.0.1:1', workers=1)\n"
+        "except ValueError: sys.exit(os.environ['RAY_BACKEND_LOG_LEVEL'] != sys.argv[1])"
+    )
+    for given, level in (({}, "fatal"), ({"RAY_BACKEND_LOG_LEVEL": "info"}, "info")):
+        environment = {key: value for key, value in os.environ.items() if key != "RAY_BACKEND_LOG_LEVEL"} | given
+        assert subprocess.run([sys.executable, "-c", command, level], env=environment, check=False).returncode == 0
+
+
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"workers\.rewards=2 needs Ray.*pip install 'flowrl-toolkit\[ray\]'"):
+    with pytest.raises(ValueError, match=r"workers\.rewards=2 needs Ray.*flowrl's folder, pip install -e '\.\[ray\]'"):
         check_extra("workers.rewards=2")
 
 
