@@ -26,6 +26,8 @@ from typing import Any
 
 EXTRA = "in flowrl's folder, pip install -e '.[ray]'"
 _PATIENCE = 10.0  # seconds that a cluster has to accept a connection
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""What speakers of HTTP/2, as Ray is one, begin with; they answer a frame of the kind 4, their settings."""
 _LONGEST_FOLDER = 40
 """Characters of a folder for Ray's files: names of its sockets, in folders of their own, end at 107."""
 
@@ -76,7 +78,6 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     # Read by Ray when it is imported or started; a worker without a GPU then sees those of the machine as before.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what fails is told here, not in lines of its C++ parts
     import ray
 
     if ray.is_initialized():  # by the program that this run is part of
@@ -141,17 +142,27 @@ def _end_instance(folder: Path) -> None:
 
 
 def _refuse_silent(address: str) -> None:
-    """Refuses an address that nobody listens at: Ray itself asks there for many minutes."""
+    """Refuses an address that nobody listens at, or another server: Ray itself asks there for many minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return  # "auto", or a word that Ray knows
     try:
-        socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), timeout=_PATIENCE).close()
+        host = host.removeprefix("ray://").strip("[]")
+        with socket.create_connection((host, int(port)), timeout=_PATIENCE) as there:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return
+            there.sendall(_HELLO)
+            answer = there.recv(9, socket.MSG_WAITALL)
     except (OSError, UnicodeError) as error:  # the latter where the name of the host can be none
         raise ValueError(
             f"workers.address={address}: nobody answers there ({error}): start a cluster with 'ray start --head', "
             "which says its address, or leave workers.address out for an instance of the run's own"
         ) from error
+    if len(answer) < 9 or answer[3] != _HELLO[-6]:
+        raise ValueError(
+            f"workers.address={address}: what answers there is no Ray cluster: give the address that 'ray start "
+            "--head' says, whose port is 6379 unless another was set (8265 is its dashboard)"
+        )
 
 
 def _short_folder() -> Path:
