@@ -19,13 +19,15 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-EXTRA = "pip install 'flowrl-toolkit[ray]'"
+EXTRA = "in flowrl's folder, pip install -e '.[ray]'"
 _PATIENCE = 10.0  # seconds that a cluster has to accept a connection
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""What speakers of HTTP/2, as Ray is one, begin with; they answer a frame of the kind 4, their settings."""
 _LONGEST_FOLDER = 40
 """Characters of a folder for Ray's files: names of its sockets, in folders of their own, end at 107."""
 
@@ -94,11 +96,14 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     try:
         with _own_signals(), _visible_gpus(gpus if folder is not None else None):
             ray.init(**settings)
-    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+    except BaseException as error:
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(Exception):  # what was wrong first is told
+                _end_instance(folder)
+        if not isinstance(error, (OSError, RuntimeError, ValueError, ray.exceptions.RayError)):
+            raise
         where = "Ray did not start on this machine" if address is None else f"no Ray cluster at {address}"
-        first = str(error).strip().partition("\n")[0]
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ValueError(
             f"{where} ({first}): start one with 'ray start --head' and name its address in workers.address, or leave "
             "that out for an instance of the run's own"
@@ -116,27 +121,48 @@ def disconnect() -> None:
     if not _connection:
         return
     made = _connection.pop()
-    if made.own:
+    if made.folder is not None:
+        _end_instance(made.folder)
+    elif made.own:
         import ray
 
         with _own_signals():
             ray.shutdown()
-    if made.folder is not None:
-        shutil.rmtree(made.folder, ignore_errors=True)
+
+
+def _end_instance(folder: Path) -> None:
+    """Ends what was started of an instance of this process; its folder goes, whatever Ray says."""
+    import ray
+
+    try:
+        with _own_signals():
+            ray.shutdown()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_silent(address: str) -> None:
-    """Refuses an address that nobody listens at: Ray itself asks there for many minutes."""
+    """Refuses an address that nobody listens at, or another server: Ray itself asks there for many minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return  # "auto", or a word that Ray knows
     try:
-        socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), timeout=_PATIENCE).close()
-    except OSError as error:
+        host = host.removeprefix("ray://").strip("[]")
+        with socket.create_connection((host, int(port)), timeout=_PATIENCE) as there:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return
+            there.sendall(_HELLO)
+            answer = there.recv(9, socket.MSG_WAITALL)
+    except (OSError, UnicodeError) as error:  # the latter where the name of the host can be none
         raise ValueError(
             f"workers.address={address}: nobody answers there ({error}): start a cluster with 'ray start --head', "
             "which says its address, or leave workers.address out for an instance of the run's own"
         ) from error
+    if len(answer) < 9 or answer[3] != _HELLO[-6]:
+        raise ValueError(
+            f"workers.address={address}: what answers there is no Ray cluster: give the address that 'ray start "
+            "--head' says, whose port is 6379 unless another was set (8265 is its dashboard)"
+        )
 
 
 def _short_folder() -> Path:

@@ -227,8 +227,7 @@ class TrainConfig:
                 f"kl_reference is {self.kl_reference}, but kl_coef is 0, so no KL is taken to it: set kl_coef above 0, "
                 "or remove kl_reference"
             )
-        if self.workers.staleness and not self.workers.rollouts:
-            raise ConfigError("workers.staleness is 1, but workers.rollouts is 0: name a number of workers that draw")
+        self._check_workers()
         check_rewards(self.rewards)
         if (self.eval_every > 0 or self.budget.evals > 0) and self.prompts.eval is None:
             raise ConfigError(
@@ -236,6 +235,23 @@ class TrainConfig:
                 "name a prompt file, or set both to 0"
             )
         self.resolve_batch(1)
+
+    def _check_workers(self) -> None:
+        """Refuses settings of workers that there are none of."""
+        workers, default = self.workers, WorkersConfig()
+        if workers.staleness and not workers.rollouts:
+            raise ConfigError("workers.staleness is 1, but workers.rollouts is 0: name a number of workers that draw")
+        for key, number, what in (("rollout_gpus", "rollouts", "draw"), ("reward_gpus", "rewards", "score")):
+            if (given := getattr(workers, key)) != getattr(default, key) and not getattr(workers, number):
+                raise ConfigError(
+                    f"workers.{key} is {given:g}, but workers.{number} is 0: name a number of workers that {what}, or "
+                    f"remove workers.{key}"
+                )
+        if workers.address is not None and not (workers.rollouts or workers.rewards):
+            raise ConfigError(
+                f"workers.address is {workers.address}, but nobody works there: name a number of workers that draw in "
+                "workers.rollouts, or that score in workers.rewards, or remove workers.address"
+            )
 
     @property
     def num_images(self) -> int:

@@ -150,13 +150,16 @@ def _drawn_elsewhere(
     tickets = loop.ahead.pop(iteration, None)
     if tickets is None:
         kept: dict[str, Any] = loop.memory.get(_AHEAD, {"iteration": None})
-        weights = kept["weights"] if kept["iteration"] == iteration else own
+        behind = config.workers.staleness > 0 and kept["iteration"] == iteration
+        weights = kept["weights"] if behind else own
         tickets = workers.submit(_requests(loop, batch, steps, plan=plan, keep_means=keep_means), weights)
     if config.workers.staleness:
         loop.memory[_AHEAD] = {"iteration": iteration + 1, "weights": own}
         if steps_after is not None and iteration + 1 < config.num_iterations:
             asked = _requests(loop, loop.batch(iteration + 1), steps_after, plan=plan, keep_means=keep_means)
             loop.ahead[iteration + 1] = workers.submit(asked, own)
+    else:
+        loop.memory.pop(_AHEAD, None)  # of a run that goes on without staleness
     for drawn in workers.collect(tickets):
         loop.network.take_over(drawn.evaluations)
         yield drawn.found

@@ -346,7 +346,7 @@ def check_offload(config: TrainConfig) -> None:
     """Refuses to lay to rest what cannot move.
 
     Raises:
-        ValueError: a recipe that takes gradients through it, rewards of users' code, a reward that learns.
+        ValueError: a recipe that takes gradients through it, rewards of workers, of users' code, one that learns.
     """
     offload = config.pipeline.offload
     if config.recipe == "backprop" and (held := [part for part in ("vae", "rewards") if part in offload]):
@@ -354,6 +354,11 @@ def check_offload(config: TrainConfig) -> None:
             f"pipeline.offload names {' and '.join(held)}, but recipe backprop takes the gradient of the reward "
             "through autoencoder and rewards, which stay on the device until its end: write no more than "
             "pipeline.offload=[text_encoders]"
+        )
+    if "rewards" in offload and config.workers.rewards:
+        raise ValueError(
+            f"pipeline.offload names rewards, but workers.rewards is {config.workers.rewards}: their networks lie with "
+            "the workers that score, and none in the learner: leave rewards out of pipeline.offload"
         )
     for entry in (*config.rewards, *config.eval.rewards) if "rewards" in offload else ():
         if entry.file is not None or _names_function(entry.options):

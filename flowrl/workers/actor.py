@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.training.draws import Drawn, Draws, Request
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import load_pipeline, load_policy
@@ -51,8 +52,9 @@ class RolloutWorker(Draws):
         torch.set_num_threads(duty.threads)
         self.config, self.geometry = duty.config, duty.config.resolve_batch(duty.learners)
         self.device = torch.device(duty.device, 0) if duty.device == "cuda" else torch.device(duty.device)
-        self.pipeline = load_pipeline(duty.config.pipeline, self.device)
-        self.pipeline.free_text_encoders()  # prompts come encoded
+        self.pipeline = load_pipeline(duty.config.pipeline, self.device, Loading(later=True))
+        self.pipeline.load_denoiser()  # alone: prompts come encoded, so that no text encoder is read
+        self.pipeline.free_text_encoders()
         self.policy = load_policy(duty.config, self.pipeline)
         self.network = NetworkCounter(self.pipeline.network, {})
         return platform.node()

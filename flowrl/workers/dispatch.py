@@ -14,6 +14,7 @@ and m messages it takes time of order m log m; all n are looked at once every `_
 | a worker is free | it gets the waiting piece that comes first; a second one ahead while many wait |
 | a worker dies, or its node | its pieces wait again, before all others; it is started again after 1, 2, 4 .. 60 s |
 | a piece takes five times as long as usual | another worker draws it too; who answers first is heard |
+| a worker has a piece for a limit of time | it is taken for lost, and started again |
 | no worker is there | that is said; a limit of time later the run ends in words |
 | one piece is lost again and again | the run ends in words: it would end every worker |
 | drawing raises an error | so does the run: it would on every worker |
@@ -31,6 +32,7 @@ _LOOK_EVERY = 1.0  # seconds between looks for slow workers
 _SLOW = 5.0  # times the usual time of a piece
 _SLOW_SECONDS = 10.0  # below which no piece is slow
 _LONGEST_PAUSE = 60.0  # before a worker is started again
+_HANGS = 20.0  # times the usual time of a piece, below which no worker hangs
 _MOST_LOSSES = 5  # of one piece
 _USUAL_OVER = 32  # pieces that the usual time is taken over
 
@@ -132,7 +134,8 @@ class Dispatcher:
             backend: reaches them.
             workers: how many.
             tell: is told in a line what a user wants to know of.
-            patience: seconds that pieces wait for any worker before the run ends.
+            patience: seconds that pieces wait for any worker before the run ends, and that a worker has for a piece
+                before it is taken for lost (or twenty times the usual, where that is longer).
             who: what a worker is called in such lines.
         """
         self.backend, self.tell, self.patience, self.who = backend, tell, patience, who
@@ -209,6 +212,7 @@ class Dispatcher:
             self.backend.start(number)
         if now - self._looked >= _LOOK_EVERY:
             self._looked = now
+            self._look_for_silent(now)
             self._look_for_slow(now)
             self._look_for_anybody(now)
         self._give()
@@ -262,7 +266,7 @@ class Dispatcher:
             if len(reasons) >= _MOST_LOSSES:
                 raise WorkersLost(
                     f"one piece of the rollout was lost {len(reasons)} times, so that it would end any worker "
-                    f"({'; '.join(reasons[-2:])}): lower rollout_batch_size if it was memory"
+                    f"({'; '.join(reasons[-2:])}): lower rollout_batch_size if it was memory or time"
                 )
 
     def _let_go(self, number: int, ticket: int) -> None:
@@ -306,10 +310,21 @@ class Dispatcher:
             self.messages += 1
             self.backend.submit(number, ticket, self._pieces[ticket])
 
+    def _usual(self) -> float | None:
+        """The usual seconds of a piece; None before there is any."""
+        return sorted(self._times)[len(self._times) // 2] if self._times else None
+
+    def _look_for_silent(self, now: float) -> None:
+        """Takes workers for lost that are there and do not answer: they would keep their pieces for ever."""
+        limit = max(self.patience, _HANGS * (self._usual() or 0.0))
+        for number, worker in enumerate(self.workers):
+            if worker.holds and now - worker.since >= limit:
+                self._gone(number, f"no answer for {(now - worker.since) / 60:.0f} minutes", now)
+
     def _look_for_slow(self, now: float) -> None:
-        if not self._times:
+        usual = self._usual()
+        if usual is None:
             return
-        usual = sorted(self._times)[len(self._times) // 2]
         limit = max(_SLOW_SECONDS, _SLOW * usual)
         for number, worker in enumerate(self.workers):
             if not worker.holds or now - worker.since < limit:

@@ -22,7 +22,7 @@ def join_cluster(config: TrainConfig, run: Run) -> str:
         ValueError: no cluster answers, or this machine has too few GPUs.
     """
     settings = config.workers
-    lent = None if settings.address else local_gpus(config, run.device, run.world)
+    lent = None if settings.address else local_gpus(config, run.device, run.processes)
 
     def joined(address: str | None) -> tuple[str, str | None]:
         made = connect(address, workers=settings.rollouts + settings.rewards, gpus=lent)

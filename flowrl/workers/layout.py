@@ -72,9 +72,14 @@ def _check_staleness(config: TrainConfig) -> None:
         )
 
 
-def local_gpus(config: TrainConfig, device: torch.device, world: int) -> list[str]:
+def local_gpus(config: TrainConfig, device: torch.device, processes: int) -> list[str]:
     """GPUs that an instance of Ray on this machine lends to workers: those that no learner has, or all if there is none
     besides.
+
+    Args:
+        config: the run's settings.
+        device: of this process.
+        processes: that learn, also those that share the tokens of an image: each has a GPU.
 
     Raises:
         ValueError: they are too few for the workers.
@@ -84,7 +89,7 @@ def local_gpus(config: TrainConfig, device: torch.device, world: int) -> list[st
     count, workers = torch.cuda.device_count(), config.workers
     names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     names = names or [str(number) for number in range(count)]
-    learners = {device.index or 0} if world == 1 else set(range(world))
+    learners = {device.index or 0} if processes == 1 else set(range(processes))
     free = [name for number, name in enumerate(names) if number not in learners] or names
     wanted = workers.rollouts * workers.rollout_gpus + workers.rewards * workers.reward_gpus
     if wanted > len(free):

@@ -69,7 +69,7 @@ KERNELS: Mapping[str, AttentionKernel] = {
     ),
     "xformers": AttentionKernel(
         backend="xformers", torchs=False, multiple=8,
-        package=("xformers", "0.0.34", "pip install 'flowrl-toolkit[gpu]'"),
+        package=("xformers", "0.0.34", "in flowrl's folder, pip install -e '.[gpu]'"),
     ),
     "flash_attn": AttentionKernel(
         backend="flash", torchs=False, capability=(_AMPERE, _NEWEST), package=_FLASH, low=True, largest=256,

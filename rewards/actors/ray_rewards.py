@@ -5,12 +5,14 @@
 
 A call goes whole, images as floats and bit for bit, to the worker with the fewest calls in flight, so that a reward
 sees the batches that it would see in the run's own process, groups and all, and gives the same numbers. A worker that
-dies is started again by Ray; its call is asked of another at once.
+dies is started again by Ray; its call is asked of another at once, and where none is left until one is back.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,16 +28,19 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
 from flowrl.randomness import counter_seed
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
-from flowrl.rewards.actors.reward_actor import About, Refused, RewardActor, Wanted, moved, with_whole_paths
+from flowrl.rewards.actors.reward_actor import About, Refused, RewardActor, Wanted, inputs_on, with_whole_paths
+from flowrl.rewards.outputs import moved
 from flowrl.rewards.serving.retries import Failed, call_with_retries
 from flowrl.rewards.serving.server_pool import ServerPool
 
 OWN = ("adversarial", "remote")
 """Rewards that stay in the run's own process: one that learns with the policy, and one that asks a server anyway."""
 _NAMESPACE = "flowrl"
-_RETRIES = 5  # of a call whose worker died, beside the other workers that are asked at once
 _DEADLINE = 1800.0  # seconds of one call: a worker that was started again loads its models first
+_RETRIES = 1000  # of a call whose worker died, beside the others that are asked at once: more than the deadline holds
+_SAID = 5  # tries, some 15 s, after which a call that goes on is told of
 _STARTS = 900.0  # seconds in which workers have to start; packages of an environment may have to be installed
+_BUILDS = 1800.0  # seconds in which they have to build their rewards; models may have to be downloaded
 _READY = 120.0  # seconds in which a worker that was set aside has to answer
 
 
@@ -134,26 +139,42 @@ class WorkerReward:
         return self.workers.about[self.place]
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
-        given = moved(_needed(inputs, self.needs), torch.device("cpu"))
+        given = inputs_on(_needed(inputs, self.needs), torch.device("cpu"))
         seed = counter_seed("worker", inputs.iteration, *given.sample_ids[:1].tolist())
 
         def send(attempt: int, seconds: float) -> RewardOutput | Refused | Failed:
-            return self.workers.pool.ask(partial(_scores, place=self.place, inputs=given))
+            if attempt == _SAID:
+                print(
+                    f"flowrl: reward {self.name!r}: no worker that scores is there; its {len(inputs)} images are sent "
+                    f"again until one is, for {seconds / 60:.0f} minutes at most",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+            until = time.monotonic() + seconds
+            return self.workers.pool.ask(partial(_scores, place=self.place, inputs=given, until=until))
 
         found: RewardOutput | Refused | Failed = call_with_retries(
             send, deadline=_DEADLINE, retries=_RETRIES, seed=seed
         )
         if isinstance(found, Failed):
-            raise ValueError(
-                f"reward {self.name!r}: its workers died one after the other over the same {len(inputs)} images "
-                f"({found.message}): mostly it is memory; lower rollout_batch_size or workers.rewards, or raise "
-                "workers.reward_gpus"
-            )
+            raise ValueError(f"reward {self.name!r}: {_given_up(found, len(inputs))}")
         if isinstance(found, Refused):
             raise _raised(f"reward {self.name!r}", found)
-        device = inputs.images.device
-        parts = {name: part.to(device) for name, part in found.parts.items()}
-        return replace(found, values=found.values.to(device), valid=found.valid.to(device), parts=parts)
+        return moved(found, inputs.images.device)
+
+
+def _given_up(failed: Failed, images: int) -> str:
+    """Why no worker has scored a piece, and what to do."""
+    if failed.error == "timeout":
+        return (
+            f"a worker did not answer for {images} images within {_DEADLINE / 60:g} minutes: it hangs, or has more to "
+            "do than it gets through: raise workers.rewards or lower rollout_batch_size, then continue the run"
+        )
+    return (
+        f"no worker scored {images} images within {_DEADLINE / 60:g} minutes; of the last it is known: "
+        f"{failed.message}. Either its machine is gone ('ray status' tells which are there), or its process ends each "
+        "time: by lack of memory (lower rollout_batch_size or workers.rewards, or raise workers.reward_gpus) or by a "
+        "fault of the reward's code (set workers.rewards=0 to see it). Then continue the run"
+    )
 
 
 def _needed(inputs: RewardInputs, needs: frozenset[str]) -> RewardInputs:
@@ -163,12 +184,15 @@ def _needed(inputs: RewardInputs, needs: frozenset[str]) -> RewardInputs:
     return replace(inputs, **nothing)
 
 
-def _scores(actor: Any, *, place: int, inputs: RewardInputs) -> RewardOutput | Refused | Failed:
+def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> RewardOutput | Refused | Failed:
     import ray
 
     try:
-        found: RewardOutput | Refused = ray.get(actor.score.remote(place, inputs))
+        seconds = max(until - time.monotonic(), 0.001)
+        found: RewardOutput | Refused = ray.get(actor.score.remote(place, inputs), timeout=seconds)
         return found
+    except ray.exceptions.GetTimeoutError as error:  # the time of the call is over, for other workers too
+        return Failed(error="timeout", again=False, message=_first_line(error))
     except ray.exceptions.RayTaskError:  # no death: what travelled could not be read there, or back
         raise
     except ray.exceptions.RayError as error:
@@ -248,10 +272,18 @@ def _same_about(actors: Sequence[Any]) -> list[About]:
     """What all workers say of the rewards."""
     import ray
 
+    started = False
     try:
         ray.get([actor.ready.remote() for actor in actors], timeout=_STARTS)
-        said = ray.get([actor.about.remote() for actor in actors])
+        started = True
+        said = ray.get([actor.about.remote() for actor in actors], timeout=_BUILDS)
     except ray.exceptions.GetTimeoutError as error:
+        if started:
+            raise ValueError(
+                f"not all of the {len(actors)} workers that score had built their rewards within {_BUILDS:g} s: models "
+                "that are downloaded there take longer, or their machines do not answer ('ray status' tells): download "
+                "them first on every machine, then start again"
+            ) from error
         raise ValueError(
             f"not all of the {len(actors)} workers that score started within {_STARTS:g} s: other workers hold what "
             "the cluster has ('ray status' tells), or their environment takes longer: lower workers.rewards "

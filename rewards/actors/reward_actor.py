@@ -21,7 +21,7 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.placement import sent
 from flowrl.precision import arithmetic, refuse_unable
 from flowrl.rewards import Reward, RewardInputs, RewardOutput
-from flowrl.rewards.outputs import check_output
+from flowrl.rewards.outputs import check_output, moved
 from flowrl.rewards.specs import checked_reward
 
 
@@ -89,8 +89,8 @@ class RewardActor:
         try:
             reward = self._rewards()[place]
             with torch.no_grad(), arithmetic(self.wanted.dtype):
-                output = check_output(reward(moved(inputs, self.device)), len(inputs), reward.name)
-            return on_host(output)
+                output = check_output(reward(inputs_on(inputs, self.device)), len(inputs), reward.name)
+            return moved(output, torch.device("cpu"))
         except (Exception, SystemExit) as error:
             return _refused(error)
 
@@ -105,7 +105,7 @@ class RewardActor:
         return self._built
 
 
-def moved(inputs: RewardInputs, device: torch.device) -> RewardInputs:
+def inputs_on(inputs: RewardInputs, device: torch.device) -> RewardInputs:
     """The same inputs with their images on a device."""
 
     def of(images: list[list[Tensor]] | None) -> list[list[Tensor]] | None:
@@ -116,12 +116,6 @@ def moved(inputs: RewardInputs, device: torch.device) -> RewardInputs:
         videos=None if inputs.videos is None else sent(inputs.videos, device),
         source_images=of(inputs.source_images), reference_images=of(inputs.reference_images),
     )  # fmt: skip
-
-
-def on_host(output: RewardOutput) -> RewardOutput:
-    """The same output in memory of the host."""
-    parts = {name: part.detach().cpu() for name, part in output.parts.items()}
-    return replace(output, values=output.values.detach().cpu(), valid=output.valid.cpu(), parts=parts)
 
 
 def _refused(error: BaseException) -> Refused:

@@ -324,6 +324,21 @@ def test_all_missing_and_unknown_keys_are_told_at_once(path: Path) -> None:
     assert "base: tiny_g2rpo" in last
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["workers.address=head:6379"], "workers.address is head:6379, but nobody works there"),
+        (["workers.rollout_gpus=0.5"], "workers.rollout_gpus is 0.5, but workers.rollouts is 0"),
+        (["workers.reward_gpus=2", "workers.rollouts=1"], "workers.reward_gpus is 2, but workers.rewards is 0"),
+        (["workers.staleness=1", "workers.rewards=1"], "workers.staleness is 1, but workers.rollouts is 0"),
+    ],
+)
+def test_settings_of_workers_that_there_are_none_of(path: Path, settings: list[str], said: str) -> None:
+    write(path, MINIMAL)
+    assert said in refusal(path, *settings)
+    load_config(path, [*settings, "workers.rollouts=1", "workers.rewards=1"])
+
+
 def test_a_message_about_very_many_keys_ends(path: Path) -> None:
     write(path, MINIMAL + "".join(f"zz{i}: 1\n" for i in range(60)))
     with pytest.raises(ConfigError) as caught:

@@ -98,7 +98,7 @@ def test_what_suits_no_machine_is_refused(word: str, dtype: torch.dtype, known: 
         ("flash_3_hub", AMPERE, ("9.x (Hopper)", "has 8.6")),
         ("flash_3_hub", BLACKWELL, ("9.x (Hopper)", "has 10.0")),
         ("cudnn", Machine(device="cuda", capability=(7, 5)), ("8.0 and later", "has 7.5")),
-        ("xformers", AMPERE, ("not installed", "flowrl-toolkit[gpu]")),
+        ("xformers", AMPERE, ("not installed", "in flowrl's folder, pip install -e '.[gpu]'")),
         ("flash_attn", AMPERE, ("flash-attn 2.6.3", "pip install flash-attn")),
         ("flash_4_hub", BLACKWELL, ("kernels 0.12.3 or newer", "0.12.0 is installed")),
         ("xformers", Machine(device="cuda", capability=(8, 0), packages={"xformers": "0.0.35"},

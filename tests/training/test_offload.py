@@ -159,6 +159,7 @@ def test_rewards_that_cannot_rest_are_refused_by_name() -> None:
     [
         ("tiny_draft", "pipeline.offload=[vae]", r"names vae, but recipe backprop takes the gradient"),
         ("tiny_adversarial", "pipeline.offload=[rewards]", r"reward 'adversarial' learns on the device"),
+        ("tiny_grpo_geneval", "workers", r"names rewards, but workers\.rewards is 2: their networks lie with"),
         ("tiny_grpo_geneval", "file", r"names rewards, and reward '?function mine'? is code of yours|is code of yours"),
     ],
 )
@@ -170,6 +171,8 @@ def test_what_cannot_rest_is_refused_before_a_model_loads(
         path = tmp_path / "mine.py"
         path.write_text("def mine(images, prompts, metadata):\n    return images.mean((1, 2, 3))\n")
         more = iter(["pipeline.offload=[rewards]", f"rewards=[{{file: {path}, function: mine}}]"])
+    if override == "workers":
+        more = iter(["pipeline.offload=[rewards]", "workers.rewards=2"])
     with pytest.raises(ValueError, match=message):
         check_before_loading(load_config(find_config(config), [*more]))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from flowrl.randomness import counter_integers
 from flowrl.workers.dispatch import Answer, Dispatcher, Done, Lost, Ready
 
 _PARTS = 10_000  # a share is drawn as an integer below it
+_LONGEST = 100_000.0  # seconds on the workers' clock that an iteration may take
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +35,7 @@ class Course:
         seconds: of a piece, from 0.8 to 1.4 times as many.
         deaths: share of pieces that end their worker midway.
         slow: share of pieces that take twenty times as long.
+        hangs: share of pieces that their worker never answers, nor any after them.
         loading: seconds until a worker that was started is there.
         seed: of the counters.
     """
@@ -40,6 +43,7 @@ class Course:
     seconds: float = 10.0
     deaths: float = 0.01
     slow: float = 0.005
+    hangs: float = 0.0
     loading: float = 30.0
     seed: int = 0
 
@@ -71,6 +75,9 @@ class SimulatedBackend:
         if self._share("slow", number) < course.slow:
             took *= 20
         begun = max(self.clock, self.free_at[worker])
+        if begun == math.inf or self._share("hangs", number) < course.hangs:
+            self.free_at[worker] = math.inf
+            return
         if self._share("death", number) < course.deaths:
             self._at(begun + took / 2, worker, Lost(worker, "it died"))
         self.free_at[worker] = begun + took
@@ -125,6 +132,7 @@ def course_of(workers: int, iterations: int, pieces_each: int, course: Course) -
         missing = 0  # the first ticket without a result
         while missing < len(tickets):
             answers = backend.wait(0.5)
+            assert backend.clock < begun + _LONGEST, "nobody answers, and nobody says so"
             mark = time.thread_time()
             dispatcher.handle(answers)
             while missing < len(tickets) and dispatcher.holds(tickets[missing]):

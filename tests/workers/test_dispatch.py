@@ -115,6 +115,38 @@ def test_a_slow_piece_is_drawn_by_another_and_the_first_answer_counts() -> None:
     assert len(backend.new()) == 1  # both are free again
 
 
+def test_a_worker_that_never_answers_is_taken_for_lost() -> None:
+    dispatcher, backend, told = dispatcher_of(1)
+    dispatcher.add("ab")
+    assert backend.new() == [(0, 0, "a")]
+    answered(dispatcher, backend, 99)
+    assert dispatcher.workers[0].state == "here"
+    answered(dispatcher, backend, 2)
+    assert "worker 0 was lost (no answer for 2 minutes), 1 of its pieces go to others; it starts again in 1 s" in told
+    answered(dispatcher, backend, 1)
+    assert backend.started == [0, 0]
+    answered(dispatcher, backend, 0, Done(0, 0, "too late"))  # what the process before had sent
+    assert not dispatcher.holds(0)
+    assert answered(dispatcher, backend, 1, Ready(0)) == [(0, 0, "a")]
+
+
+def test_pieces_that_take_long_anyway_are_waited_for() -> None:
+    dispatcher, backend, _ = dispatcher_of(1)
+    dispatcher.add("ab")
+    answered(dispatcher, backend, 50, Done(0, 0, "A"))
+    answered(dispatcher, backend, 999)
+    assert dispatcher.workers[0].state == "here"
+    answered(dispatcher, backend, 2)
+    assert dispatcher.workers[0].state == "away"
+
+
+def test_workers_that_hang_are_started_again_until_nothing_else_happens() -> None:
+    found = course_of(4, 3, 20, Course(deaths=0, slow=0, hangs=0.05))  # asserts each piece
+    assert found["restarts"] > 0
+    with pytest.raises(WorkersLost, match=r"lost 5 times, .*no answer for 30 minutes.*memory or time"):
+        course_of(3, 1, 2, Course(deaths=0, slow=0, hangs=1))
+
+
 def test_without_a_worker_the_run_pauses_and_goes_on() -> None:
     dispatcher, backend, told = dispatcher_of(1)
     dispatcher.add("a")
@@ -125,8 +157,9 @@ def test_without_a_worker_the_run_pauses_and_goes_on() -> None:
         if backend.started[-1:] == [0] and dispatcher.workers[0].state == "loading":
             break
     assert answered(dispatcher, backend, 1, Ready(0)) == [(0, 0, "a")]
-    backend.clock += 1000  # as long as somebody is there nobody is impatient
-    dispatcher.handle([])
+    dispatcher.add("bcd")
+    for ticket in range(4):  # as long as somebody answers nobody is impatient
+        answered(dispatcher, backend, 60, Done(0, ticket, "x"))
     assert not any("minutes" in line for line in told[2:])
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from toy_pipeline import toy_config, write_toy
 
 from flowrl.commands.train.run import recipe_of
+from flowrl.workers import joining
+from flowrl.workers.joining import join_cluster
 from flowrl.workers.layout import check_workers, local_gpus
 
 
@@ -47,7 +51,7 @@ def test_learners_share_workers_evenly(tmp_path: Path, monkeypatch: pytest.Monke
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     config = toy_config(write_toy(tmp_path), "workers.rollouts=1")
-    with pytest.raises(ValueError, match=r"workers\.rollouts=1 needs Ray.*flowrl-toolkit\[ray\]"):
+    with pytest.raises(ValueError, match=r"workers\.rollouts=1 needs Ray.*flowrl's folder, pip install -e '\.\[ray\]'"):
         check_workers(config)
     check_workers(config, here=False)
 
@@ -73,6 +77,22 @@ def test_workers_get_the_gpus_that_no_learner_has(tmp_path: Path, monkeypatch: p
         local_gpus(config, torch.device("cuda", 0), 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert local_gpus(config, torch.device("cuda", 0), 1) == ["5", "6", "7"]
+
+
+def test_every_process_that_learns_keeps_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where some of them share the tokens of an image, and count as one where images are divided."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    lent = list[Any]()
+
+    def connected(address: str | None, *, workers: int, gpus: Any) -> Any:
+        lent.append(gpus)
+        return SimpleNamespace(address="here:1")
+
+    monkeypatch.setattr(joining, "connect", connected)
+    run: Any = SimpleNamespace(device=torch.device("cuda", 0), world=1, processes=2, main=True)
+    assert join_cluster(toy_config(write_toy(tmp_path), "workers.rewards=2"), run) == "here:1"
+    assert lent == [["2", "3"]]
 
 
 def test_one_gpu_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,13 +22,25 @@ from toy_pipeline import toy_in_place, write_toy
 
 pytest.importorskip("ray")
 
+import ray
+
 from flowrl.cli import main
 from flowrl.cluster import disconnect
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
 from flowrl.rewards import RewardInputs, RewardOutput
-from flowrl.rewards.actors.ray_rewards import RewardWorkers, check_reward_workers, find_workers, start_workers
+from flowrl.rewards.actors import ray_rewards
+from flowrl.rewards.actors.ray_rewards import (
+    RewardWorkers,
+    WorkerReward,
+    check_reward_workers,
+    find_workers,
+    start_workers,
+)
+from flowrl.rewards.actors.reward_actor import About
 from flowrl.rewards.compose import build_weighted_sum
+from flowrl.rewards.serving import retries
+from flowrl.rewards.serving.server_pool import ServerPool
 
 FUNCTIONS = """
 import os, time
@@ -173,6 +187,58 @@ def test_a_run_with_workers_is_the_run_without(tmp_path: Path, monkeypatch: pyte
         assert lora(Path("here")) == lora(Path("there"))
         manifest = json.loads(Path("there/manifest.json").read_text())
         assert "sha256" in json.dumps(manifest)
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> RewardOutput:
+    """What a reward of two pretended workers gives whose calls are answered so; the last answer holds from then on."""
+    calls = itertools.count()
+
+    def get(reference: Any, timeout: float | None = None) -> Any:
+        assert timeout is not None
+        answer = answers[min(next(calls), len(answers) - 1)]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(retries, "FIRST_DELAY", 1e-3)
+    monkeypatch.setattr(retries, "LONGEST_DELAY", 1e-3)
+    actors = [SimpleNamespace(score=SimpleNamespace(remote=lambda *_: None)) for _ in range(2)]
+    about = About(name="far", kind="pointwise", needs=frozenset(), version="1")
+    pool = ServerPool[Any](actors, lambda actor: False)
+    return WorkerReward(place=0, workers=RewardWorkers(entries=(), about=(about,), pool=pool))(inputs(2))
+
+
+def test_a_call_waits_for_workers_that_start_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead = ray.exceptions.ActorUnavailableError("it is restarting", None)
+    output = RewardOutput(values=torch.ones(2), valid=torch.ones(2, dtype=torch.bool), errors={"a": 1})
+    same(asked(monkeypatch, *[dead] * 30, output), output)
+    assert "reward 'far': no worker that scores is there; its 2 images are sent again" in capsys.readouterr().err
+
+
+def test_a_call_that_nobody_answers_ends_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_rewards, "_DEADLINE", 0.2)
+    with pytest.raises(ValueError, match=r"no worker scored 2 images .*it is restarting.*'ray status'.*lack of mem"):
+        asked(monkeypatch, ray.exceptions.ActorUnavailableError("it is restarting", None))
+    with pytest.raises(ValueError, match=r"reward 'far': a worker did not answer for 2 images .*it hangs"):
+        asked(monkeypatch, ray.exceptions.GetTimeoutError("late"))
+
+
+def test_workers_that_never_build_their_rewards_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([[True], None])
+
+    def get(references: Any, timeout: float | None = None) -> Any:
+        assert timeout is not None
+        if (answer := next(answers)) is None:
+            raise ray.exceptions.GetTimeoutError("late")
+        return answer
+
+    monkeypatch.setattr(ray, "get", get)
+    remote = SimpleNamespace(remote=lambda: None)
+    with pytest.raises(ValueError, match=r"not all of the 1 workers that score had built their rewards within 1800 s"):
+        ray_rewards._same_about([SimpleNamespace(ready=remote, about=remote)])
 
 
 def test_what_cannot_have_workers_is_refused(tmp_path: Path) -> None:
