@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +147,16 @@ def shapes(grid: Grid, card: Card, size: Size, *, videos: bool) -> tuple[tuple[i
     common.check_size(card.model, (size.height, size.width), multiple, most)
     latent = (grid.channels, *frames, size.height // factor, size.width // factor)
     return latent, (*((size.num_frames or 0,) * len(frames)), 3, size.height, size.width)
+
+
+def tokens(grid: Grid, card: Card, size: Size, *, videos: bool) -> int:
+    """Tokens of one image or video.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    latent, _ = shapes(grid, card, size, videos=videos)
+    return math.prod(latent[1:]) // (grid.patch**2 * (grid.frame_patch if videos else 1))
 
 
 # ---- guidance and conditioning that most families have ---------------------------------------------------------------

@@ -110,6 +110,8 @@ class Family:
     """Tensors of one row for a prompt's source images, where they are encoded apart from it."""
     count_sources: Callable[[Card, Any], tuple[int, int]] | None = None
     """Least and most source images, of checkpoint and options."""
+    source_size: Callable[[Card, Any, Size], tuple[int, int]] | None = None
+    """Height and width of a source image whose tokens stand beside those of what is drawn; None: there are no such."""
     tokens: Callable[[Card, Any], int] | None = None
     """Tokens that prompts are cut or padded to; None takes `max_sequence_length`, or `length`."""
     longest: Callable[[Card], int] | None = None
@@ -358,12 +360,10 @@ class FamilyPipeline:
         self.experts, self.resting = dict[str, Any](), dict[str, Resting]()
         self.sizes = WeakSet([self])  # all pipelines that share these networks
         self.take(denoisers)
-        self.lora_targets = family.lora_targets
-        count = family.count_sources
+        self.lora_targets, count = family.lora_targets, family.count_sources
         self.num_sources: tuple[int, int] = count(card, options) if count else family.num_sources or (0, 0)
         self.max_sequence_length = family.prompt_tokens(card, options) if tokens is None else tokens
-        size = family.size_of(card, options)
-        self.fps = size.fps
+        self.fps = (size := family.size_of(card, options)).fps
         self.constants = {} if pipe is None else family.constants(self)
         self._texts = Embedded(self._embed)
         self._cache: tuple[Path, str] | None = None

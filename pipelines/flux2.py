@@ -164,7 +164,8 @@ def empirical_mu(num_tokens: int, num_steps: int) -> float:
 
 FAMILY = Family(
     name="flux2", title="FLUX.2", network=Flux2Transformer2DModel, lora_targets=LORA_TARGETS, options=Flux2Options,
-    encoders=("text_encoder",), num_sources=None, sources_option="max_references", own_size=square(64),
+    encoders=("text_encoder",), num_sources=None, sources_option="max_references",
+    source_size=lambda card, options, drawn: (drawn.height, drawn.width), own_size=square(64),
     grid=lambda config: Grid(channels=config.in_channels), factors=_factors, constants=_constants, positions=_positions,
     embed=_embed, embed_sources=_embed_sources, count_sources=lambda card, options: (0, options.max_references),
     arguments=_arguments, read=_read, evaluate=_evaluate, conditioning=given("joint_attention_dim"), guided=_guided,

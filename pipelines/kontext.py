@@ -35,5 +35,6 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
 
 FAMILY = replace(
     flux.FAMILY, name="kontext", title="FLUX.1 Kontext", lora_targets=LORA_TARGETS, num_sources=(1, 1),
+    source_size=lambda card, options, drawn: (drawn.height, drawn.width),
     embed_sources=_embed_sources, positions=_positions, conditioning=_conditioning, tokens=None,
 )  # fmt: skip

@@ -50,6 +50,8 @@ class Source:
     dtype: str
     quantize: str = "none"
     """Form of the denoiser's weights, `pipeline.quantize` of a run."""
+    offload: tuple[str, ...] = ()
+    """What rests on the host while it is not asked for, `pipeline.offload` of a run."""
     family: str = "sd3"
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of the family: size, frames."""
@@ -139,8 +141,8 @@ def _of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
         num_steps=config.eval.num_steps or config.sampler.num_steps, grid=config.eval.grid or config.sampler.grid,
         guidance_scale=config.sampler.guidance_scale if scale is None else scale,
         max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
-        quantize=config.pipeline.quantize, family=model_family(config.pipeline).name, options=_drawn_options(config),
-        train_prompts=config.prompts.train,
+        quantize=config.pipeline.quantize, offload=config.pipeline.offload, family=model_family(config.pipeline).name,
+        options=_drawn_options(config), train_prompts=config.prompts.train,
         shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
         negative=config.prompts.negative, training_size=_training_size(config),
     )  # fmt: skip
@@ -240,7 +242,7 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
         tokens["max_sequence_length"] = source.max_sequence_length
     pipeline = family(source.family).load(
         model_location(source.model), dtype=DTYPES[source.dtype], device=device,
-        how=Loading(quantize=source.quantize), **tokens, **source.options,
+        how=Loading(quantize=source.quantize, offload=source.offload), **tokens, **source.options,
     )  # fmt: skip
     if source.lora is not None:
         add_saved_lora(pipeline.denoiser, source.lora)

@@ -37,12 +37,6 @@ def check_workers(config: TrainConfig, *, here: bool = True) -> None:
             "workers that draw are sent the LoRA of every iteration, and policy.train=full trains all weights: set "
             f"policy.train=lora, {off}"
         )
-    for key, number in (("shard", config.parallel.shard), ("context", config.parallel.context)):
-        if number > 1:
-            raise ValueError(
-                f"a worker that draws holds the whole model on one GPU, and parallel.{key} is {number}: set it to 1, "
-                f"{off}"
-            )
     if workers.rollouts % world:
         raise ValueError(
             f"each of the {world} processes that learn has as many workers, and workers.rollouts ({workers.rollouts}) "

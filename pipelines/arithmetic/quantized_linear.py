@@ -110,9 +110,11 @@ class WholeNumberLinear(QuantizedLinear):
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         from bitsandbytes.functional import int8_vectorwise_quant
 
-        rows = x.reshape(-1, x.shape[-1])
-        codes, scale, _ = int8_vectorwise_quant(rows.half(), threshold=0.0)  # its kernels take float16 alone
-        y: Tensor = torch.ops.bitsandbytes.int8_scaled_mm(
-            codes, self.codes, scale, self.scale, bias=bias, dtype=x.dtype
-        )
+        rows = x.reshape(-1, x.shape[-1]).float()
+        largest = rows.abs().amax(1, keepdim=True)
+        largest = torch.where(largest == 0, 1.0, largest)
+        # Its kernels take and give float16, which ends at 65504: rows come with 1 as their largest value.
+        codes, scale, _ = int8_vectorwise_quant((rows / largest).half(), threshold=0.0)
+        y: Tensor = torch.ops.bitsandbytes.int8_scaled_mm(codes, self.codes, scale, self.scale, dtype=torch.float32)
+        y = (y * largest if bias is None else y * largest + bias).to(x.dtype)
         return y.view(*x.shape[:-1], self.out_features)

@@ -19,7 +19,6 @@ group's processes add up to those of one process, see `flowrl.training.run.Run.t
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -34,7 +33,7 @@ from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional as F
 
 from flowrl.pipelines.arithmetic.attention import give_within
-from flowrl.pipelines.cards import Size
+from flowrl.pipelines.cards import Size, tokens
 from flowrl.pipelines.common import first_expert
 
 if TYPE_CHECKING:
@@ -78,14 +77,35 @@ def refuse_unsplit(
             f"pipeline.max_sequence_length to a multiple of {context}"
         )
     for size in sizes:
-        count = 0 if size is None else _image_tokens(network, family.meta_call(model, size, text)["hidden_states"])
-        if count % context:
-            frames = f" x {size.num_frames} frames" if size is not None and size.num_frames else ""
-            drawn = "" if size is None else f"{size.width} x {size.height}{frames}"
-            raise ValueError(
-                f"{drawn} is {count} tokens of {model}, which cannot be split evenly over parallel.context={context} "
-                "processes: choose another size, or another number"
-            )
+        for sources, count in ({} if size is None else image_tokens(family, model, options, size)).items():
+            if count % context:
+                raise ValueError(
+                    f"{_drawn(size, sources)} is {count} tokens of {model}, which cannot be split evenly over "
+                    f"parallel.context={context} processes: choose another size{' of either' if sources else ''}, or "
+                    "another number"
+                )
+
+
+def image_tokens(family: Any, model: str, options: Mapping[str, Any], size: Size) -> dict[int, int]:
+    """Tokens of what is drawn and of its source images, by the number of source images that a prompt may have.
+
+    Args:
+        family: a `Family`.
+        model: folder or hub id of which something is known.
+        options: of the family.
+        size: what is drawn.
+
+    Raises:
+        ValueError: the model cannot draw this size.
+    """
+    card, chosen, source = family.card(model), family.chosen(options), 0
+    grid = family.grid(card.network)
+    drawn = tokens(grid, card, size, videos=family.videos)
+    if family.source_size is not None:
+        height, width = family.source_size(card, chosen, size)
+        source = tokens(grid, card, Size(height=height, width=width), videos=False)
+    least, most = family.count_sources(card, chosen) if family.count_sources else family.num_sources or (0, 0)
+    return {count: drawn + count * source for count in range(least, most + 1)}
 
 
 def share_tokens(pipeline: Any, mesh: DeviceMesh) -> None:
@@ -137,11 +157,10 @@ def _splits_text(network: Any) -> bool:
     return any(isinstance(entry, Mapping) and "encoder_hidden_states" in entry for entry in network._cp_plan.values())
 
 
-def _image_tokens(network: Any, states: Tensor) -> int:
-    """Tokens of packed states `[b, n, c]`, or of latents `[b, c, f, h, w]` that the network packs."""
-    if states.ndim == 3:
-        return states.shape[1]
-    return math.prod(states.shape[2:]) // math.prod(network.config.patch_size)
+def _drawn(size: Any, sources: int) -> str:
+    frames = f" x {size.num_frames} frames" if size.num_frames else ""
+    beside = "" if not sources else " with a source image" if sources == 1 else f" with {sources} source images"
+    return f"{size.width} x {size.height}{frames}{beside}"
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------

@@ -43,9 +43,6 @@ def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
         "pipeline.dtype": (pipeline.dtype == "float16", "float16", "which takes bfloat16 or float32"),
         "pipeline.compile": (pipeline.compile != "none", pipeline.compile, "which was never tried together"),
         "keep_graphs": (config.keep_graphs, "true", "which was never tried together"),
-        "parallel.shard": (config.parallel.shard > 1, config.parallel.shard, "which splits no trained weights yet"),
-        "parallel.context": (config.parallel.context > 1, config.parallel.context, "which was never tried together"),
-        "workers.rollouts": (config.workers.rollouts > 0, config.workers.rollouts, "which sends a LoRA alone"),
     }  # fmt: skip
     for key, (given, value, why) in refused.items():
         if given:

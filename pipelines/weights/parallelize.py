@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from flowrl.failures import explain
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.weights.loading_choices import Split
 
@@ -45,17 +46,20 @@ def done_by_first(split: Split, work: Callable[[], None]) -> bool:
     """Has the first process of a group do some work; whether this is the one.
 
     Raises:
-        ValueError: on all of them, where the first one's work raised one.
+        Exception: on the first one what its work raised, whatever that is: the others would wait for it for ever.
+        ValueError: on the others then, with what `explain` says of it.
     """
-    first, failed = split.mesh.get_local_rank() == 0, None
+    first, failed = split.mesh.get_local_rank() == 0, cast("Exception | None", None)
     if first:
         try:
             work()
-        except ValueError as error:
+        except Exception as error:
             failed = error
-    said = _of_first(split, None if failed is None else str(failed))
+    said = _of_first(split, None if failed is None else explain(failed))
+    if failed is not None:
+        raise failed
     if said is not None:
-        raise failed or ValueError(said)
+        raise ValueError(said)
     return first
 
 

@@ -266,6 +266,9 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "a run to continue": (("resume=a",), "a bench has none"),
     "an unknown model": (("pipeline.model=me/mine", "pipeline.name=sd3"), "nothing is known of me/mine"),
     "a comparison that measures": (("--compare", "a", "b"), "--compare measures nothing"),
+    "all weights": (("policy.train=full",), "a bench measures a LoRA alone: set policy.train=lora"),
+    "split weights": (("parallel.shard=2",), "a bench is one process with the whole model: set parallel.shard=1"),
+    "shared tokens": (("parallel.context=2",), "parallel.context is 2, and a bench is one process"),
     "TF32 on a CPU": (("reward_dtype=tf32", "pipeline.device=cpu"), "reward_dtype=tf32 needs a CUDA device"),
 }
 
@@ -277,6 +280,17 @@ def test_refused(case: str, tiny: TinyRuns, tmp_path: Path, monkeypatch: pytest.
     assert main(["bench", str(tiny.config), *words]) == 1
     assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_workers_are_left_out_and_named(tiny: TinyRuns) -> None:
+    given = ["workers.rollouts=1", "workers.rewards=2", "workers.staleness=1"]
+    subject = prepare(load_config(tiny.config, given), "tiny", random_weights=False, layers=None)
+    assert subject.notes == (
+        "workers.rollouts=1 and workers.rewards=2 left out: a bench draws and scores in its own process",
+    )
+    workers = subject.config.workers
+    assert (workers.rollouts, workers.rewards, workers.staleness) == (0, 0, 0)
+    assert prepare(load_config(tiny.config, []), "tiny", random_weights=False, layers=None).notes == ()
 
 
 @pytest.mark.parametrize("flag", ["--layers=1", "--random-weights", "--repeats=5", "--minutes=10", "--phases=text"])

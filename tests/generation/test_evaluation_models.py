@@ -148,6 +148,16 @@ def test_a_model_is_loaded_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked["device"] == "meta"
     load_source(source)
     assert asked["device"] in ("cpu", "cuda")
+    assert asked["how"].offload == ()
+
+
+def test_what_rests_on_the_host_in_a_run_does_so_in_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setitem(PIPELINES, "sd3", "toy_pipeline")
+    monkeypatch.setattr(toy_pipeline, "load", lambda model, **options: asked.update(options))
+    chosen = {"name": "sd3", "model": "toy", "offload": ["text_encoders", "vae"]}
+    load_source(find_source(str(make_run(tmp_path / "run", pipeline=chosen)), base=True), "cpu")
+    assert asked["how"].offload == ("text_encoders", "vae")
 
 
 def test_models_of_videos_are_refused_where_images_are_judged() -> None:

@@ -149,6 +149,20 @@ def test_llm_int8_rounds_each_row_by_itself() -> None:
     assert torch.allclose(gradient, torch.ones(6, 96) @ mine.weight, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_llm_int8_takes_inputs_beyond_float16(dtype: torch.dtype) -> None:
+    """Rows with a value of 2^17 are rounded as the same rows over 2^17, which is exact; rows of zeros stay."""
+    _needs("int8_bnb")
+    layer = nn.Linear(64, 96, bias=False).to(dtype).requires_grad_(False)
+    mine, x = quantized(layer, "int8_bnb"), torch.randn(6, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[3, 7], x[4] = 1e5 / 2**17, 0.0
+    large = mine(x * 2**17)
+    assert bool(large.isfinite().all())
+    assert torch.equal(large, mine(x) * 2**17)
+    assert bool((large[4] == 0).all())
+    assert float(large.abs().max()) > 65504
+
+
 # ---- a model ---------------------------------------------------------------------------------------------------------
 
 

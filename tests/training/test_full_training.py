@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from tiny_runs import TinyRuns, differences, lasting, metrics, state, tiny_runs
 from flowrl.cli import main
 from flowrl.commands.compare.measure import measure
 from flowrl.generation.models import check_source, find_source, fingerprint, load_source
+from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
 from flowrl.pipelines.weights.saved_model import put_back
 from flowrl.pretrain.tiny_sd3 import CONTEXT
@@ -153,6 +155,25 @@ def test_a_comparison_measures_it(exact: Path) -> None:
     last = [row["eval/kl"] for row in metrics(exact) if "eval/kl" in row][-1]
     assert found["kl"] == pytest.approx(last, rel=1e-5)
     assert found["diversity"] != found["base_diversity"]
+
+
+def test_a_comparison_embeds_before_the_network_comes_where_the_run_does(
+    exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, seen = tmp_path / "copy", list[bool]()
+    shutil.copytree(exact, copy)
+    (copy / "measure.json").unlink(missing_ok=True)
+    written = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(written.replace("free_text_encoders: false", "free_text_encoders: true"))
+    stock = FamilyPipeline.load_denoiser
+
+    def load_denoiser(pipeline: FamilyPipeline) -> None:
+        seen.append(pipeline.pipe.text_encoder is None)
+        stock(pipeline)
+
+    monkeypatch.setattr(FamilyPipeline, "load_denoiser", load_denoiser)
+    assert measure(copy) == {key: value for key, value in measure(exact).items() if key != "base_diversity"}
+    assert seen[0] is True
 
 
 def test_page_and_last_words_say_how_it_is_loaded(runs: TinyRuns, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from split_runs import RECIPES, command
@@ -20,6 +21,7 @@ from two_processes import close, train_on_two
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
+from flowrl.pipelines.weights import parallelize
 from flowrl.rewards import REWARDS
 from flowrl.training.processes.mesh import Shards, check_parallel, in_step
 
@@ -113,6 +115,32 @@ def test_the_one_with_less_to_do_takes_idle_turns() -> None:
     turns = in_step(others, ["0a", "1a", "0b", "1b"], idle=lambda key: f"idle {key}", key=lambda turn: int(turn[0]))
     expected = [("0a", True), ("0b", True), ("idle 0", False), ("1a", True), ("1b", True), ("idle 2", False)]
     assert list(turns) == expected
+
+
+@pytest.mark.parametrize("error", [ValueError("no such folder"), RuntimeError("the disk is gone")], ids=repr)
+def test_what_stops_the_first_process_is_told_to_the_others(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Those wait for it: it speaks before it ends, whatever it ends by."""
+    said: list[Any] = []
+
+    def of_first(split: Any, mine: Any) -> Any:
+        said.extend([mine] if split.mesh.get_local_rank() == 0 else [])
+        return said[0]
+
+    def work() -> None:
+        raise error
+
+    def process(rank: int) -> Any:
+        return SimpleNamespace(mesh=SimpleNamespace(get_local_rank=lambda: rank))
+
+    monkeypatch.setattr(parallelize, "_of_first", of_first)
+    with pytest.raises(type(error)) as raised:
+        parallelize.done_by_first(process(0), work)
+    assert raised.value is error
+    with pytest.raises(ValueError, match=str(error)):
+        parallelize.done_by_first(process(1), work)
+    said.clear()
+    assert parallelize.done_by_first(process(0), lambda: None)
+    assert not parallelize.done_by_first(process(1), work)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

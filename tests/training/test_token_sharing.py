@@ -5,8 +5,11 @@ Velocities and gradients of more families are compared in `tests/trials/shared_t
 
 from __future__ import annotations
 
+import math
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +17,14 @@ from split_runs import command
 from tiny_runs import differences, lora_tensors, metrics, state
 from two_processes import train_on_two
 
+from flowrl import pipelines
 from flowrl.cli import main
 from flowrl.commands.train.run import check_before_loading
 from flowrl.config.train import TrainConfig, load_config
+from flowrl.pipelines.cards import Size
+from flowrl.pipelines.common import first_expert
+from flowrl.pipelines.known_checkpoints import checkpoints
+from flowrl.pipelines.weights.context_parallel import SPLIT_FAMILIES, image_tokens, refuse_unsplit
 from flowrl.training.processes.mesh import Layout
 from flowrl.training.run import Run
 
@@ -157,3 +165,46 @@ def test_a_family_or_prompt_that_cannot_be_split_is_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match=message):
         check_before_loading(_config(tmp_path, family, override))
+
+
+EDIT, DEV = "Qwen/Qwen-Image-Edit-2509", "black-forest-labs/FLUX.2-dev"
+LARGER = {"source_height": 528, "source_width": 528}  # 33 x 33 tokens; 512 x 512 pixels are 32 x 32
+SOURCES: dict[str, tuple[str, str, int, dict[str, int], list[int], str]] = {
+    "alike": ("qwen_image_edit", EDIT, 2, {}, [512], ""),
+    "another size": ("qwen_image_edit", EDIT, 2, LARGER, [512], "512 x 512 with a source image is 2113 tokens"),
+    "two of it": ("qwen_image_edit", EDIT, 2, {**LARGER, "num_sources": 2}, [512], ""),
+    "two over four": (
+        "qwen_image_edit", EDIT, 4, {**LARGER, "num_sources": 2}, [512], "with 2 source images is 3202 tokens",
+    ),
+    "evaluations keep the sources of rollouts": (
+        "qwen_image_edit", EDIT, 2, {}, [512, 528], "528 x 528 with a source image is 2113 tokens .* of either",
+    ),
+    "references": ("flux2", DEV, 2, {"max_references": 2}, [512], ""),
+    "without references": ("flux2", DEV, 2, {"max_references": 1}, [528], "528 x 528 is 1089 tokens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_tokens_of_source_images_are_counted(name: str) -> None:
+    known, model, context, more, sides, message = SOURCES[name]
+    options = {"height": 512, "width": 512, **more}
+    with nullcontext() if not message else pytest.raises(ValueError, match=message):
+        refuse_unsplit(
+            pipelines.family(known), model, options, context, [Size(height=side, width=side) for side in sides]
+        )
+
+
+def test_tokens_are_those_that_the_network_is_given() -> None:
+    """Of every family that is split: as many as `meta_call`, which has one source of the drawn size at most."""
+    for model, known in checkpoints().items():
+        if known.family in SPLIT_FAMILIES:
+            own = pipelines.family(known.family)
+            size, text = own.planned_size(model, {}), own.text_tokens(model, {})
+            states = own.meta_call(model, size, text)["hidden_states"]
+            if states.ndim == 3:
+                count = states.shape[1]
+            else:
+                whole: Any = own.meta_denoiser(model, dict.fromkeys(own.block_kinds(model), 1))
+                network: Any = first_expert(whole)
+                count = math.prod(states.shape[2:]) // math.prod(network.config.patch_size)
+            assert list(image_tokens(own, model, {}, size).values())[-1] == count, model

@@ -21,7 +21,6 @@ from flowrl.workers.layout import check_workers, local_gpus
     [
         (["keep_graphs=true"], r"keep_graphs=false, or workers\.rollouts=0"),
         (["policy.train=full"], r"policy\.train=lora"),
-        (["parallel.shard=2"], r"parallel\.shard is 2: set it to 1"),
         (["recipe=backprop", "sampler.kernel=ode"], "sends the gradient through its own sampling"),
         (["recipe=preference", "objective.name=dpo_offline"], "draws nothing"),
         (["workers.staleness=1", "curriculum.sampling=replay"], r"chooses prompts.*: set workers\.staleness=0"),

@@ -16,6 +16,7 @@ from flowrl.commands.plan.published_models import in_cache
 from flowrl.commands.plan.refusals import is_here
 from flowrl.commands.train.run import check_before_loading
 from flowrl.config.rewards import RewardConfig
+from flowrl.config.sections import WorkersConfig
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.failures import explain
 from flowrl.pipelines import Pipeline
@@ -169,7 +170,8 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         ValueError: a setting that cannot work, or a model of which nothing is known.
     """
     notes = list[str]()
-    config = _with_prompts(config, notes)
+    _refuse_unmeasured(config)
+    config = _with_prompts(_without_workers(config, notes), notes)
     config, absent = _with_rewards(config)
     prompts = check_before_loading(config)
     model = model_location(config.pipeline.model)
@@ -215,6 +217,35 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         absent=(*absent, *more), prompts=few, network=_network(config, family, model, layers),
         geometry=config.resolve_batch(1), text_encoders=not drawn, layers=layers, notes=tuple(notes),
     )  # fmt: skip
+
+
+def _refuse_unmeasured(config: TrainConfig) -> None:
+    """Refuses what would be measured as something else: a bench is one process that trains a LoRA.
+
+    Raises:
+        ValueError: names the key, and what to set instead.
+    """
+    if config.policy.train == "full":
+        raise ValueError(
+            "policy.train is full, and a bench measures a LoRA alone: set policy.train=lora to measure that, or run "
+            "'flowrl train' for a few iterations with num_iterations; its report tells the time of every stage"
+        )
+    for key, number in (("shard", config.parallel.shard), ("context", config.parallel.context)):
+        if number > 1:
+            raise ValueError(
+                f"parallel.{key} is {number}, and a bench is one process with the whole model: set parallel.{key}=1 to "
+                "measure that, or launch 'flowrl train' with torchrun for a few iterations"
+            )
+
+
+def _without_workers(config: TrainConfig, notes: list[str]) -> TrainConfig:
+    """The configuration with everything drawn and scored in this process."""
+    given = {"rollouts": config.workers.rollouts, "rewards": config.workers.rewards}
+    named = " and ".join(f"workers.{key}={number}" for key, number in given.items() if number)
+    if not named:
+        return config
+    notes.append(f"{named} left out: a bench draws and scores in its own process")
+    return replace(config, workers=WorkersConfig())
 
 
 def _leaves_all(family: Family, model: str, layers: int) -> bool:

@@ -15,6 +15,7 @@ from flowrl.files import read_json, write_atomically
 from flowrl.generation.drawing import find_device
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import add_saved_lora
+from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.pipelines.weights.saved_model import load_saved
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.prompts.loading import EvalItem, eval_items
@@ -22,8 +23,8 @@ from flowrl.randomness import sample_normals
 from flowrl.training.drift import KL_PROMPTS, base_sides, spread, velocity_distances
 from flowrl.training.heldout import generate
 from flowrl.training.model_files import MODEL
-from flowrl.training.parts import at_eval_size, eval_schedule, load_pipeline, read_prompts
-from flowrl.training.prompting import device_of
+from flowrl.training.parts import at_eval_size, encode_everything, eval_schedule, load_pipeline, read_prompts
+from flowrl.training.prompting import RunPrompts, device_of
 from flowrl.trajectory import Schedule
 
 DIVERSITY_PROMPTS, DIVERSITY_SEEDS, PIXELS = 8, 8, 16
@@ -52,23 +53,28 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
         found: dict[str, float] = read_json(kept, "delete it, it is measured again")
         if not base or "base_diversity" in found:
             return found
-    trained = load_pipeline(config.pipeline, find_device(config.pipeline.device))
-    policy: TrainedWeights = load_saved(trained, saved) if full else add_saved_lora(trained.denoiser, saved)
+    later = config.pipeline.free_text_encoders
+    trained = load_pipeline(config.pipeline, find_device(config.pipeline.device), Loading(later=later))
     pipeline = at_eval_size(config, trained)
-    schedule, scale = eval_schedule(config, trained, pipeline), config.eval.guidance_scale
-    scale = config.sampler.guidance_scale if scale is None else scale
     assert config.prompts.eval is not None
     items = eval_items(read_prompts(config.prompts, config.prompts.eval), num_prompts=config.eval.num_prompts)
     prompts = [item for item in items if item.sample == 0]  # each once
-    compared = spread(prompts, KL_PROMPTS)
+    compared, drawn = spread(prompts, KL_PROMPTS), spread(prompts, DIVERSITY_PROMPTS)
+    if later:
+        asked = tuple(item.prompt for item in (*compared, *drawn))
+        encode_everything(trained, pipeline, RunPrompts(train=(), held_out=asked))
+    trained.load_denoiser()
+    policy: TrainedWeights = load_saved(trained, saved) if full else add_saved_lora(trained.denoiser, saved)
+    schedule, scale = eval_schedule(config, trained, pipeline), config.eval.guidance_scale
+    scale = config.sampler.guidance_scale if scale is None else scale
     sides = base_sides(pipeline, policy, compared, schedule, scale=scale, seed=config.eval.seed)
     result = {
         "kl": sum(velocity_distances(pipeline, policy, sides, schedule, scale=scale)) / len(compared),
-        "diversity": diversity_of(pipeline, spread(prompts, DIVERSITY_PROMPTS), schedule, scale=scale),
+        "diversity": diversity_of(pipeline, drawn, schedule, scale=scale),
     }
     if base:
         with policy.under("reference"):
-            result["base_diversity"] = diversity_of(pipeline, spread(prompts, DIVERSITY_PROMPTS), schedule, scale=scale)
+            result["base_diversity"] = diversity_of(pipeline, drawn, schedule, scale=scale)
     write_atomically(kept, json.dumps(result) + "\n")
     return result
 

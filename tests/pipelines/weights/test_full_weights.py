@@ -215,9 +215,6 @@ REFUSED = [
     (("pipeline.dtype=float16",), "pipeline.dtype=float16, which takes bfloat16 or float32"),
     (("pipeline.compile=blocks",), "pipeline.compile=blocks, which was never tried together"),
     (("keep_graphs=true",), "keep_graphs=true, which was never tried together"),
-    (("parallel.shard=2",), "parallel.shard=2, which splits no trained weights yet"),
-    (("parallel.context=2",), "parallel.context=2, which was never tried together"),
-    (("workers.rollouts=1",), "workers.rollouts=1, which sends a LoRA alone"),
     (("policy.target_modules=[attn.to_w]",), "matches no module of SD3Transformer2DModel"),
 ]  # fmt: skip
 
