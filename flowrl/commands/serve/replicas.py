@@ -54,7 +54,7 @@ class Replicas:
     """The processes and the port; see the module. A context: whatever happens, no process is left.
 
     Args:
-        bound: the socket of the port, which does not listen yet.
+        bound: the socket of the port; it listens by the time `serve` is called.
         parsed: what was asked for.
         specs: the rewards.
         devices: of each replica.
@@ -109,7 +109,6 @@ class Replicas:
     def serve(self) -> None:
         """Hands out connections until a signal; then finishes what was taken."""
         self.serving = True
-        self.bound.listen(2048)
         self.bound.setblocking(False)
         self.selector.register(self.bound, selectors.EVENT_READ)
         while not self.signals:

@@ -41,11 +41,11 @@ def run(parsed: argparse.Namespace) -> int:
         print(f"Loading {', '.join(reward_label(spec) for spec in specs)} on {where}{copies} ...", flush=True)
         if parsed.replicas > 1:
             with Replicas(bound, parsed, specs, devices, token) as replicas:
-                _say(parsed, bound, replicas.start(), time.monotonic() - start)
+                _listen(parsed, bound, replicas.start(), time.monotonic() - start)
                 replicas.serve()
         else:
             app, rows = load_app(parsed, specs, devices[0], token)
-            _say(parsed, bound, rows, time.monotonic() - start)
+            _listen(parsed, bound, rows, time.monotonic() - start)
             server.make_server(app, grace=parsed.grace).run(sockets=[bound])
     finally:
         bound.close()
@@ -79,8 +79,9 @@ def devices_of(parsed: argparse.Namespace) -> list[torch.device]:
     return [found[i % len(found)] for i in range(parsed.replicas)]
 
 
-def _say(parsed: argparse.Namespace, bound: socket.socket, rows: Rows, seconds: float) -> None:
-    """Where it serves what, and the line for a configuration."""
+def _listen(parsed: argparse.Namespace, bound: socket.socket, rows: Rows, seconds: float) -> None:
+    """Listens, and says where it serves what, and the line for a configuration."""
+    bound.listen(2048)  # before the address is told: who asks at once waits until it is served
     host, port = bound.getsockname()[:2]
     at = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     print(f"Serving at {at} after {seconds:.1f} s; Ctrl-C stops.")
