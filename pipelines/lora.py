@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowrl.files import parse_json, read_json
+from flowrl.pipelines.weights.trained_weights import changed, move_towards
 from flowrl.placement import widest
 from flowrl.randomness import counter_normal
 
@@ -129,7 +130,7 @@ class Policy:
             magnitude.data.copy_(torch.linalg.norm(layer.get_base_layer().weight.float(), dim=1))
             self.scale = max(self.scale, float(magnitude.detach().max()))
         self.slots: dict[str, dict[str, Tensor]] = {}
-        self._running = "policy"
+        self.running = "policy"
 
     @property
     def trained(self) -> list[Tensor]:
@@ -166,8 +167,7 @@ class Policy:
 
     def blend(self, slot: str, decay: float) -> None:
         """Moves a slot towards the policy: `slot <- decay * slot + (1 - decay) * policy`."""
-        for name, kept in self.slots[slot].items():
-            kept.lerp_(self.parameters[name].detach(), 1.0 - decay)
+        move_towards(self.slots[slot], self.parameters, decay)
 
     @contextmanager
     def under(self, slot: str) -> Iterator[None]:
@@ -178,18 +178,12 @@ class Policy:
         Raises:
             ValueError: there is no such slot.
         """
-        if slot not in ("policy", "reference", *self.slots):
-            raise ValueError(f"no weight slot {slot!r}: there are policy, reference, {', '.join(self.slots)}")
-        outer = self._running
-        self._change(outer, slot)
-        try:
+        with changed(self, slot):
             yield
-        finally:
-            self._change(slot, outer)
 
-    def _change(self, old: str, new: str) -> None:
+    def change(self, old: str, new: str) -> None:
         """Leaves one slot and enters another; between the two the network holds the policy."""
-        self._running = new
+        self.running = new
         for slot, entered in ((old, False), (new, True)) if old != new else ():
             if slot == "reference":
                 # PEFT's own enable_adapters() also flips requires_grad and costs tens of milliseconds.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines.lora import check_same
+from flowrl.pipelines.weights.trained_weights import changed, move_towards
 
 
 def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str]:
@@ -79,7 +80,7 @@ class FullWeights:
         self.slots: dict[str, dict[str, Tensor]] = {}
         self.scale = max([1.0, *(float(weight.detach().abs().max()) for weight in self._working.values())])
         self._reference: dict[str, Tensor] | None = None
-        self._running = "policy"
+        self.running = "policy"
 
     @property
     def trained(self) -> list[Tensor]:
@@ -125,8 +126,7 @@ class FullWeights:
 
     def blend(self, slot: str, decay: float) -> None:
         """Moves a slot towards the policy: `slot <- decay * slot + (1 - decay) * policy`."""
-        for name, kept in self.slots[slot].items():
-            kept.lerp_(self.parameters[name].detach(), 1.0 - decay)
+        move_towards(self.slots[slot], self.parameters, decay)
 
     @contextmanager
     def under(self, slot: str) -> Iterator[None]:
@@ -138,20 +138,14 @@ class FullWeights:
         Raises:
             ValueError: there is no such slot, or no reference was kept.
         """
-        if slot not in ("policy", "reference", *self.slots):
-            raise ValueError(f"no weight slot {slot!r}: there are policy, reference, {', '.join(self.slots)}")
         if slot == "reference" and self._reference is None:
             raise ValueError("the weights before training were not kept: call keep_reference before they change")
-        outer = self._running
-        self._change(outer, slot)
-        try:
+        with changed(self, slot):
             yield
-        finally:
-            self._change(slot, outer)
 
-    def _change(self, old: str, new: str) -> None:
+    def change(self, old: str, new: str) -> None:
         """Leaves one slot and enters another; between the two the network holds the policy."""
-        self._running = new
+        self.running = new
         for slot, entered in ((old, False), (new, True)) if old != new else ():
             if slot == "policy":
                 continue

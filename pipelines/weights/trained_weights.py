@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
@@ -57,3 +57,37 @@ class TrainedWeights(Protocol):
         Raises:
             ValueError: there is no such slot.
         """
+
+
+class Switching(Protocol):
+    """A policy that can be changed for one of its slots."""
+
+    slots: dict[str, dict[str, Tensor]]
+    running: str
+    """The slot that the network holds now."""
+
+    def change(self, old: str, new: str) -> None:
+        """Leaves one slot and enters another."""
+
+
+@contextmanager
+def changed(policy: Switching, slot: str) -> Iterator[None]:
+    """Inside, the network holds a slot; see `TrainedWeights.under`.
+
+    Raises:
+        ValueError: there is no such slot.
+    """
+    if slot not in ("policy", "reference", *policy.slots):
+        raise ValueError(f"no weight slot {slot!r}: there are policy, reference, {', '.join(policy.slots)}")
+    outer = policy.running
+    policy.change(outer, slot)
+    try:
+        yield
+    finally:
+        policy.change(slot, outer)
+
+
+def move_towards(kept: Mapping[str, Tensor], parameters: Mapping[str, Tensor], decay: float) -> None:
+    """`kept <- decay * kept + (1 - decay) * parameters`, in place."""
+    for name, tensor in kept.items():
+        tensor.lerp_(parameters[name].detach(), 1.0 - decay)
