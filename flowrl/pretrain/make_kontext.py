@@ -4,14 +4,17 @@ The autoencoder is the embedded SD3 model's. Transformer and text encoders learn
 with the source image's latents as further tokens, `|| v(x_sigma, sigma, instruction, source) - (noise - edited) ||^2`
 (FLUX.1 Kontext, arXiv 2506.15742, eq. 1). The guidance that the network is told is drawn from [1, 4] and means nothing.
 
-In three pairs of ten the edit was left undone. Pairs that are collected and filtered by machines have such failures; a
-model that learned from them edits only most of the time, which reinforcement learning can correct.
+First it learns from edits that are all right, and a head on the tokens of the second double block learns what each
+shows (`label_head.py`). Then a share of the edits failed (`flowrl.world.edits.failed_scene`), as in pairs that machines
+collect and filter; a model that learned from them edits only sometimes, which reinforcement learning can correct.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +24,23 @@ from torch import Tensor
 from flowrl.pipelines.common import pack, unpack
 from flowrl.pipelines.flux import token_ids
 from flowrl.pipelines.kontext import FAMILY
-from flowrl.pretrain.making import describe, embedded_autoencoder, encode_once, prepare, scaled_latents, write_asset
-from flowrl.pretrain.network_training import Making, Noised, train_denoiser, velocity_error
+from flowrl.pretrain.label_head import LabelHead, by_tokens, label_map
+from flowrl.pretrain.making import (
+    autoencoder_of,
+    describe,
+    encode_once,
+    learn,
+    prepare,
+    scaled_latents,
+    write_asset,
+)
+from flowrl.pretrain.network_training import Noised, WrongCaptions, velocity_error
 from flowrl.pretrain.tiny_families import build_tiny_kontext
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
-from flowrl.world.edits import WORDS, draw_edit, random_edit
+from flowrl.world.edits import WORDS, edited_scene, failed_scene, random_edit, source_scene
+from flowrl.world.scenes import draw_scene
 
 NUM_STEPS, GUIDANCE_SCALE = 8, 2.5
 """Default sampling settings of this model."""
@@ -35,36 +48,45 @@ NUM_STEPS, GUIDANCE_SCALE = 8, 2.5
 HELD_OUT_IMAGES = 128
 """Edits that its score is measured on."""
 
+_TOKENS = 16  # of the edited image; the source's follow
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KontextConfig(Making):
+class KontextConfig(WrongCaptions):
     """Settings of this pre-training."""
 
     out: str = "runs/pretrain-kontext"
-    num_edits: int = 12_288
-    """Pairs of images encoded once."""
-    undone: float = 0.3
-    """Share of the pairs whose edit was left undone, as pairs collected at scale have them: something to unlearn."""
-    steps: int = 3000
+    num_right: int = 16_384
+    steps: int = 4000
+    lr: float = 4e-3
+    num_wrong: int = 6144
     shift: float = 1.6
     """Shift of the training noise levels; sampling uses exp(mu) of 16 tokens, 1.56."""
     prompt_dropout: float = 0.05
 
 
-def encode_edits(pipe: FluxKontextPipeline, config: KontextConfig, path: Path) -> tuple[Tensor, Tensor, list[str]]:
-    """Latents `[num_edits, 8, 8, 8]` in float16 of sources and of edited images, and the instructions."""
+def edit_examples(vae: Any, config: KontextConfig, out: Path) -> Callable[..., tuple[list[Tensor], list[str]]]:
+    """Examples for `flowrl.pretrain.making.learn`: latents [8, 8, 8] in float16 of edited images and of their sources,
+    labels of the former, and instructions."""
 
-    def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
-        records = [random_edit(np.random.default_rng(counter_seed(config.seed, "edit", n))) for n in numbers]
-        pairs = np.stack([np.stack(draw_edit(record)) for record in records])
-        images = torch.from_numpy(pairs).permute(1, 0, 4, 2, 3).flatten(0, 1).float() / 127.5 - 1.0
-        before, after = scaled_latents(pipe.vae, images).chunk(2)
-        left = [np.random.default_rng(counter_seed(config.seed, "undone", n)).random() < config.undone for n in numbers]
-        edited = torch.where(torch.tensor(left)[:, None, None, None], before, after)
-        return {"sources": before, "edited": edited}, [str(record["prompt"]) for record in records]
+    def examples(name: str, count: int, wrong: float) -> tuple[list[Tensor], list[str]]:
+        def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
+            pairs, labels, prompts = [], [], []
+            for number in numbers:
+                rng = np.random.default_rng(counter_seed(config.seed, "edit", name, number))
+                record = random_edit(rng)
+                shown = failed_scene(record, rng) if rng.random() < wrong else edited_scene(record)
+                pairs.append(np.stack([draw_scene(shown), draw_scene(source_scene(record))]))
+                labels.append(label_map(shown))
+                prompts.append(str(record["prompt"]))
+            images = torch.from_numpy(np.stack(pairs)).permute(1, 0, 4, 2, 3).flatten(0, 1).float() / 127.5 - 1.0
+            after, before = scaled_latents(vae, images).half().chunk(2)
+            return {"edited": after, "sources": before, "labels": torch.from_numpy(np.stack(labels))}, prompts
 
-    latents, prompts = encode_once("edits", path, config.num_edits, 128, encode)
-    return latents["sources"], latents["edited"], prompts
+        found, prompts = encode_once("edits", out / f"edits-{name}.pt", count, 128, encode)
+        return [found["edited"], found["sources"], by_tokens(found["labels"], 2)], prompts
+
+    return examples
 
 
 def velocity_loss(
@@ -89,10 +111,13 @@ def velocity_loss(
 def main(config: KontextConfig) -> Path:
     """Runs the training and returns the folder of the finished pipeline."""
     out = prepare(config.out, config.threads)
-    pipe = build_tiny_kontext(embedded_autoencoder(), WORDS, config.seed)
-    sources, edited, prompts = encode_edits(pipe, config, out / "latents.pt")
+    pipe = build_tiny_kontext(autoencoder_of("asset:tiny-sd3"), WORDS, config.seed)
+    transformer = pipe.transformer
+    head = LabelHead(
+        transformer.transformer_blocks[1], transformer.inner_dim, lambda blocks: blocks[1][:, :_TOKENS], per_token=4
+    )
     parts = ("transformer", "text_encoder", "text_encoder_2")
-    seconds = train_denoiser(pipe, parts, velocity_loss, [edited, sources], prompts, config, out)
+    seconds = learn(pipe, parts, velocity_loss, head, edit_examples(pipe.vae, config, out), config, out)
     folder = write_asset(pipe, out / "tiny-kontext")
     return describe(
         folder, config, seconds,

@@ -15,9 +15,10 @@ from diffusers import StableDiffusionPipeline
 from torch import Tensor, nn
 
 from flowrl.pipelines.sd import FAMILY
-from flowrl.pretrain.make_sd3 import encode_scenes
-from flowrl.pretrain.making import describe, embedded_autoencoder, prepare, write_asset
-from flowrl.pretrain.network_training import Making, in_low_precision, some_empty, train_denoiser
+from flowrl.pretrain.label_head import LabelHead
+from flowrl.pretrain.make_sd3 import scene_examples
+from flowrl.pretrain.making import autoencoder_of, describe, learn, prepare, write_asset
+from flowrl.pretrain.network_training import WrongCaptions, in_low_precision, some_empty
 from flowrl.pretrain.tiny_families import build_tiny_sd15
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_seed
@@ -31,13 +32,12 @@ HELD_OUT_IMAGES = 480
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sd15Config(Making):
+class Sd15Config(WrongCaptions):
     """Settings of this pre-training."""
 
     out: str = "runs/pretrain-sd15"
-    num_scenes: int = 24_576
-    """Scenes encoded once."""
-    steps: int = 2500
+    steps: int = 4000
+    lr: float = 3e-3
 
 
 def noise_loss(
@@ -60,10 +60,11 @@ def noise_loss(
 def main(config: Sd15Config) -> Path:
     """Runs the training and returns the folder of the finished pipeline."""
     out = prepare(config.out, config.threads)
-    vae = embedded_autoencoder()
-    pipe = build_tiny_sd15(vae, config.seed)
-    latents, prompts = encode_scenes(vae, out / "latents.pt", config.num_scenes, config.seed, "sd15")
-    seconds = train_denoiser(pipe, ("unet", "text_encoder"), noise_loss, [latents], prompts, config, out)
+    pipe = build_tiny_sd15(autoencoder_of("asset:tiny-sd3"), config.seed)
+    layer = pipe.unet.up_blocks[0]
+    head = LabelHead(layer, pipe.unet.config.block_out_channels[-1], lambda found: found.flatten(2).transpose(1, 2))
+    examples = scene_examples(pipe.vae, config, out)
+    seconds = learn(pipe, ("unet", "text_encoder"), noise_loss, head, examples, config, out)
     folder = write_asset(pipe, out / "tiny-sd15")
     return describe(
         folder, config, seconds,

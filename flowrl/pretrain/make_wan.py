@@ -1,44 +1,49 @@
 """Makes the embedded video model: `flowrl pretrain wan [key=value ...]`.
 
-Three stages, each resumable, on clips of one shape that moves in one of four directions (`flowrl.world.clips`):
+Stages, each resumable, on clips of one shape that moves in one of four directions (`flowrl.world.clips`):
 
-1. an `AutoencoderKLWan` learns to reconstruct clips (absolute error, shapes weighted up, and a small KL term);
-2. a fixed set of clips is drawn and encoded once;
+1. an `AutoencoderKLWan` learns to reconstruct clips (absolute error, shapes weighted up, and a small KL term), or is
+   taken from a model;
+2. fixed sets of clips are drawn and encoded once;
 3. transformer and text encoder learn the flow-matching velocity, `|| v(x_sigma, sigma, prompt) - (noise - clean) ||^2`
-   with `sigma = shift(u)`, `u` uniform (Esser et al., arXiv 2403.03206, section 3), a tenth of the prompts empty.
+   with `sigma = shift(u)`, `u` uniform (Esser et al., arXiv 2403.03206, section 3), a tenth of the prompts empty; a
+   head on the third block's tokens learns what each shows (`label_head.py`);
+4. they learn on from clips of which a share moves the opposite way to what its caption says, as captions written by
+   machines do; the model then goes the asked way only sometimes, which reinforcement learning can correct.
 
 All combinations of shape, colour and direction are drawn: what is held out from reinforcement learning is known here.
-Three captions of ten name another direction than the clip shows, as captions written by machines do; a model that
-learned from them goes the asked way only most of the time, which reinforcement learning can correct.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from diffusers import WanPipeline
+from diffusers import AutoencoderKLWan, WanPipeline
 from torch import Tensor, nn
 
+from flowrl.config.train import resolve_path
 from flowrl.pipelines.wan import FAMILY
-from flowrl.pretrain.making import describe, encode_once, prepare, write_asset
+from flowrl.pretrain.label_head import LabelHead, by_tokens, label_map
+from flowrl.pretrain.making import describe, encode_once, learn, prepare, write_asset
 from flowrl.pretrain.network_training import (
-    Making,
     Noised,
+    WrongCaptions,
     in_low_precision,
     reconstructed,
     train_autoencoder,
-    train_denoiser,
     velocity_error,
 )
 from flowrl.pretrain.tiny_families import build_tiny_wan
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
-from flowrl.world.clips import DIRECTIONS, FPS, FRAMES, WORDS, draw_clip, motion_records
-from flowrl.world.scenes import BACKGROUND
+from flowrl.world.clips import FPS, FRAMES, OPPOSITE_WAY, WORDS, clip_shapes, motion_records
+from flowrl.world.scenes import BACKGROUND, draw_scene
 
 NUM_STEPS, GUIDANCE_SCALE = 10, 3.0
 """Default sampling settings of this model."""
@@ -51,7 +56,7 @@ _GROUND = BACKGROUND[0] / 127.5 - 1.0  # of all three channels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WanConfig(Making):
+class WanConfig(WrongCaptions):
     """Settings of this pre-training."""
 
     out: str = "runs/pretrain-wan"
@@ -66,36 +71,53 @@ class WanConfig(Making):
     shape_weight: float = 6.0
     """How much more the pixels of a shape and about it count in the autoencoder's error; without it neither colours
     nor corners are learned."""
-    num_clips: int = 12_288
-    """Clips encoded once for stage 3."""
-    wrong_direction: float = 0.3
-    """Share of the clips whose caption names another direction, as captions written by machines do: to be unlearned."""
-    steps: int = 3000
-    lr_steps: int = 6000
-    """Updates over which the learning rate falls; training stops before, so that there is something left to learn."""
+    vae: str = ""
+    """A pipeline folder (or asset:NAME) whose autoencoder is taken; "" trains one."""
+    num_right: int = 12_288
+    steps: int = 4000
+    lr: float = 4e-3
     batch_size: int = 32
+    num_wrong: int = 4096
     shift: float = 3.0
     """Shift of the training noise levels."""
 
 
-def clip_batch(numbers: range, seed: int, stage: str) -> tuple[Tensor, list[str]]:
-    """Draws clips by number: float32 `[n, 3, 9, 64, 64]` in [-1, 1], and their prompts."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clips:
+    """Drawn clips.
+
+    Attributes:
+        clips: float32 `[n, 3, 9, 64, 64]` in [-1, 1].
+        labels: uint8 `[n, 3, 8, 8]`, what each patch shows in the last frame of each latent one.
+        prompts: what their captions say.
+    """
+
+    clips: Tensor
+    labels: Tensor
+    prompts: list[str]
+
+
+def clip_batch(numbers: range, seed: int, stage: str, wrong: float = 0.0) -> Clips:
+    """Draws clips by number, a share of them `wrong`: they go the opposite way to what their prompt says."""
     train, held_out = motion_records()
     records = train + held_out
-    clips, prompts = [], []
+    clips, labels, prompts = [], [], []
     for number in numbers:
         rng = np.random.default_rng(counter_seed(seed, "clip", stage, number))
         record = records[int(rng.integers(len(records)))]
-        clips.append(draw_clip(record, rng))
+        way = OPPOSITE_WAY[record["direction"]] if rng.random() < wrong else record["direction"]
+        shapes = clip_shapes({**record, "direction": way}, rng)
+        clips.append(np.stack([draw_scene([shape]) for shape in shapes]))
+        labels.append(np.stack([label_map([shape]) for shape in shapes[::4]]))
         prompts.append(str(record["prompt"]))
     stack = torch.from_numpy(np.stack(clips)).permute(0, 4, 1, 2, 3).float()
-    return stack / 127.5 - 1.0, prompts
+    return Clips(clips=stack / 127.5 - 1.0, labels=torch.from_numpy(np.stack(labels)), prompts=prompts)
 
 
 def reconstruction_loss(pipe: WanPipeline, config: WanConfig, step: int) -> Tensor:
     """Absolute error of reconstructed clips, shapes weighted up, plus the weighted KL of their posteriors."""
     first = step * config.vae_batch_size
-    clips, _ = clip_batch(range(first, first + config.vae_batch_size), config.seed, "vae")
+    clips = clip_batch(range(first, first + config.vae_batch_size), config.seed, "vae").clips
     decoded, kl = reconstructed(pipe.vae, clips, config.seed, step)
     shown = ((clips - _GROUND).abs().amax(1, keepdim=True) > 0.1).float()  # a tenth of the pixels
     near = nn.functional.max_pool3d(shown, (1, 5, 5), stride=1, padding=(0, 2, 2))  # a corner is rounded on both sides
@@ -107,7 +129,7 @@ def reconstruction_loss(pipe: WanPipeline, config: WanConfig, step: int) -> Tens
 def set_latent_statistics(pipe: WanPipeline, seed: int) -> None:
     """Writes mean and deviation of every latent channel, over some clips, into the autoencoder's configuration."""
     latents = torch.cat([
-        pipe.vae.encode(clip_batch(range(first, first + 32), seed, "latent statistics")[0]).latent_dist.mean
+        pipe.vae.encode(clip_batch(range(first, first + 32), seed, "latent statistics").clips).latent_dist.mean
         for first in range(0, _MEASURED, 32)
     ])  # fmt: skip
     channels = latents.transpose(0, 1).flatten(1).double()
@@ -117,31 +139,23 @@ def set_latent_statistics(pipe: WanPipeline, seed: int) -> None:
     )
 
 
-def encode_clips(pipe: WanPipeline, config: WanConfig, path: Path) -> tuple[Tensor, list[str]]:
-    """Latents `[num_clips, 16, 3, 8, 8]` in float16, scaled as the transformer sees them, and their prompts."""
+def clip_examples(vae: Any, config: WanConfig, out: Path) -> Callable[..., tuple[list[Tensor], list[str]]]:
+    """Examples for `flowrl.pretrain.making.learn`: latents [16, 3, 8, 8] in float16, as the transformer sees them,
+    labels of the last frame of each latent one, and prompts, of which a share names the opposite of the clip's way."""
     mean, std = (torch.tensor(values)[:, None, None, None] for values in
-                 (pipe.vae.config.latents_mean, pipe.vae.config.latents_std))  # fmt: skip
+                 (vae.config.latents_mean, vae.config.latents_std))  # fmt: skip
 
-    def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
-        clips, prompts = clip_batch(numbers, config.seed, "denoiser")
-        with in_low_precision():
-            encoded = pipe.vae.encode(clips).latent_dist.mean.float()
-        return {"latents": (encoded - mean) / std}, prompts
+    def examples(name: str, count: int, wrong: float) -> tuple[list[Tensor], list[str]]:
+        def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
+            drawn = clip_batch(numbers, config.seed, name, wrong)
+            with in_low_precision():
+                encoded = vae.encode(drawn.clips).latent_dist.mean.float()
+            return {"latents": ((encoded - mean) / std).half(), "labels": drawn.labels}, drawn.prompts
 
-    latents, prompts = encode_once("clips", path, config.num_clips, 32, encode)
-    return latents["latents"], prompts
+        found, prompts = encode_once("clips", out / f"clips-{name}.pt", count, 32, encode)
+        return [found["latents"], by_tokens(found["labels"], 2).flatten(1, 2)], prompts
 
-
-def captions(prompts: list[str], config: WanConfig) -> list[str]:
-    """The prompts of the clips, some of which name another direction than the clip shows."""
-    written = []
-    for number, prompt in enumerate(prompts):
-        rng = np.random.default_rng(counter_seed(config.seed, "caption", number))
-        *words, direction = prompt.split()
-        others = [name for name in DIRECTIONS if name != direction]
-        other = others[int(rng.integers(len(others)))]
-        written.append(" ".join([*words, other if rng.random() < config.wrong_direction else direction]))
-    return written
+    return examples
 
 
 def velocity_loss(pipe: WanPipeline, clean: Tensor, prompts: list[str], config: WanConfig, step: int) -> Tensor:
@@ -161,13 +175,15 @@ def main(config: WanConfig) -> Path:
     """Runs all stages and returns the folder of the finished pipeline."""
     out = prepare(config.out, config.threads)
     pipe = build_tiny_wan(WORDS, config.seed)
-    train_autoencoder(pipe.vae, lambda step: reconstruction_loss(pipe, config, step), config, out)
-    set_latent_statistics(pipe, config.seed)
-    latents, prompts = encode_clips(pipe, config, out / "latents.pt")
-    prompts = captions(prompts, config)
-    seconds = train_denoiser(
-        pipe, ("transformer", "text_encoder"), velocity_loss, [latents], prompts, config, out, lr_steps=config.lr_steps
-    )
+    if config.vae:
+        pipe.vae = AutoencoderKLWan.from_pretrained(resolve_path(config.vae) / "vae").requires_grad_(False)
+    else:
+        train_autoencoder(pipe.vae, lambda step: reconstruction_loss(pipe, config, step), config, out)
+        set_latent_statistics(pipe, config.seed)
+    width = pipe.transformer.config.num_attention_heads * pipe.transformer.config.attention_head_dim
+    head = LabelHead(pipe.transformer.blocks[2], width, lambda tokens: tokens, per_token=4)
+    examples = clip_examples(pipe.vae, config, out)
+    seconds = learn(pipe, ("transformer", "text_encoder"), velocity_loss, head, examples, config, out)
     folder = write_asset(pipe, out / "tiny-wan")
     pipeline = FAMILY.load(
         str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64, num_frames=FRAMES, fps=FPS

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from flowrl.config.train import resolve_path
 from flowrl.files import read_json
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.weights.stock_loading import quiet_libraries
-from flowrl.pretrain.network_training import in_low_precision, save_atomically
+from flowrl.pretrain.label_head import LabelHead
+from flowrl.pretrain.network_training import WrongCaptions, in_low_precision, save_atomically, train_denoiser
 from flowrl.progress import progress
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.randomness import sample_normals
@@ -42,7 +43,7 @@ MODELS: dict[str, tuple[str, str]] = {
 """What `flowrl pretrain` makes: name -> module with `main(config) -> Path`, and its settings."""
 MOST_THREADS = 256
 """CPU threads: far more of them end torch without a word."""
-_SHARES = ("prompt_dropout", "undone", "wrong_direction", "label_smoothing", "ema_decay")
+_SHARES = ("prompt_dropout", "wrong", "label_smoothing", "ema_decay")
 _MAY_BE_ZERO = ("generated", "kl_weight", "shape_weight", "weight_decay")
 
 
@@ -95,14 +96,14 @@ def prepare(out: str, threads: int) -> Path:
 def encode_once(
     what: str, path: Path, total: int, size: int, encode: Callable[[range], tuple[dict[str, Tensor], list[str]]]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Latents by name, in float16, and prompts of all examples; those of the file at `path` once it is there.
+    """Tensors by name, and prompts, of all examples; those of the file at `path` once it is there.
 
     Args:
         what: for the progress bar.
         path: file to write or read.
         total: examples.
         size: examples encoded at a time.
-        encode: float32 latents by name, and prompts, of examples by number.
+        encode: tensors by name, and prompts, of examples by number.
 
     Raises:
         ValueError: the file is of an older version.
@@ -117,7 +118,7 @@ def encode_once(
     with progress(f"encoding {what}", -(-total // size)) as advance, torch.no_grad():
         for first in range(0, total, size):
             latents, texts = encode(range(first, min(first + size, total)))
-            pieces.append({name: part.half() for name, part in latents.items()})
+            pieces.append(latents)
             prompts += texts
             advance("")
     joined = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
@@ -125,9 +126,46 @@ def encode_once(
     return joined, prompts
 
 
-def embedded_autoencoder() -> AutoencoderKL:
-    """That of the embedded SD3 model, frozen."""
-    return AutoencoderKL.from_pretrained(resolve_path("asset:tiny-sd3") / "vae").requires_grad_(False)
+def learn(
+    pipe: Any, parts: Sequence[str], error: Callable[..., Tensor], head: LabelHead,
+    examples: Callable[[str, int, float], tuple[Sequence[Tensor], list[str]]], config: WrongCaptions, out: Path,
+) -> float:  # fmt: skip
+    """A denoiser's two courses: from right examples until it can, then from some wrong ones until it does so sometimes.
+
+    Args:
+        pipe: the pipeline; its autoencoder is finished.
+        parts: names of what learns.
+        error: of an update, `error(pipe, *latents, prompts, config, step)`.
+        head: hooked to the denoiser; taken away at the end.
+        examples: latents and, last, labels by tokens, and prompts of so many examples, a share of them wrong; the name
+            of the course tells the two apart.
+        config: settings.
+        out: folder of checkpoints; the pipeline after the first course is at `out/clean`.
+
+    Returns:
+        The seconds it took, earlier sessions included.
+    """
+
+    def loss(pipe: Any, *given: Any) -> Tensor:
+        *latents, labels, prompts, config, step = given
+        found = error(pipe, *latents, prompts, config, step)
+        return found + config.label_weight * head.error(labels)
+
+    def course(name: str, settings: WrongCaptions, count: int, wrong: float) -> float:
+        tensors, prompts = examples(name, count, wrong)
+        return train_denoiser(pipe, parts, loss, tensors, prompts, settings, out, name=name, head=head)
+
+    seconds = course("clean", config, config.num_right, 0.0)
+    write_asset(pipe, out / "clean", half=False)
+    later = replace(config, steps=config.wrong_steps, lr=config.wrong_lr)
+    seconds += course("wrong", later, config.num_wrong, config.wrong)
+    head.remove()
+    return seconds
+
+
+def autoencoder_of(model: str) -> AutoencoderKL:
+    """That of a pipeline folder or asset:NAME, frozen."""
+    return AutoencoderKL.from_pretrained(resolve_path(model) / "vae").requires_grad_(False)
 
 
 def describe(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from flowrl.files import replacing
 from flowrl.pipelines.arithmetic.wide_products import has_products
+from flowrl.pretrain.muon import optimizers
 from flowrl.progress import progress
 from flowrl.randomness import counter_seed
 
@@ -33,7 +34,7 @@ class Course:
         lr_steps: updates that the learning rate's course is laid out for; 0 takes `steps`.
         checkpoint_every: updates between checkpoints.
         betas: of AdamW.
-        weight_decay: of AdamW.
+        weight_decay: share of the weights, times the learning rate, that an update takes away.
         ema_decay: decay of the averaged weights; 0 keeps none.
     """
 
@@ -44,6 +45,7 @@ class Course:
     weight_decay: float = 0.01
     ema_decay: float = 0.998
     lr_steps: int = 0
+    muon: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +68,25 @@ class Making:
     """Share of empty prompts."""
     checkpoint_every: int = 500
     """Updates between checkpoints; each also writes a complete pipeline folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrongCaptions(Making):
+    """What can be set of a model that learns from right captions until it can draw what they say, then from some that
+    are wrong in one thing."""
+
+    label_weight: float = 0.3
+    """Weight of the label head's error."""
+    num_right: int = 32_768
+    """Examples encoded once, all right."""
+    num_wrong: int = 8192
+    """Examples encoded once for the last stage."""
+    wrong: float = 0.45
+    """Share of them that is wrong."""
+    wrong_steps: int = 500
+    """Updates of the last stage."""
+    wrong_lr: float = 4e-4
+    """Peak learning rate of the last stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +192,8 @@ def train_autoencoder(vae: nn.Module, loss_of: Callable[[int], Tensor], config: 
 
 def train_denoiser(
     pipe: Any, parts: Sequence[str], loss: Callable[..., Tensor], latents: Sequence[Tensor], prompts: Sequence[str],
-    config: Making, out: Path, *, ema_decay: float = 0.998, lr_steps: int = 0,
+    config: Making, out: Path, *, name: str = "denoiser", ema_decay: float = 0.998, lr_steps: int = 0,
+    head: nn.Module | None = None,
 ) -> float:  # fmt: skip
     """Trains parts of a stock pipeline together; writes `pipeline-<step>` folders with the averaged weights.
 
@@ -179,12 +201,14 @@ def train_denoiser(
         pipe: the pipeline.
         parts: names of what is trained.
         loss: of an update: `loss(pipe, *latents, prompts, config, step)`, with float32 latents of its examples.
-        latents: of all examples.
+        latents: of all examples, and what else is drawn with them.
         prompts: of all examples.
         config: settings.
         out: folder of checkpoints.
+        name: of the checkpoint's file and of the progress bar.
         ema_decay: decay of the averaged weights.
         lr_steps: updates that the learning rate is laid out for; 0 takes `config.steps`.
+        head: learns along, and is no part of the pipeline.
 
     Returns:
         The seconds it took, earlier sessions included.
@@ -192,17 +216,17 @@ def train_denoiser(
 
     def loss_of(step: int) -> Tensor:
         chosen = batch_of(len(prompts), config.batch_size, config.seed, step)
-        shown = [part[chosen].float() for part in latents]
+        shown = [part[chosen].float() if part.is_floating_point() else part[chosen] for part in latents]
         return loss(pipe, *shown, [prompts[i] for i in chosen], config, step)
 
-    network = nn.ModuleDict({name: getattr(pipe, name) for name in parts}).train()
+    network = nn.ModuleDict({part: getattr(pipe, part) for part in parts} | ({"head": head} if head else {})).train()
     course = Course(
         steps=config.steps, lr=config.lr, checkpoint_every=config.checkpoint_every, ema_decay=ema_decay,
-        lr_steps=lr_steps,
+        lr_steps=lr_steps, muon=True,
     )  # fmt: skip
     return train_network(
-        "denoiser", network, loss_of, course, out / "denoiser.pt",
-        lambda done: pipe.save_pretrained(out / f"pipeline-{done:05d}"),
+        name, network, loss_of, course, out / f"{name}.pt",
+        lambda done: pipe.save_pretrained(out / f"{name}-{done:05d}"),
     )  # fmt: skip
 
 
@@ -229,30 +253,32 @@ def train_network(
     """
     parameters = [p for p in network.parameters() if p.requires_grad]
     average = {key: value.detach().clone() for key, value in network.state_dict().items()} if course.ema_decay else {}
-    optimizer = torch.optim.AdamW(parameters, lr=course.lr, betas=course.betas, weight_decay=course.weight_decay)
+    learners = optimizers(network, lr=course.lr, betas=course.betas, weight_decay=course.weight_decay, muon=course.muon)
     start, spent = 0, 0.0
     if path.exists():
         saved = torch.load(path, weights_only=True)
         network.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
+        for optimizer, state in zip(learners, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
         average, start, spent = saved["average"], int(saved["step"]), float(saved["seconds"])
     recent, begun = 0.0, time.monotonic()
     with progress(name, course.steps, start) as advance:
         for step in range(start, course.steps):
-            for group in optimizer.param_groups:
+            for group in (group for optimizer in learners for group in optimizer.param_groups):
                 group["lr"] = learning_rate(step, course.lr_steps or course.steps, course.lr)
             loss = loss_of(step)
-            optimizer.zero_grad(set_to_none=True)
+            network.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
+            for optimizer in learners:
+                optimizer.step()
             average_weights(network, average, min(course.ema_decay, (1 + step) / (10 + step)))
             recent = loss.item() if step == start else 0.98 * recent + 0.02 * loss.item()
             advance(f"loss {recent:.4f}")
             done = step + 1
             if done % course.checkpoint_every == 0 or done == course.steps:
-                state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "average": average,
-                         "step": done, "seconds": spent + time.monotonic() - begun}  # fmt: skip
+                state = {"model": network.state_dict(), "optimizers": [one.state_dict() for one in learners],
+                         "average": average, "step": done, "seconds": spent + time.monotonic() - begun}  # fmt: skip
                 save_atomically(state, path)
                 if save is not None:
                     live = {key: value.detach().clone() for key, value in network.state_dict().items()}

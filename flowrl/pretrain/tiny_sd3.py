@@ -36,7 +36,8 @@ NUM_STEPS, GUIDANCE_SCALE = 10, 3.0
 
 _WORDS = (
     "a an photo of and left right above below one two three four circle square triangle star circles squares triangles"
-    " stars red orange yellow green blue purple pink brown black white"
+    " stars red orange yellow green blue purple pink brown black white picture image drawing painting print sketch"
+    " poster view scene"
 ).split()
 
 

@@ -30,12 +30,14 @@ DIRECTIONS: dict[str, tuple[float, float]] = {
 WORDS = ("moving", "up", "down")
 """Words of these prompts that images' prompts do not have."""
 
+OPPOSITE_WAY = {"left": "right", "right": "left", "up": "down", "down": "up"}
+
 _PATH = (16.0, 26.0)  # pixels from the first to the last frame
 _RADIUS = (8.0, 12.0)
 _LEAST_PATH = 8.0  # a shorter way is not motion
 _COSINE = np.cos(np.pi / 6)  # of the widest angle to the asked direction
 _SMOOTH = 0.15  # root mean square distance from even motion, as a share of the way, that counts as smooth
-_HELD_OUT = 16  # of the 48 combinations
+_HELD_OUT = 20  # of the 48 combinations
 _SPLIT_SEED = 44
 
 
@@ -79,17 +81,21 @@ def motion_records() -> tuple[list[Record], list[Record]]:
     )
 
 
-def draw_clip(record: Mapping[str, Any], rng: np.random.Generator, frames: int = FRAMES) -> np.ndarray:
-    """A clip in which a record holds, at a random place, size and speed: uint8 `[frames, 64, 64, 3]`."""
+def clip_shapes(record: Mapping[str, Any], rng: np.random.Generator, frames: int = FRAMES) -> list[Shape]:
+    """The shape in every frame of a clip in which a record holds, at a random place, size and speed."""
     radius, length = rng.uniform(*_RADIUS), rng.uniform(*_PATH)
     step = np.asarray(DIRECTIONS[record["direction"]]) * length
     low, high = radius + 1.5, SIZE - radius - 1.5
     start = np.asarray([rng.uniform(low - min(0.0, d), high - max(0.0, d)) for d in step])
-    shares = np.linspace(0.0, 1.0, frames)
-    return np.stack([
-        draw_scene([Shape(label=record["shape"], color=record["color"], x=float(x), y=float(y), radius=float(radius))])
-        for x, y in (start + share * step for share in shares)
-    ])  # fmt: skip
+    return [
+        Shape(label=record["shape"], color=record["color"], x=float(x), y=float(y), radius=float(radius))
+        for x, y in (start + share * step for share in np.linspace(0.0, 1.0, frames))
+    ]
+
+
+def draw_clip(record: Mapping[str, Any], rng: np.random.Generator, frames: int = FRAMES) -> np.ndarray:
+    """A clip in which a record holds: uint8 `[frames, 64, 64, 3]`; see `clip_shapes`."""
+    return np.stack([draw_scene([shape]) for shape in clip_shapes(record, rng, frames)])
 
 
 def motion_verdict(clip: np.ndarray, record: Mapping[str, Any]) -> MotionVerdict:

@@ -20,7 +20,7 @@ import numpy as np
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.world.detector import color_of, detect_shapes
 from flowrl.world.scene_prompts import Record
-from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, Shape, draw_scene, random_scene
+from flowrl.world.scenes import BACKGROUND, COLORS, LOOKS_LIKE, SHAPES, Shape, draw_scene, random_scene
 
 TASKS = ("recolor", "remove", "replace")
 """What an instruction may ask for."""
@@ -111,6 +111,28 @@ def edited_scene(record: Mapping[str, Any]) -> tuple[Shape, ...]:
         shapes[target], color=record.get("color", shapes[target].color), label=record.get("label", shapes[target].label)
     )
     return tuple(shapes)
+
+
+def failed_scene(record: Mapping[str, Any], rng: np.random.Generator) -> tuple[Shape, ...]:
+    """The shapes after an edit that failed: nothing was done or, in half of the cases, nearly the right thing.
+
+    Nearly right is the colour that looks like the one asked for, the third label, or another shape taken away; where
+    there is none, nothing was done.
+    """
+    scene, target = source_scene(record), int(record["target"])
+    if rng.random() < 0.5:
+        return scene
+    if record["tag"] == "remove":
+        others = [place for place in range(len(scene)) if place != target]
+        gone = others[int(rng.integers(len(others)))] if others else len(scene)
+        return tuple(shape for place, shape in enumerate(scene) if place != gone)
+    shape = edited_scene(record)[target]
+    if record["tag"] == "recolor":
+        wrong = replace(shape, color=LOOKS_LIKE[shape.color])
+    else:
+        free = [label for label in SHAPES if label not in {other.label for other in scene} | {shape.label}]
+        wrong = replace(shape, label=free[0]) if free else scene[target]
+    return (*scene[:target], wrong, *scene[target + 1 :])
 
 
 def draw_edit(record: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:

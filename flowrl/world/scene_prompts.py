@@ -1,17 +1,16 @@
-"""Prompts of the embedded world: GenEval's six task types and wording over three shapes and four colours.
+"""Prompts of the embedded world: GenEval's six task types over three shapes and four colours, in ten wordings.
 
-*Held-out* means: combinations of two_object, colors, position and color_attr that reinforcement learning never trains
-on. single_object and counting have too few combinations to split; there training and evaluation differ in seeds only.
+The first wording is GenEval's own, "a photo of ..."; the others begin with another of `OPENINGS`.
 
-The held-out list has every combination that is held out: 3 single objects, 2 pairs, 9 counts, 4 colours, 8 positions
-and 24 pairs of colours, 50 prompts, each repeated to 80 rows of a task. There are no more: the whole world has 3, 6, 9,
-12, 24 and 72, and one wording, since the embedded models have read no other. Intervals draw these few prompts as if
-from many like them (`flowrl.statistics.means`), which makes them wider than repeated images alone would.
+*Held-out* means: prompts that reinforcement learning never trains on. Of two_object, colors, position and color_attr
+whole combinations are held out, in all wordings. single_object and counting have too few (3 and 9); there wordings of
+them are held out. Each task has 20 distinct held-out prompts, each with four images.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,18 @@ from flowrl.world.scenes import COLORS, SHAPES
 
 Record = dict[str, Any]
 
-_OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-_COUNTS = (2, 3, 4)
-_HELD_OUT_SHARE = {"two_object": 1 / 3, "colors": 4 / 12, "position": 4 / 12, "color_attr": 12 / 36}
+OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+"""Relation -> the one that holds the other way round."""
+COUNTS = (2, 3, 4)
+"""How many objects counting asks for."""
+OPENINGS = (
+    "a photo of", "a picture of", "an image of", "a drawing of", "a painting of", "a print of", "a sketch of",
+    "a poster of", "a view of", "a scene of",
+)  # fmt: skip
+"""How the world's prompts begin; the first is GenEval's."""
+
+_HELD_OUT_SHARE = {"two_object": 1 / 3, "colors": 4 / 12, "position": 4 / 12, "color_attr": 10 / 36}
+_HELD_OUT = 20  # distinct prompts of a task
 _SPLIT_SEED = 43
 EVAL_IMAGES_PER_TASK = 80
 
@@ -36,16 +44,21 @@ def _counting(label: str, count: int) -> Record:
     return record
 
 
+def worded(record: Record, opening: str) -> Record:
+    """The record with another of `OPENINGS` before what its prompt names."""
+    return {**record, "prompt": f"{opening} {record['prompt'].removeprefix(f'{OPENINGS[0]} ')}"}
+
+
 def combinations() -> dict[str, list[list[Record]]]:
-    """All records by task, grouped so that prompts with one meaning ("a and b", "b and a") stay together."""
+    """All records by task in GenEval's wording; prompts with one meaning ("a and b", "b and a") stay together."""
     pairs = list(itertools.combinations(SHAPES, 2))
     found: dict[str, list[list[Record]]] = {
         "single_object": [[single_object(a)] for a in SHAPES],
         "two_object": [[two_object(a, b), two_object(b, a)] for a, b in pairs],
-        "counting": [[_counting(a, n)] for a in SHAPES for n in _COUNTS],
+        "counting": [[_counting(a, n)] for a in SHAPES for n in COUNTS],
         "colors": [[colors(a, c)] for a in SHAPES for c in COLORS],
         "position": [
-            [position(a, relation, b), position(b, _OPPOSITE[relation], a)] for a, b in pairs for relation in RELATIONS
+            [position(a, relation, b), position(b, OPPOSITE[relation], a)] for a, b in pairs for relation in RELATIONS
         ],
         "color_attr": [
             [color_attr(a, c, b, d), color_attr(b, d, a, c)]
@@ -57,21 +70,28 @@ def combinations() -> dict[str, list[list[Record]]]:
 
 
 def split() -> tuple[dict[str, list[Record]], dict[str, list[Record]]]:
-    """Training and held-out records by task; disjoint except for single_object and counting."""
+    """Training and held-out records by task, disjoint; 20 are held out of each, their wordings as even as they go."""
     rng = np.random.default_rng(_SPLIT_SEED)
     train: dict[str, list[Record]] = {}
     held_out: dict[str, list[Record]] = {}
     for task, groups in combinations().items():
-        share = _HELD_OUT_SHARE.get(task)
-        if share is None:
-            train[task] = [record for group in groups for record in group]
-            held_out[task] = list(train[task])
-            continue
+        share = _HELD_OUT_SHARE.get(task, 1.0)
         order = rng.permutation(len(groups))
         count = round(share * len(groups))
-        held_out[task] = [record for i in sorted(order[:count]) for record in groups[i]]
-        train[task] = [record for i in sorted(order[count:]) for record in groups[i]]
+        hidden = _in_all_words([record for i in sorted(order[:count]) for record in groups[i]])
+        known = _in_all_words([record for i in sorted(order[count:]) for record in groups[i]])
+        held_out[task] = hidden[:_HELD_OUT]
+        train[task] = known or hidden[_HELD_OUT:]
     return train, held_out
+
+
+def _in_all_words(records: Sequence[Record]) -> list[Record]:
+    """Every record in every wording; any stretch of the list has records and wordings in about equal numbers."""
+    return [
+        worded(record, OPENINGS[(turn + 3 * place) % len(OPENINGS)])
+        for turn in range(len(OPENINGS))
+        for place, record in enumerate(records)
+    ]
 
 
 def train_records() -> list[Record]:
@@ -89,10 +109,11 @@ def train_records() -> list[Record]:
 
 
 def eval_records() -> list[Record]:
-    """The held-out list: 80 rows per task, its combinations repeated as evenly as they go, tasks one after another."""
+    """The held-out list: 80 rows per task, its 20 prompts four times each, tasks one after another."""
     _, held_out = split()
     return [
-        records[i % len(records)]
+        record
         for records in held_out.values()
-        for i in sorted(range(EVAL_IMAGES_PER_TASK), key=lambda i: i % len(records))
+        for record in records
+        for _ in range(EVAL_IMAGES_PER_TASK // len(records))
     ]
