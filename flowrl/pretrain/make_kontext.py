@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,11 @@ from flowrl.pretrain.tiny_families import build_tiny_kontext
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
-from flowrl.world.edits import WORDS, edited_scene, failed_scene, random_edit, source_scene
-from flowrl.world.scenes import draw_scene
+from flowrl.world.edits import FAILED, WORDS, edited_scene, failed_scene, random_edit, source_scene
+from flowrl.world.scenes import SIZE, draw_scene
 
 NUM_STEPS, GUIDANCE_SCALE = 8, 2.5
 """Default sampling settings of this model."""
-
-HELD_OUT_IMAGES = 128
-"""Edits that its score is measured on."""
 
 _TOKENS = 16  # of the edited image; the source's follow
 
@@ -119,10 +117,9 @@ def main(config: KontextConfig) -> Path:
     parts = ("transformer", "text_encoder", "text_encoder_2")
     seconds = learn(pipe, parts, velocity_loss, head, edit_examples(pipe.vae, config, out), config, out)
     folder = write_asset(pipe, out / "tiny-kontext")
+    load = partial(FAMILY.load, dtype=torch.float32, max_sequence_length=CONTEXT, height=SIZE, width=SIZE)
     return describe(
-        folder, config, seconds,
-        pipeline=FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64),
-        prompts="asset:prompts/edits_heldout.jsonl", count=HELD_OUT_IMAGES,
+        out, folder, config, seconds, load=load, prompts="asset:prompts/edits_heldout.jsonl",
         reward=build_reward("edit_verdict", options={"credit": "strict"}), num_steps=NUM_STEPS,
-        guidance_scale=GUIDANCE_SCALE,
+        guidance_scale=GUIDANCE_SCALE, wrongs=FAILED,
     )  # fmt: skip

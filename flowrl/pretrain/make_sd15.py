@@ -8,6 +8,7 @@ arXiv 2006.11239, eq. 14), a tenth of the prompts empty so that classifier-free 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,12 +24,10 @@ from flowrl.pretrain.tiny_families import build_tiny_sd15
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
+from flowrl.world.captions import WRONG
 
 NUM_STEPS, GUIDANCE_SCALE = 20, 3.0
 """Default sampling settings of this model."""
-
-HELD_OUT_IMAGES = 480
-"""Images that its score is measured on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,9 +66,7 @@ def main(config: Sd15Config) -> Path:
     seconds = learn(pipe, ("unet", "text_encoder"), noise_loss, head, examples, config, out)
     folder = write_asset(pipe, out / "tiny-sd15")
     return describe(
-        folder, config, seconds,
-        pipeline=FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT),
-        prompts="asset:prompts/world_heldout.jsonl", count=HELD_OUT_IMAGES,
-        reward=build_reward("geneval", options={"credit": "official"}), num_steps=NUM_STEPS,
-        guidance_scale=GUIDANCE_SCALE,
+        out, folder, config, seconds, load=partial(FAMILY.load, dtype=torch.float32, max_sequence_length=CONTEXT),
+        prompts="asset:prompts/world_heldout.jsonl", reward=build_reward("geneval", options={"credit": "official"}),
+        num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE, wrongs=WRONG,
     )  # fmt: skip

@@ -16,8 +16,9 @@ Deliberately left out: perceptual and adversarial terms of the autoencoder, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.pipelines.sd3 import FAMILY
 from flowrl.pretrain.label_head import LabelHead, by_tokens, label_map
 from flowrl.pretrain.making import (
     autoencoder_of,
+    describe,
     encode_once,
-    held_out_values,
     learn,
     prepare,
     scaled_latents,
     write_asset,
-    write_readme,
 )
 from flowrl.pretrain.network_training import (
     Noised,
@@ -46,12 +45,10 @@ from flowrl.pretrain.network_training import (
     velocity_error,
 )
 from flowrl.pretrain.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_tiny_sd3
-from flowrl.prompts.loading import Prompt, eval_items
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
-from flowrl.statistics.means import ScoreRow, stratified_score, task_scores
 from flowrl.world.captions import WRONG, neighbour
-from flowrl.world.scene_prompts import OPENINGS, Record, combinations, eval_records, worded
+from flowrl.world.scene_prompts import OPENINGS, Record, combinations, worded
 from flowrl.world.scenes import draw_scene, random_scene
 
 PARTS = ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
@@ -166,20 +163,6 @@ def flow_matching_loss(pipe: Any, clean: Tensor, prompts: list[str], config: Pre
     return velocity_error(clean, prompts, config, step, predict)
 
 
-def held_out_rows(folder: Path) -> list[ScoreRow]:
-    """GenEval verdicts of a pipeline folder on the held-out list at the default sampling settings."""
-    items = eval_items([Prompt(text=record["prompt"], metadata=record) for record in eval_records()])
-    values = held_out_values(
-        FAMILY.load(str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, vae_slice=24),
-        [item.prompt for item in items], [item.sample for item in items],
-        build_reward("geneval", options={"credit": "official"}), num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE,
-    )  # fmt: skip
-    return [
-        ScoreRow(task=item.prompt.metadata["tag"], prompt=item.prompt_id, sample=item.sample, value=value)
-        for item, value in zip(items, values, strict=True)
-    ]
-
-
 def build(config: PretrainConfig, out: Path) -> Any:
     """The pipeline with its autoencoder trained, or taken from another model."""
     pipe = build_tiny_sd3(config.seed)
@@ -191,14 +174,6 @@ def build(config: PretrainConfig, out: Path) -> Any:
     return pipe
 
 
-def best_of_prompt(rows: Sequence[ScoreRow]) -> dict[str, float]:
-    """By task, the share of the prompts of which any image is right: what a model can draw, if only sometimes."""
-    best: dict[tuple[str, str], float] = {}
-    for row in rows:
-        best[row.task, row.prompt] = max(row.value, best.get((row.task, row.prompt), 0.0))
-    return {task: float(np.mean([value for (own, _), value in best.items() if own == task])) for task in TASKS}
-
-
 def main(config: PretrainConfig) -> Path:
     """Runs all stages and returns the folder of the finished pipeline."""
     out = prepare(config.out, config.threads)
@@ -206,10 +181,9 @@ def main(config: PretrainConfig) -> Path:
     head = LabelHead(pipe.transformer.transformer_blocks[2], pipe.transformer.inner_dim, lambda blocks: blocks[1])
     examples = scene_examples(pipe.vae, config, out)
     seconds = learn(pipe, PARTS, flow_matching_loss, head, examples, config, out)
-    can = best_of_prompt(held_out_rows(out / "clean"))
     folder = write_asset(pipe, out / "tiny-sd3", half=False)
-    rows = held_out_rows(folder)
-    tasks = task_scores(rows)
-    table = "\n".join(f"| {task} | {can[task]:.2f} | {tasks[task].mean:.3f} | {WRONG[task]} |" for task in TASKS)
-    facts = {"score": stratified_score(rows), "table": table, "count": len(rows)}
-    return write_readme(folder, config, seconds, facts)
+    return describe(
+        out, folder, config, seconds, load=partial(FAMILY.load, dtype=torch.float32, max_sequence_length=CONTEXT),
+        prompts="asset:prompts/world_heldout.jsonl", reward=build_reward("geneval", options={"credit": "official"}),
+        num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE, wrongs=WRONG,
+    )  # fmt: skip

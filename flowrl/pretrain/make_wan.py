@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,10 @@ from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
 from flowrl.world.clips import FPS, FRAMES, OPPOSITE_WAY, WORDS, clip_shapes, motion_records
-from flowrl.world.scenes import BACKGROUND, draw_scene
+from flowrl.world.scenes import BACKGROUND, SIZE, draw_scene
 
 NUM_STEPS, GUIDANCE_SCALE = 10, 3.0
 """Default sampling settings of this model."""
-
-HELD_OUT_IMAGES = 96
-"""Clips that its score is measured on."""
 
 _MEASURED = 256  # clips that latents are measured on
 _GROUND = BACKGROUND[0] / 127.5 - 1.0  # of all three channels
@@ -185,11 +183,12 @@ def main(config: WanConfig) -> Path:
     examples = clip_examples(pipe.vae, config, out)
     seconds = learn(pipe, ("transformer", "text_encoder"), velocity_loss, head, examples, config, out)
     folder = write_asset(pipe, out / "tiny-wan")
-    pipeline = FAMILY.load(
-        str(folder), dtype=torch.float32, max_sequence_length=CONTEXT, height=64, width=64, num_frames=FRAMES, fps=FPS
-    )
+    load = partial(
+        FAMILY.load, dtype=torch.float32, max_sequence_length=CONTEXT, height=SIZE, width=SIZE, num_frames=FRAMES,
+        fps=FPS,
+    )  # fmt: skip
     return describe(
-        folder, config, seconds, pipeline=pipeline, prompts="asset:prompts/motion_heldout.jsonl",
-        count=HELD_OUT_IMAGES, reward=build_reward("motion_verdict", options={"credit": "strict"}),
-        num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE,
+        out, folder, config, seconds, load=load, prompts="asset:prompts/motion_heldout.jsonl",
+        reward=build_reward("motion_verdict", options={"credit": "strict"}), num_steps=NUM_STEPS,
+        guidance_scale=GUIDANCE_SCALE, wrongs={"motion": "the opposite way"},
     )  # fmt: skip

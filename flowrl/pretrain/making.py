@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
@@ -25,10 +26,10 @@ from flowrl.pipelines.weights.stock_loading import quiet_libraries
 from flowrl.pretrain.label_head import LabelHead
 from flowrl.pretrain.network_training import WrongCaptions, in_low_precision, save_atomically, train_denoiser
 from flowrl.progress import progress
-from flowrl.prompts.loading import Prompt, read_prompts
+from flowrl.prompts.loading import Prompt, eval_items, read_prompts
 from flowrl.randomness import sample_normals
 from flowrl.rewards import Reward
-from flowrl.statistics.means import mean_interval
+from flowrl.statistics.means import ScoreRow, stratified_score, task_scores
 from flowrl.training.heldout import generate
 from flowrl.training.prompting import reward_inputs
 
@@ -43,6 +44,8 @@ MODELS: dict[str, tuple[str, str]] = {
 """What `flowrl pretrain` makes: name -> module with `main(config) -> Path`, and its settings."""
 MOST_THREADS = 256
 """CPU threads: far more of them end torch without a word."""
+SAMPLES = 4
+"""Images, clips or edits of each held-out prompt that a model's README speaks of."""
 _SHARES = ("prompt_dropout", "wrong", "label_smoothing", "ema_decay")
 _MAY_BE_ZERO = ("generated", "kl_weight", "shape_weight", "weight_decay")
 
@@ -169,18 +172,51 @@ def autoencoder_of(model: str) -> AutoencoderKL:
 
 
 def describe(
-    folder: Path, config: Any, seconds: float, *, pipeline: Pipeline, prompts: str, count: int,
-    reward: Reward, num_steps: int, guidance_scale: float,
+    out: Path, folder: Path, config: WrongCaptions, seconds: float, *, load: Callable[[str], Pipeline], prompts: str,
+    reward: Reward, num_steps: int, guidance_scale: float, wrongs: Mapping[str, str],
 ) -> Path:  # fmt: skip
-    """Scores a finished asset on `count` held-out prompts of an asset's file and writes the README with what came out.
+    """Scores a finished model on four samples of each held-out prompt and writes its README with what came out.
 
-    It is filled with score, count, minutes, and the settings of `config`.
+    Args:
+        out: folder of the making; what could be drawn before wrong examples is measured at `out/clean`.
+        folder: the finished model.
+        config: settings, which the README states.
+        seconds: that training took.
+        load: makes the pipeline of a folder.
+        prompts: an asset's file of held-out prompts.
+        reward: 1 for a right sample, else 0.
+        num_steps: of sampling.
+        guidance_scale: of sampling.
+        wrongs: by task, what a wrong example shows.
     """
-    rows = read_prompts(resolve_path(prompts))
-    asked = (-(-count // len(rows)) * rows)[:count]
-    values = held_out_values(pipeline, asked, range(count), reward, num_steps=num_steps, guidance_scale=guidance_scale)
-    facts = {"score": mean_interval(values, [row.key for row in asked]), "count": count}
+
+    def rows(model: Path) -> list[ScoreRow]:
+        pipeline = load(str(model))
+        distinct = list({row.key: row for row in read_prompts(resolve_path(prompts))}.values())
+        items = eval_items(distinct, samples_per_prompt=SAMPLES)
+        values = held_out_values(
+            pipeline, [item.prompt for item in items], [item.sample for item in items], reward, num_steps=num_steps,
+            guidance_scale=guidance_scale,
+        )  # fmt: skip
+        return [
+            ScoreRow(task=item.prompt.metadata["tag"], prompt=item.prompt_id, sample=item.sample, value=value)
+            for item, value in zip(items, values, strict=True)
+        ]
+
+    can, found = best_of_prompts(rows(out / "clean")), rows(folder)
+    does = task_scores(found)
+    table = "\n".join(f"| {task} | {can[task]:.2f} | {does[task].mean:.3f} | {wrongs[task]} |" for task in wrongs)
+    facts = {"score": stratified_score(found), "table": table, "count": len(found)}
     return write_readme(folder, config, seconds, facts)
+
+
+def best_of_prompts(rows: Sequence[ScoreRow]) -> dict[str, float]:
+    """By task, the share of the prompts of which any sample is right: what a model can draw, if only sometimes."""
+    best: dict[tuple[str, int | str], float] = {}
+    for row in rows:
+        best[row.task, row.prompt] = max(float(row.value), best.get((row.task, row.prompt), 0.0))
+    tasks = dict.fromkeys(task for task, _ in best)
+    return {task: float(np.mean([value for (own, _), value in best.items() if own == task])) for task in tasks}
 
 
 def readme_text(name: str) -> str:

@@ -28,6 +28,13 @@ TASKS = ("recolor", "remove", "replace")
 WORDS = ("make", "the", "remove", "turn", "into")
 """Words of instructions that images' prompts do not have."""
 
+FAILED = {
+    "recolor": "nothing was done, or the colour is red for yellow, green for blue, and the reverse",
+    "remove": "nothing was done, or another shape is gone",
+    "replace": "nothing was done, or it became the third shape",
+}
+"""By task, what an edit that failed shows, one as often as the other."""
+
 _SPLIT_SEED = 45
 _SAME_PLACE = 0.5  # least overlap (intersection over union) of boxes of one shape before and after
 _CHANGED = 60.0  # 8-bit RGB distance above which a pixel counts as changed
@@ -114,11 +121,7 @@ def edited_scene(record: Mapping[str, Any]) -> tuple[Shape, ...]:
 
 
 def failed_scene(record: Mapping[str, Any], rng: np.random.Generator) -> tuple[Shape, ...]:
-    """The shapes after an edit that failed: nothing was done or, in half of the cases, nearly the right thing.
-
-    Nearly right is the colour that looks like the one asked for, the third label, or another shape taken away; where
-    there is none, nothing was done.
-    """
+    """The shapes after an edit that failed, see `FAILED`; where a scene leaves one way to fail, nothing was done."""
     scene, target = source_scene(record), int(record["target"])
     if rng.random() < 0.5:
         return scene
