@@ -41,7 +41,8 @@ from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
 from flowrl.world.edits import FAILED, WORDS, edited_scene, failed_scene, random_edit, source_scene
-from flowrl.world.scenes import SIZE, draw_scene
+from flowrl.world.scene_prompts import Record
+from flowrl.world.scenes import SIZE, Shape, draw_scene
 
 NUM_STEPS, GUIDANCE_SCALE = 8, 2.5
 """Default sampling settings of this model."""
@@ -63,6 +64,13 @@ class KontextConfig(WrongCaptions):
     prompt_dropout: float = 0.05
 
 
+def edit_row(config: KontextConfig, stage: str, number: int, wrong: float) -> tuple[Record, tuple[Shape, ...]]:
+    """A random edit by its number, and what is shown after it: with probability `wrong` one that failed."""
+    rng = np.random.default_rng(counter_seed(config.seed, "edit", stage, number))
+    record = random_edit(rng)
+    return record, failed_scene(record, rng) if rng.random() < wrong else edited_scene(record)
+
+
 def edit_examples(vae: Any, config: KontextConfig, out: Path) -> Callable[..., tuple[list[Tensor], list[str]]]:
     """Examples for `flowrl.pretrain.making.learn`: latents [8, 8, 8] in float16 of edited images and of their sources,
     labels of the former, and instructions."""
@@ -71,9 +79,7 @@ def edit_examples(vae: Any, config: KontextConfig, out: Path) -> Callable[..., t
         def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
             pairs, labels, prompts = [], [], []
             for number in numbers:
-                rng = np.random.default_rng(counter_seed(config.seed, "edit", name, number))
-                record = random_edit(rng)
-                shown = failed_scene(record, rng) if rng.random() < wrong else edited_scene(record)
+                record, shown = edit_row(config, name, number, wrong)
                 pairs.append(np.stack([draw_scene(shown), draw_scene(source_scene(record))]))
                 labels.append(label_map(shown))
                 prompts.append(str(record["prompt"]))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 _OPPOSITE = {"and": "and", "left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _TWO_THINGS = re.compile(
-    r"(?P<head>an? (?:photo|picture|image|drawing) of )?(?P<first>.+?) (?P<link>and|left of|right of|above|below) "
-    r"(?P<second>.+)"
+    r"(?P<head>an? (?:photo|picture|image|drawing|painting|print|sketch|poster|view|scene) of )?"
+    r"(?P<first>.+?) (?P<link>and|left of|right of|above|below) (?P<second>.+)"
 )
 
 

@@ -7,8 +7,6 @@ that is what classifier-free guidance takes away.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from flowrl.benchmarks.geneval.wording import color_attr, colors, counting, position, single_object, two_object
@@ -36,9 +34,8 @@ def neighbour(record: Record, rng: np.random.Generator) -> Record:
     Raises:
         ValueError: a record of another task.
     """
-    clauses: list[dict[str, Any]] = record["include"]
+    tag, clauses = record["tag"], record["include"]
     names = [clause["class"] for clause in clauses]
-    tag = record["tag"]
     if tag == "single_object":
         return single_object(SHAPES[(SHAPES.index(names[0]) + 1) % len(SHAPES)])
     if tag == "two_object":

@@ -66,7 +66,8 @@ def grid_records() -> tuple[list[Record], list[Record]]:
     train, held_out = split()
 
     def of(records: Sequence[Record]) -> list[Record]:
-        return [grid_record(clause["class"], clause["color"]) for record in records for clause in record["include"]]
+        shown = [(clause["class"], clause["color"]) for record in records for clause in record["include"]]
+        return [grid_record(*names) for names in dict.fromkeys(shown)]
 
     return of(train["colors"]), of(held_out["colors"])
 

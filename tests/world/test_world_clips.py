@@ -41,7 +41,7 @@ def test_a_clip_holds_for_its_own_record_only() -> None:
 
 def test_training_and_held_out_share_no_prompt() -> None:
     train, held_out = motion_records()
-    assert (len(train), len(held_out)) == (32, 16)
+    assert (len(train), len(held_out)) == (28, 20)
     assert not {r["prompt"] for r in train} & {r["prompt"] for r in held_out}
     for records in (train, held_out):
         assert {r["direction"] for r in records} == set(DIRECTIONS)
