@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,11 +16,13 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.segment import ControlType, Segment
 from rich.text import Text
 
 Advance = Callable[[str], None]
 
 _LINE_EVERY = 15.0  # seconds between lines where there is not a terminal
+_bars: list[Progress] = []  # those that a terminal shows, the newest last
 
 
 class _WithLines(Progress):
@@ -34,6 +36,27 @@ class _WithLines(Progress):
         yield from super().get_renderables()
         if self._more is not None:
             yield from (Text(line, no_wrap=True, overflow="ellipsis") for line in self._more())
+
+
+class _Drawn:
+    """Free rows, and at the first of them whatever an escape sequence draws."""
+
+    def __init__(self, rows: int, sequence: str) -> None:
+        self._rows, self._sequence = rows, sequence
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        yield from [Segment.line()] * self._rows
+        there_and_back = f"\x1b[{self._rows}A{self._sequence}\x1b[{self._rows}B"
+        yield Segment(there_and_back, None, [(ControlType.CURSOR_UP, self._rows)])  # a control: it has no width
+
+
+def draw_above(rows: int, sequence: str) -> None:
+    """Draws above the bar that is shown, in so many rows, by an escape sequence that leaves the cursor where it was.
+
+    Nothing is drawn where no bar is shown.
+    """
+    for bar in _bars[-1:]:
+        bar.console.print(_Drawn(rows, sequence), end="")
 
 
 @contextmanager
@@ -55,7 +78,11 @@ def progress(
         )  # fmt: skip
         with _WithLines(*columns, console=Console(stderr=True), more=more) as bar:
             task = bar.add_task(label, total=total, completed=done, note="")
-            yield lambda note: bar.update(task, advance=1, note=note)
+            _bars.append(bar)
+            try:
+                yield lambda note: bar.update(task, advance=1, note=note)
+            finally:
+                _bars.remove(bar)
     else:
         yield _lines(label, total, done)
 

@@ -6,6 +6,7 @@ In the samples folder of a run, with n the iteration in six digits and k the sam
     iteration_<n>/<k>.mp4     the video
     iteration_<n>.png         all of them with their captions, edits beside their sources
     sources/<k>.png           what was given to edit or to animate; further sources are <k>_1.png, <k>_2.png ...
+    latest.png                some of the newest that training drew, in one row
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.media.images import SMALL, beside, fitted, grid, save_png
+from flowrl.media.images import SMALL, beside, fitted, grid, save_png, to_pixels
 from flowrl.media.videos import contact_row, contact_sheet, save_mp4
 
 CELL = 448  # the longer side of an edit in the grid
+LATEST = 8
+"""Samples that `latest.png` shows."""
+_LATEST_SIDE = 256  # pixels of their longer side at most
 
 
 def write_samples(
@@ -58,6 +62,14 @@ def write_samples(
             save_mp4(sample, folder / name / f"{number:04d}.mp4", fps)
         save_png(sample if fps is None else contact_row(sample), folder / name / f"{number:04d}.png")
     save_png(_sheet(kept, captions, sources, fps), folder / f"{name}.png")
+
+
+def write_latest(folder: str | Path, samples: Sequence[Tensor]) -> list[Image.Image]:
+    """Writes `latest.png`, one row of images [3, H, W] or of the middle frames of videos [F, 3, H, W]; returns them."""
+    stills = [sample if sample.ndim == 3 else sample[len(sample) // 2] for sample in samples]
+    row = torch.stack([fitted(still.float().clamp(0, 1), _LATEST_SIDE) for still in stills])
+    save_png(grid(row, columns=len(row)), Path(folder) / "latest.png")
+    return [Image.fromarray(to_pixels(still)) for still in row]
 
 
 def _sheet(

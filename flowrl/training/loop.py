@@ -18,6 +18,8 @@ After each pass through the body, where it is due and in this order:
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -25,15 +27,18 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.media.kept import LATEST, write_latest
+from flowrl.media.terminal_images import HEIGHT, ROWS, escape, line_of, protocol_of
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.context_parallel import share_tokens
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
 from flowrl.pipelines.weights.saved_model import save_model
-from flowrl.progress import progress
+from flowrl.progress import draw_above, progress
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.randomness import counter_seed
 from flowrl.rewards import RewardOutput
@@ -77,6 +82,8 @@ from flowrl.training.watchdog import (
 COPY = "copy"
 """The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
 
+_IMAGES_EVERY = 30.0  # seconds between lines of images on a terminal
+
 
 class Loop(Draws):
     """A run's parts and its course. Iterate over it; `finished` tells afterwards whether it came to its end."""
@@ -95,6 +102,7 @@ class Loop(Draws):
             needs_reference: whether its objective reads the network before training, besides KL and evaluations.
         """
         self.config, self.run, self.prompts, self.device = config, run, prompts, run.device
+        self.protocol = protocol_of() if config.progress and sys.stderr.isatty() else "none"
         self.geometry = config.resolve_batch(run.world)
         self.shards: Shards | None = shards_of(run.layout, run.device)
         parts: Parts = load_parts(config, run.device, self._begin, self.shards) if run.parts is None else run.parts
@@ -174,6 +182,7 @@ class Loop(Draws):
         if self.first > 0 and self.counters["evaluated"] != evaluated:
             self.save(self.first)
         self._advance_note = ""
+        drawn = -math.inf  # when a terminal was shown images last
         shown = None if run.rollouts is None else run.rollouts.lines
         with progress("training", total, self.first, enabled=run.main and config.progress, more=shown) as advance:
             for iteration in range(self.first, total if budget.spent() < 1 else self.first):
@@ -186,6 +195,10 @@ class Loop(Draws):
                     self.policy.blend(COPY, 0.0)
                 yield iteration
                 advance(self._advance_note)
+                latest = self._show_latest()
+                if latest and self.protocol != "none" and time.monotonic() - drawn >= _IMAGES_EVERY:
+                    drawn = time.monotonic()
+                    draw_above(ROWS, escape(line_of(latest, LATEST * (HEIGHT + 4)), self.protocol))
                 done, stop = iteration + 1, run.should_stop()
                 last = done == total or budget.spent() >= 1
                 if (last or not stop) and not self._evaluate_if_due(done, last=last):
@@ -324,6 +337,13 @@ class Loop(Draws):
         spent = f"  {self.budget.spent():.0%} of the budget" if self.config.budget.limits else ""
         reward = f"reward {row['reward']:.4g}  " if "reward" in row else ""  # offline pairs have none
         self._advance_note = f"{reward}{seconds:.1f} s/it{spent}"
+
+    def _show_latest(self) -> list[Image]:
+        """Writes the row of the newest images, on the main process; returns them."""
+        samples = list(self.scorer.latest.values())
+        if not samples or not self.run.main:
+            return []
+        return write_latest(self.run.folder / "samples", samples)
 
     def _largest(self, number: float) -> float:
         """The largest number of all processes: with the longest time all of them end at the same iteration."""

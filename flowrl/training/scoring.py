@@ -23,6 +23,7 @@ from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import Geometry, TrainConfig
+from flowrl.media.kept import LATEST
 from flowrl.pipelines import Pipeline
 from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
 from flowrl.rewards.compose import WeightedSum
@@ -61,6 +62,7 @@ class Scorer:
         self.seen: list[RewardInputs] = []  # this iteration's images, for rewards that learn
         self.errors: Counter[str] = Counter()  # why this iteration's images failed, on this process
         self.looks: list[tuple[Tensor, Look]] = []  # at this iteration's images, with their groups, on this process
+        self.latest: dict[int, Tensor] = {}  # the first image of some groups of this iteration, on this process
         self.reward_B: Tensor | None = None  # this iteration's rewards, of all processes
         counters.setdefault("watch", new_history())
 
@@ -68,6 +70,7 @@ class Scorer:
         """Forgets the iteration before."""
         self.errors.clear()
         self.looks.clear()
+        self.latest.clear()
         self.reward_B = None
 
     def start(self, batch: Batch) -> Scoring:
@@ -91,6 +94,9 @@ class Scorer:
     def look(self, decoded: Tensor, group: Tensor) -> bool:
         """Looks at decoded images before a reward does; whether all of them are finite."""
         self.looks.append((group.cpu(), look_at(decoded)))
+        for image, own in zip(decoded, group.tolist(), strict=True):
+            if own not in self.latest and len(self.latest) < LATEST:
+                self.latest[own] = image.detach().float().cpu()
         return not bool(self.looks[-1][1].broken.any())
 
     def stop_on_broken(self, iteration: int) -> None:

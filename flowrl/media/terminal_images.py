@@ -1,0 +1,115 @@
+"""A line of small images on terminals that can show them: by kitty's graphics protocol, or by sixels.
+
+What a terminal can is read from the environment, since asking it would mean reading the user's keyboard. FLOWRL_IMAGES
+= kitty, sixel or none says it outright. Inside tmux and screen nothing is shown: they would swallow it.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Literal, cast
+
+import numpy as np
+from PIL import Image
+
+Protocol = Literal["kitty", "sixel", "none"]
+
+ROWS = 5
+"""Rows of text that a line of images takes: 72 pixels in rows of 15 and more."""
+HEIGHT = 72
+"""Pixels of a line of images."""
+
+_PIECE = 4096  # characters of one escape sequence, which is what kitty's protocol allows
+_COLORS = 128  # of a sixel image
+_KITTY = {"TERM": ("xterm-kitty", "xterm-ghostty"), "TERM_PROGRAM": ("ghostty", "WezTerm")}
+_SIXEL = {"TERM": ("foot", "foot-extra", "mlterm", "contour", "yaft-256color"), "TERM_PROGRAM": ("mintty", "iTerm.app")}
+
+
+def protocol_of(environment: Mapping[str, str] = os.environ) -> Protocol:
+    """How the terminal that an environment describes shows images.
+
+    Raises:
+        ValueError: FLOWRL_IMAGES is none of the three words.
+    """
+    asked = environment.get("FLOWRL_IMAGES")
+    if asked is not None:
+        if asked not in ("kitty", "sixel", "none"):
+            raise ValueError(
+                f"FLOWRL_IMAGES={asked!r} must be kitty, sixel or none: set it to one of them, or unset it"
+            )
+        return cast(Protocol, asked)
+    term = environment.get("TERM", "")
+    if "TMUX" in environment or term.startswith(("screen", "tmux")):
+        return "none"
+    if "KITTY_WINDOW_ID" in environment or "KONSOLE_VERSION" in environment or _named(environment, _KITTY):
+        return "kitty"
+    return "sixel" if "sixel" in term or _named(environment, _SIXEL) else "none"
+
+
+def _named(environment: Mapping[str, str], names: Mapping[str, Sequence[str]]) -> bool:
+    return any(environment.get(variable) in known for variable, known in names.items())
+
+
+def line_of(images: Sequence[Image.Image], width: int) -> Image.Image:
+    """Images side by side, each `HEIGHT` pixels high, as many as fit into `width` pixels."""
+    small = [
+        image.resize((max(1, round(image.width * HEIGHT / image.height)), HEIGHT), Image.Resampling.BOX)
+        for image in images
+    ]
+    canvas = Image.new("RGB", (width, HEIGHT), (255, 255, 255))
+    left = 0
+    for image in small:
+        if left + image.width > width:
+            break
+        canvas.paste(image, (left, 0))
+        left += image.width + 4
+    return canvas.crop((0, 0, max(1, left - 4), HEIGHT))
+
+
+def escape(image: Image.Image, protocol: Protocol) -> str:
+    """What draws an image at the cursor, which is afterwards where it was; "" for none."""
+    if protocol == "kitty":
+        return _kitty(image)
+    return f"\x1b7{_sixel(image)}\x1b8" if protocol == "sixel" else ""
+
+
+def _kitty(image: Image.Image) -> str:
+    """A PNG in base64, in pieces; C=1 leaves the cursor, q=2 asks for no answer."""
+    stream = io.BytesIO()
+    image.save(stream, format="PNG")
+    text = base64.standard_b64encode(stream.getvalue()).decode("ascii")
+    pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+    last = len(pieces) - 1
+    return "".join(
+        f"\x1b_G{'' if number else 'a=T,f=100,C=1,q=2,'}m={int(number < last)};{piece}\x1b\\"
+        for number, piece in enumerate(pieces)
+    )
+
+
+def _sixel(image: Image.Image) -> str:
+    """The colours of a palette in hundredths, then bands of six rows, in each the colours one over the other."""
+    paletted = image.convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE)
+    colors = np.asarray(paletted.getpalette()).reshape(-1, 3)
+    pixels = np.asarray(paletted)
+    text = [f'\x1bPq"1;1;{image.width};{image.height}']
+    for number in np.unique(pixels):
+        red, green, blue = (round(int(level) * 100 / 255) for level in colors[number])
+        text.append(f"#{number};2;{red};{green};{blue}")
+    for top in range(0, image.height, 6):
+        band = pixels[top : top + 6]
+        bits = 1 << np.arange(len(band))[:, None]
+        rows = []
+        for number in np.unique(band):
+            codes = ((band == number) * bits).sum(axis=0)
+            runs = [(code, len(list(same))) for code, same in groupby(codes.tolist())]
+            rows.append(f"#{number}" + "".join(_run(chr(63 + code), count) for code, count in runs))
+        text.append("$".join(rows) + "-")
+    return "".join(text) + "\x1b\\"
+
+
+def _run(sign: str, count: int) -> str:
+    return f"!{count}{sign}" if count > 3 else sign * count
