@@ -1,3 +1,15 @@
+"""What training leaves for people while it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from flowrl.media.kept import write_latest
+
+
 def test_the_latest_are_one_row_of_stills(tmp_path: Path) -> None:
     images = [torch.full((3, 16, 16), level) for level in (0.0, 0.5, 1.0)]
     stills = write_latest(tmp_path, images)
