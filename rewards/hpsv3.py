@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -39,6 +39,11 @@ class Hpsv3:
     MizzenAI/HPSv3 (hpsv3/dataset/data_collator_qwen.py) into a text file, with `{prompt}` where the prompt goes, and
     give its path. The weights' licence is not established: look at their page.
     """
+
+    reproduces: ClassVar[str] = (
+        "HPSv3 (arXiv 2508.03789, MizzenAI/HPSv3); read-out, head, sizes and names of the weights were checked on a "
+        "tiny random Qwen2-VL, not against the released weights."
+    )
 
     model: str = "MizzenAI/HPSv3"
     """The file HPSv3.safetensors, a folder that holds it, or a hub id."""

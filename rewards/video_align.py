@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,11 @@ class VideoAlign:
     scores differ from published ones; for those copy the template of type detailed_special from the repository
     KwaiVGI/VideoAlign (prompt_template.py) into a text file, with `{prompt}` where the prompt goes, and give its path.
     """
+
+    reproduces: ClassVar[str] = (
+        "VideoAlign's VideoReward (arXiv 2501.13918); read-out, constants and layouts of checkpoints were checked "
+        "on a tiny random Qwen2-VL, not against the released weights."
+    )
 
     model: str = "KwaiVGI/VideoReward"
     """The checkpoint's folder, or a hub id."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -49,6 +49,11 @@ class EditScore:
     renormalised. `ratings`: `sqrt(SC PQ)`; semantic consistency SC and perceptual quality PQ are the means of two
     ratings of 0 to 25 each, over 25, and are the sub-scores `consistency` and `quality`.
     """
+
+    reproduces: ClassVar[str] = (
+        "The digits of UniWorld-V2 and Edit-R1 (arXiv 2510.16888) and the ratings of EditScore and VIEScore; the "
+        "arithmetic was checked on scripted answers, no published judge was asked."
+    )
 
     judge: Mapping[str, Any]
     """Which one, see `flowrl.rewards.judges.chat`; for `digits` one that gives log-probabilities."""

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -102,6 +102,11 @@ class UnifiedReward:
     An answer without the score that was asked for is a failed item ("unparsed"), as is an edit without a source image
     ("missing_field"). A number outside the scale is cut to its end. Sub-scores are unscaled.
     """
+
+    reproduces: ClassVar[str] = (
+        "The ratings that UnifiedReward (arXiv 2503.05236), RationalRewards and Flow-GRPO's aesthetic judge write; "
+        "reading and scaling were checked on scripted answers, no published judge was asked."
+    )
 
     judge: Mapping[str, Any]
     """Which one, see `flowrl.rewards.judges.chat`."""
