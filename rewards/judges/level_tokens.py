@@ -60,7 +60,7 @@ class LevelTokens:
     weights: Literal["deqa", "qalign", "zero_one"] = "zero_one"
     """Weights of the five levels; `deqa`, `qalign` or `zero_one`."""
     template: str | None = None
-    """A text file instead of this package's."""
+    """A text file instead of this package's own words."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of the model; the softmax runs in float64."""
     batch_size: int = 1

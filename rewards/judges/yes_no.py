@@ -49,7 +49,8 @@ class YesNo:
 
     reproduces: ClassVar[str] = (
         "VQAScore (arXiv 2404.01291) with score: mass, Soft-TIFA (GenEval 2) with questions_field; the arithmetic "
-        "was checked on scripted answers, no published judge was asked."
+        "was checked on scripted answers; our own questions are asked unless template is given, so no published "
+        "number is met by default."
     )
 
     judge: Mapping[str, Any]
