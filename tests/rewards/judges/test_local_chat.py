@@ -116,6 +116,17 @@ def test_answers_do_not_depend_on_the_batch(tiny_vlm: Path) -> None:
                 assert found == pytest.approx(wanted, abs=1e-5)
 
 
+def test_words_that_are_the_models_mark_of_an_image_fail_alone(tiny_vlm: Path) -> None:
+    """Its processor would look for an image there, and the whole batch would be lost."""
+    chat = chat_of(tiny_vlm)
+    token = chat.processor.image_token
+    (image,) = images(1)
+    bad, good = Question(parts=(image, f"a {token} b")), Question(parts=(image, "a b"), top_logprobs=2)
+    answers = chat.ask([bad, good, replace(good, system=token)])
+    assert [answer.error for answer in answers] == ["image_token", None, "image_token"]
+    assert answers[1].logprobs == chat.ask([good])[0].logprobs
+
+
 def test_sampled_answers_follow_the_softmax_at_the_temperature() -> None:
     """Frequencies of 4000 draws from counters, within 4 standard errors; the scores themselves do not vary."""
     draws, scores = 4000, torch.tensor([2.0, 0.0, 1.0, -30.0])
