@@ -42,6 +42,7 @@ class Question:
         temperature: 0 is greedy.
         top_logprobs: candidates of every answered token whose log-probabilities are wanted; 0 asks for none.
         seed: for sampled answers.
+        schema: JSON schema of the answer, for servers that hold to one (`structured: true`).
     """
 
     parts: tuple[str | np.ndarray, ...]
@@ -50,6 +51,7 @@ class Question:
     temperature: float = 0.0
     top_logprobs: int = 0
     seed: int | None = None
+    schema: Mapping[str, Any] | None = None
 
     @property
     def is_text(self) -> bool:
