@@ -33,7 +33,7 @@ class Limits:
 class Pace:
     """Spreads requests evenly over time, as limits a minute ask for; used by one event loop.
 
-    The time of the next request is kept for each limit: a request moves it by 60 s / limit for each thing that it costs.
+    The time of the next request is kept for each limit; a request moves it by 60 s / limit for each thing it costs.
     Tokens are known when they have come: until then a request counts as one like those before.
     """
 

@@ -14,15 +14,12 @@ import base64
 import io
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
-from typing import Literal, get_args
 
 import numpy as np
 from PIL import Image
 
-from flowrl.rewards.judges.chat import Question
+from flowrl.rewards.judges.chat import ImageFormat, Question
 
-ImageFormat = Literal["jpeg95", "webp", "png"]
-FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
 _COARSE = 16  # every so many pixels of a side are looked at before two images are compared in full
 
 

@@ -21,8 +21,8 @@ import torch
 from flowrl.randomness import counter_seed
 from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.call_limits import Limits, Pace
-from flowrl.rewards.judges.chat import Answer, Chat, Question
-from flowrl.rewards.judges.image_urls import EncodedImages, ImageFormat
+from flowrl.rewards.judges.chat import DEFAULT_FORMAT, Answer, Chat, ImageFormat, Question
+from flowrl.rewards.judges.image_urls import EncodedImages
 from flowrl.rewards.judges.server_lines import DOWN, Line, Lines
 from flowrl.rewards.judges.usage import USAGE
 from flowrl.rewards.serving.retries import Failed, await_with_retries, check_calls, check_server
@@ -69,7 +69,7 @@ class ServerChat:
     max_tokens_total: int | None = None
     """Tokens in all since the start of the command, over all processes of a run; then the command ends. What is on its
     way still comes."""
-    image_format: ImageFormat = "jpeg95"
+    image_format: ImageFormat = DEFAULT_FORMAT
     """How images travel: `jpeg95`; or without loss `webp`, of about the size of `png` and quicker made, or `png`."""
     structured: bool = False
     """Whether answers that are lists of numbers are asked for as JSON of a fixed form (`response_format`), which vLLM,
@@ -171,6 +171,7 @@ class ServerJudge:
             expected = await self.pace.turn(question)
             result = await await_with_retries(
                 partial(self._try, question, messages, expected),
+                self.lines.pause,
                 deadline=self.options.deadline,
                 retries=self.options.retries,
                 seed=counter_seed(self.options.seed, "judge", place),

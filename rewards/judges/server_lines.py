@@ -33,6 +33,7 @@ IDLE_SECONDS = 4.0
 lost."""
 DOWN = "server_down"
 """Why a question was not sent: no server lives."""
+_PIECE = 0.5  # seconds of a pause between two looks at whether it still makes sense
 _GATEWAY = (502, 503, 504)  # said by what stands before a server that is gone
 _FINAL = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)  # wrong with the request itself
 
@@ -51,7 +52,9 @@ class Line:
     def __init__(self, url: str, client: httpx2.AsyncClient, down_after: float | None) -> None:
         self.url, self.dead = url, False
         self._client, self._down_after = client, down_after
-        self._heard = 0.0  # when the server last gave a sign of life, or was first asked
+        # Since when it gives no sign of life though it was asked for one; None where nothing is owed. A request that
+        # was refused or timed out leaves it, so that it counts from the first of them.
+        self._silent: float | None = None
         self._limits: set[asyncio.Timeout] = set()  # of requests on their way
         self._watch: asyncio.Task[None] | None = None
 
@@ -62,8 +65,8 @@ class Line:
         """
         if self.dead:
             return Failed(error="connection", message=f"{self.url} does not answer")
-        if not self._limits:
-            self._heard = time.monotonic()
+        if self._silent is None:
+            self._silent = time.monotonic()
         limit = asyncio.timeout(timeout)
         self._limits.add(limit)
         if self._down_after is not None and (self._watch is None or self._watch.done()):
@@ -90,7 +93,7 @@ class Line:
                 if len(content) > MAX_REPLY_BYTES:
                     return Failed(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
         if reply.status_code not in _GATEWAY:
-            self._heard = time.monotonic()
+            self._heard()
         return read_json_reply(reply.status_code, reply.headers, bytes(content))
 
     async def answers(self, within: float) -> bool:
@@ -101,33 +104,37 @@ class Line:
         except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, OSError):
             return False
 
-    async def _look_after(self, down_after: float) -> None:
-        """Looks while there are requests, or the server is dead, whether it lives.
+    def _heard(self) -> None:
+        """A sign of life. The request that it answers is still counted among those on their way."""
+        self.dead, self._silent = False, time.monotonic() if len(self._limits) > 1 else None
 
-        Its questions come every fifth of `down_after` and wait a quarter of it; after three fifths of silence with two
-        or more of them lost it is dead. So 4.5 of 5 s pass where it takes requests and says nothing, 3.2 s where it
-        refuses them.
+    async def _look_after(self, down_after: float) -> None:
+        """Looks, while a sign of life is owed, whether the server lives.
+
+        Its questions come every sixth of `down_after` and wait a fifth of it; when two or more of them were lost in
+        three fifths of silence, the server is dead. Of 5 s that takes 3.7 where it takes requests and says nothing, and
+        3.3 where it refuses them.
         """
-        pause, lost = down_after / 5, 0
-        while self._limits or self.dead:
+        pause, lost = down_after / 6, 0
+        while self._silent is not None:
             begun = time.monotonic()
             await asyncio.sleep(pause)
-            if time.monotonic() - begun > 2 * pause and not self.dead:
-                self._heard, lost = time.monotonic(), 0  # this process was held up, and answers may lie unread
-                continue
-            if not self.dead and time.monotonic() - self._heard < 0.9 * pause:
+            now = time.monotonic()
+            if self._silent is not None and not self.dead and now - begun > 2 * pause:
+                self._silent = now  # this process was held up, and answers may lie unread
+            if self._silent is None or (not self.dead and now - self._silent < 0.9 * pause):
                 lost = 0
                 continue
-            if await self.answers(down_after / 4):
+            if await self.answers(down_after / 5):
                 lost = 0
                 if self.dead:
-                    _log.warning("judge %s answers again after %.0f s", self.url, time.monotonic() - self._heard)
-                self.dead, self._heard = False, time.monotonic()
-            elif not self.dead:
-                lost += 1
-                silent = time.monotonic() - self._heard
-                if lost >= 2 and silent >= 0.6 * down_after:
-                    self._end(silent)
+                    _log.warning("judge %s answers again after %.0f s", self.url, time.monotonic() - self._silent)
+                self.dead, self._silent = False, time.monotonic() if self._limits else None
+                continue
+            lost += 1
+            silent = time.monotonic() - self._silent
+            if not self.dead and lost >= 2 and silent >= 0.6 * down_after:
+                self._end(silent)
 
     def _end(self, silent: float) -> None:
         self.dead = True
@@ -150,9 +157,7 @@ class Lines:
         down_after: see `Line`.
     """
 
-    def __init__(
-        self, urls: Sequence[str], *, api_key: str | None, connections: int, down_after: float | None
-    ) -> None:
+    def __init__(self, urls: Sequence[str], *, api_key: str | None, connections: int, down_after: float | None) -> None:
         headers = {"Authorization": f"Bearer {api_key}".encode()} if api_key else {}
         # Proxies of the environment are left out for an address on this machine: they would take the request elsewhere.
         client = httpx2.AsyncClient(
@@ -183,6 +188,12 @@ class Lines:
         except BaseException:
             future.cancel()  # whoever waited was interrupted: the requests are not to go on
             raise
+
+    async def pause(self, seconds: float) -> None:
+        """Waits before another try; not to its end where no server is left to try."""
+        end = time.monotonic() + seconds
+        while not self.dead and (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, _PIECE))
 
     def _is_back(self, line: Line) -> bool:
         return not line.dead and self.wait_for(line.answers(IDLE_SECONDS))

@@ -1,7 +1,7 @@
 """What judges behind servers cost: requests, repeated ones, tokens and seconds of this process, for the log.
 
-    USAGE.add(tokens=740, seconds=0.8)      # a request that was answered
-    row |= usage_row(USAGE.take())          # judge/requests, judge/tokens ... since the last time
+USAGE.add(tokens=740, seconds=0.8)      # a request that was answered
+row |= usage_row(USAGE.take())          # judge/requests, judge/tokens ... since the last time
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import email.utils
 import http.client
 import ipaddress
@@ -82,19 +81,20 @@ def call_with_retries(
 
 async def await_with_retries(
     send: Callable[[int, float], Awaitable[T | Failed]],
+    pause: Callable[[float], Awaitable[None]],
     *,
     deadline: float = 120.0,
     retries: int = 4,
     seed: int = 0,
 ) -> T | Failed:
-    """`call_with_retries` for a `send` that is awaited; what it waits for holds no thread."""
+    """`call_with_retries` for a `send` that is awaited; `pause` waits so many seconds, and holds no thread."""
     end = time.monotonic() + deadline
     for attempt in range(retries + 1):
         result = await send(attempt, max(end - time.monotonic(), 0.001))
         delay = _delay_before_next(result, attempt, retries, end, seed)
         if delay is None:
             return result
-        await asyncio.sleep(delay)
+        await pause(delay)
     raise ValueError(f"retries must be 0 or more, got {retries}.")
 
 

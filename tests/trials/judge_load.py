@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -26,8 +26,8 @@ from PIL import Image
 from served_judge import Served, served_judge
 
 from flowrl.randomness import counter_seed
-from flowrl.rewards.judges.chat import Answer, Question, build_chat
-from flowrl.rewards.judges.image_urls import FORMATS, image_part
+from flowrl.rewards.judges.chat import Answer, ImageFormat, Question, build_chat
+from flowrl.rewards.judges.image_urls import image_part
 
 SIDE, LATENCY, CONCURRENCY = 1024, 0.05, 64
 TOP = 20
@@ -106,7 +106,7 @@ def load(count: int, *, images: int, latency: float = LATENCY, **options: Any) -
 def encoders() -> list[dict[str, Any]]:
     """Milliseconds of CPU and bytes of each way to send one image, the median of nine."""
     image, rows = image_of(0), []
-    for image_format in FORMATS:
+    for image_format in get_args(ImageFormat):
         spent = []
         for _ in range(9):
             part, _, cpu = timed(lambda image_format=image_format: image_part(image, image_format))

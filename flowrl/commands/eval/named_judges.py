@@ -16,9 +16,6 @@ from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import parse_yaml, read_mapping
 from flowrl.rewards.judges.chat import Answer, check_chat
 
-PRACTICAL = ("api_key_env", "concurrency", "timeout", "deadline", "retries", "batch_size")
-"""Settings of a judge that do not change what it says."""
-
 
 def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owner: str) -> dict[str, Any]:
     """The judge that `--judge` describes, checked without calling a server or loading weights.
@@ -45,11 +42,6 @@ def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owne
         raise ValueError(f"--judge: {unknown_name('judge', text, known)} Or give {how}.")
     check_chat(judge, owner=f"{owner}, --judge")
     return judge
-
-
-def judge_identity(judge: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a judge decides its answers: all but how and how fast it is reached."""
-    return {key: judge[key] for key in sorted(judge) if key not in PRACTICAL}
 
 
 def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (None,)) -> None:

@@ -17,7 +17,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from flowrl.generation.journal import Journal, Row
 from flowrl.progress import progress
 from flowrl.randomness import counter_seed
 from flowrl.rewards.judges.asking import UNPARSED, ask_all
-from flowrl.rewards.judges.chat import Answer, Chat, Question
+from flowrl.rewards.judges.chat import Answer, Chat, Question, array_schema, object_schema
 from flowrl.rewards.judges.templates import Template, load_template
 
 AT_ONCE = 64  # questions asked together; at most that many answers are lost when a run is cut short
@@ -65,7 +65,12 @@ class Wording:
             "definitions": "\n".join(f"{point}: {self.meanings[point]}" for point in item.points),
             "descriptions": "\n".join(f"{point}: {text}" for point, text in described),
         }
-        return self.template.question([image], fields, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        asked = self.template.question([image], fields, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        lists = {
+            "analysis": array_schema({"type": "string"}, len(item.points)),
+            "score": array_schema({"type": "integer", "enum": [0, 1]}, len(item.points)),
+        }
+        return replace(asked, schema=object_schema(lists))
 
 
 def read_wording(language: Language, template: str | None, definitions: str | None) -> Wording:

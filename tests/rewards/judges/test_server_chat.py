@@ -23,6 +23,7 @@ from PIL import Image
 from flowrl.rewards import RewardInputs, build_reward
 from flowrl.rewards.judges.chat import Answer, Question, build_chat, check_chat
 from flowrl.rewards.judges.server_chat import ServerJudge
+from flowrl.rewards.judges.server_lines import Lines
 from flowrl.rewards.serving import retries
 from flowrl.rewards.serving.retries import (
     Failed,
@@ -118,21 +119,15 @@ class Waits:
         self.now += seconds
 
 
-class AwaitedWaits:
-    """The same clock in the place of `asyncio`."""
-
-    def __init__(self, waits: Waits) -> None:
-        self.waits = waits
-
-    async def sleep(self, seconds: float) -> None:
-        self.waits.sleep(seconds)
-
-
 @pytest.fixture(autouse=True)
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     waits = Waits()
     monkeypatch.setattr(retries, "time", waits)
-    monkeypatch.setattr(retries, "asyncio", AwaitedWaits(waits))
+
+    async def pause(lines: Lines, seconds: float) -> None:
+        waits.sleep(seconds)
+
+    monkeypatch.setattr(Lines, "pause", pause)
     return waits
 
 
@@ -163,7 +158,12 @@ def test_request_of_a_judge(server: Scripted, monkeypatch: pytest.MonkeyPatch) -
     for proxy in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
     server.play(GOOD)
-    chat, _ = chat_of(server, api_key_env="JUDGE_KEY", image_format="png", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    chat, _ = chat_of(
+        server,
+        api_key_env="JUDGE_KEY",
+        image_format="png",
+        extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+    )
     images = [np.full((3, 5, 3), level, dtype=np.uint8) for level in (10, 200)]
     question = Question(parts=(images[0], "between", images[1], "Yes?"), system="Judge.", top_logprobs=20)
     (answer,) = chat.ask([question])
@@ -291,7 +291,7 @@ def test_other_refusals_are_final_errors(server: Scripted, status: int) -> None:
 
 def test_server_that_hangs_or_is_not_there_is_an_error(server: Scripted) -> None:
     server.play(Reply(hang=True))
-    chat, waits = chat_of(server, timeout=0.03, retries=1)
+    chat, waits = chat_of(server, timeout=0.3, retries=1)
     assert chat.ask([ASK])[0].error == "timeout"
     assert (len(server.requests), len(waits.slept)) == (2, 1)
     nobody = replace(chat.options, server="http://127.0.0.1:9/v1", retries=2)  # the discard port: nobody listens
