@@ -33,7 +33,7 @@ class EncodedImages:
             for image in question.parts:
                 if isinstance(image, str) or id(image) in self._parts:
                     continue
-                # Arrays of one content come from rewards that read an image anew for each question. A full digest would
+                # Who reads an image again for each question gives arrays of one content. A digest of all of it would
                 # cost as much as the encoder: few images look alike on a coarse grid, and those are compared.
                 others = alike.setdefault((image.shape, image[::_COARSE, ::_COARSE].tobytes()), [])
                 same = next((other for other in others if np.array_equal(other, image)), None)
