@@ -58,8 +58,8 @@ def _json_lists(text: str) -> tuple[list[Any], list[Any]] | None:
         record = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    found = (record.get("analysis"), record.get("score")) if isinstance(record, dict) else (None, None)
-    return found if isinstance(found[0], list) and isinstance(found[1], list) else None
+    analysis, score = (record.get(name) if isinstance(record, dict) else None for name in ("analysis", "score"))
+    return (analysis, score) if isinstance(analysis, list) and isinstance(score, list) else None
 
 
 def _tagged_list(text: str, tag: str) -> list[Any] | None:

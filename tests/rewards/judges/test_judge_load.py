@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scripted_judges import edits
 from served_judge import Served, served_judge
 from toy_pipeline import write_toy
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
 from flowrl.randomness import counter_seed
+from flowrl.rewards import build_reward
 from flowrl.rewards.judges import call_limits, image_urls
 from flowrl.rewards.judges.call_limits import Limits, Pace
 from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, with_identities
@@ -240,6 +243,26 @@ def test_structured_answers(server: Served, caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING):
         assert errors(chat_of(server, structured=True).ask([question])) == {"status_400"}
     assert "structured: true sends response_format; leave it out" in caplog.text
+
+
+def test_judges_of_lists_ask_for_their_form(server: Served) -> None:
+    """Ratings of an edit by the two rewards, and two images compared."""
+    judge = {"server": server.url, "model": "stub", "structured": True}
+    server.behave(answer='{"reasoning": "It {may} be.", "score": [20, 10]}')
+    for name, options in (("edit_score", {"method": "ratings"}), ("unified_reward", {"style": "edit"})):
+        output = build_reward(name, options={"judge": judge, **options})(edits([50]))
+        assert output.errors == {}
+    server.behave(answer='{"reasoning": "[1]", "scores": [2.5, 7]}')
+    comparator = {"judge": judge, "style": "scores_json"}
+    reward = build_reward("win_rate", options={"comparator": comparator})
+    inputs = replace(edits([50, 100]), group_ids=torch.zeros(2, dtype=torch.int64))
+    assert sorted(reward(inputs).values.tolist()) == [0.0, 1.0]
+    forms = [body["response_format"]["json_schema"]["schema"]["properties"] for body in server.bodies()]
+    ranges = [
+        (key, form[key]["minItems"], form[key]["items"]["minimum"], form[key]["items"]["maximum"])
+        for form in forms for key in form if key != "reasoning"
+    ]  # fmt: skip
+    assert ranges == [("score", 2, 0, 25)] * 4 + [("scores", 2, 0, 10)]
 
 
 # ---- what it is, and what the log says -------------------------------------------------------------------------------
