@@ -292,7 +292,7 @@ class Loop(Draws):
         Raises:
             ValueError: the weights are not finite, or absurd.
         """
-        row = row | self.scorer.learned(iteration) | self.scorer.image_row()
+        row = row | self.scorer.learned(iteration) | self.scorer.image_row() | self.scorer.judge_row()
         errors = self.scorer.all_errors()
         stages = self.stages.seconds()  # waits for the device, which the iteration's time is to hold too
         seconds = self._largest(time.perf_counter() - self._begun)

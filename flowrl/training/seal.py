@@ -135,8 +135,10 @@ def _settings(value: Any, key: str = "") -> Iterator[tuple[str, Any, bool]]:
             continue
         if isinstance(value, RewardConfig) and field.name == "options" and value.name is not None:
             from flowrl.rewards import addresses_of  # with it comes torch, which a mistake in a key need not wait for
+            from flowrl.rewards.judges.chat import with_identities
 
             part = {option: given for option, given in part.items() if option not in addresses_of(value.name)}
+            part = with_identities(part)
         if is_dataclass(part):
             yield from _settings(part, f"{name}.")
         elif isinstance(part, tuple) and any(is_dataclass(one) for one in part):

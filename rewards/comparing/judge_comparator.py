@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from flowrl.rewards.judges.chat import (
     build_chat,
     check_chat,
     is_server,
+    score_schema,
 )
 from flowrl.rewards.judges.templates import Template, load_template, read_template
 
@@ -126,7 +127,9 @@ def _compare(
         images = [*(pixels_of(source) for source in sources), *shown[first], *shown[second]]
         fields = {"prompt": inputs.prompts[first], "answer": wanted}
         top = TOP_LOGPROBS if options.style == "logprobs" else 0
-        questions.append(words.question(images, fields, max_tokens=max_tokens, top_logprobs=top))
+        asked_one = words.question(images, fields, max_tokens=max_tokens, top_logprobs=top)
+        schema = score_schema(2, 0, 10, key="scores", whole=False) if options.style == "scores_json" else None
+        questions.append(replace(asked_one, schema=schema))
         asked.append(number)
     wins = np.full(len(pairs), np.nan)
     for number, answer in zip(asked, ask_all(chat, questions), strict=True):

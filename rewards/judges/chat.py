@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -23,11 +23,21 @@ from PIL import Image
 from flowrl.config.options import build_parts
 from flowrl.rewards import load_target
 
+PRACTICAL = frozenset({
+    "server", "api_key_env", "concurrency", "timeout", "deadline", "retries", "batch_size", "seed", "down_after",
+    "requests_per_minute", "tokens_per_minute", "max_tokens_total",
+})  # fmt: skip
+"""Settings of a judge that do not change what it says: where, how and how fast it is reached."""
+
 Pixels = UInt8[np.ndarray, " h w 3"]
 
 MAX_SIDE = 4096  # of an image that a judge is shown
 TOP_LOGPROBS = 20
 """Candidates of a token that are asked for, the most that hosted servers give."""
+
+ImageFormat = Literal["jpeg95", "webp", "png"]
+"""How images travel to a server."""
+DEFAULT_FORMAT: ImageFormat = "jpeg95"
 
 CHATS = {
     "local": "flowrl.rewards.judges.local_chat:LocalChat",
@@ -47,6 +57,7 @@ class Question:
         temperature: 0 is greedy.
         top_logprobs: candidates of every answered token whose log-probabilities are wanted; 0 asks for none.
         seed: for sampled answers.
+        schema: JSON schema of the answer, for servers that hold to one (`structured: true`).
     """
 
     parts: tuple[str | np.ndarray, ...]
@@ -55,6 +66,7 @@ class Question:
     temperature: float = 0.0
     top_logprobs: int = 0
     seed: int | None = None
+    schema: Mapping[str, Any] | None = None
 
     @property
     def is_text(self) -> bool:
@@ -159,11 +171,42 @@ def resized(image: Pixels, height: int, width: int) -> Pixels:
     if image.shape[:2] == (height, width):
         return image
     return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+def score_schema(count: int, low: int, high: int, *, key: str = "score", whole: bool = True) -> dict[str, Any]:
+    """JSON schema of an answer such as `{"reasoning": "...", "score": [20, 18]}`: reasons, then `count` numbers."""
+    number = {"type": "integer" if whole else "number", "minimum": low, "maximum": high}
+    return object_schema({"reasoning": {"type": "string"}, key: array_schema(number, count)})
+
+
+def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON schema of an object with these properties, all of them and no others, as `strict` servers want it."""
+    return {
+        "type": "object", "properties": dict(properties), "required": list(properties), "additionalProperties": False,
+    }  # fmt: skip
+
+
+def array_schema(items: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """JSON schema of a list of `count` items."""
+    return {"type": "array", "items": dict(items), "minItems": count, "maxItems": count}
 
 
 def is_server(judge: Mapping[str, Any]) -> bool:
     """Whether a judge runs elsewhere, so that asking it means waiting."""
     return "server" in judge
+
+
+def identity_of(judge: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a judge decides its answers. One on a server is known by its model's name, wherever it runs."""
+    found = {key: judge[key] for key in sorted(judge) if key not in PRACTICAL}
+    return {"image_format": DEFAULT_FORMAT, **found, "served": True} if is_server(judge) else found
+
+
+def with_identities(options: Any) -> Any:
+    """Options of a reward in which every judge on a server, however deep it stands, is its identity."""
+    if isinstance(options, Mapping):
+        if {"server", "model"} <= options.keys():
+            return identity_of(options)
+        return {name: with_identities(value) for name, value in options.items()}
+    return [with_identities(value) for value in options] if isinstance(options, list) else options
 
 
 def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> ChatOptions:

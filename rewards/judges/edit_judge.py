@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -35,7 +35,7 @@ from flowrl.rewards.judges.asking import (
     pixels_of,
     source_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, check_chat
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, check_chat, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 DIGITS = {str(digit): float(digit) for digit in range(6)}
@@ -149,12 +149,15 @@ def _score_ratings(
         source, edited = source_of(inputs, item), pixels_of(inputs.images[item])
         shown = {"edit_instruction": [source, edited], "edit_quality": [edited]}
         return [
-            templates[name].question(
-                images,
-                {"prompt": inputs.prompts[item]},
-                max_tokens=options.tokens,
-                temperature=options.heat,
-                seed=draw_seed(name, inputs, item, options.heat, draw),
+            replace(
+                templates[name].question(
+                    images,
+                    {"prompt": inputs.prompts[item]},
+                    max_tokens=options.tokens,
+                    temperature=options.heat,
+                    seed=draw_seed(name, inputs, item, options.heat, draw),
+                ),
+                schema=score_schema(2, 0, 25),
             )
             for draw in range(options.draws)
             for name, images in shown.items()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -43,7 +43,7 @@ from flowrl.rewards.judges.asking import (
     source_of,
     weighted_mean,
 )
-from flowrl.rewards.judges.chat import Answer, Chat, Question, check_chat
+from flowrl.rewards.judges.chat import Answer, Chat, Question, check_chat, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 Style = Literal["final_score", "dimensions", "aesthetic", "rational", "rational_edit", "edit"]
@@ -239,7 +239,7 @@ def _score(
     def ask(item: int) -> list[Question]:
         shown = shown_of(inputs, item, options.num_frames if options.num_frames > 1 else None)
         both = [source_of(inputs, item), *shown] if style.edits else shown
-        return [
+        asked = [
             words.question(
                 shown if name == "edit_quality" else both,
                 {"prompt": inputs.prompts[item]},
@@ -249,6 +249,9 @@ def _score(
             )
             for name, words in templates.items()
         ]
+        if options.style != "edit":
+            return asked
+        return [replace(question, schema=score_schema(2, int(style.low), int(style.high))) for question in asked]
 
     def read(item: int, answers: list[Answer]) -> Scored:
         if (error := first_error(answers)) is not None:

@@ -14,7 +14,7 @@ import ipaddress
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -72,13 +72,38 @@ def call_with_retries(
     end = time.monotonic() + deadline
     for attempt in range(retries + 1):
         result = send(attempt, max(end - time.monotonic(), 0.001))
-        if not isinstance(result, Failed) or not result.again or attempt == retries:
-            return result
-        delay = max(retry_delay(attempt, seed), result.retry_after or 0.0)
-        if time.monotonic() + delay >= end:
+        delay = _delay_before_next(result, attempt, retries, end, seed)
+        if delay is None:
             return result
         time.sleep(delay)
     raise ValueError(f"retries must be 0 or more, got {retries}.")
+
+
+async def await_with_retries(
+    send: Callable[[int, float], Awaitable[T | Failed]],
+    pause: Callable[[float], Awaitable[None]],
+    *,
+    deadline: float = 120.0,
+    retries: int = 4,
+    seed: int = 0,
+) -> T | Failed:
+    """`call_with_retries` for a `send` that is awaited; `pause` waits so many seconds, and holds no thread."""
+    end = time.monotonic() + deadline
+    for attempt in range(retries + 1):
+        result = await send(attempt, max(end - time.monotonic(), 0.001))
+        delay = _delay_before_next(result, attempt, retries, end, seed)
+        if delay is None:
+            return result
+        await pause(delay)
+    raise ValueError(f"retries must be 0 or more, got {retries}.")
+
+
+def _delay_before_next(result: object, attempt: int, retries: int, end: float, seed: int) -> float | None:
+    """Seconds before the next try; None where there is none."""
+    if not isinstance(result, Failed) or not result.again or attempt == retries:
+        return None
+    delay = max(retry_delay(attempt, seed), result.retry_after or 0.0)
+    return None if time.monotonic() + delay >= end else delay
 
 
 def retry_delay(retry: int, seed: int) -> float:
@@ -167,9 +192,14 @@ def post_json(session: requests.Session, url: str, body: Any, *, timeout: float)
                     return Failed(error="garbage", message=f"a reply of more than {MAX_REPLY_BYTES} bytes")
     except (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
         return failed_exception(error)
+    return read_json_reply(reply.status_code, reply.headers, content)
+
+
+def read_json_reply(status: int, headers: Mapping[str, str], content: bytes) -> Any | Failed:
+    """The JSON of a reply, or what is wrong with it."""
     text = content.decode(errors="replace")
-    if not 200 <= reply.status_code < 300:
-        return failed_status(reply.status_code, reply.headers, text)
+    if not 200 <= status < 300:
+        return failed_status(status, headers, text)
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -29,7 +29,7 @@ from flowrl.generation.journal import Journal, Row
 from flowrl.progress import progress
 from flowrl.randomness import counter_seed
 from flowrl.rewards.judges.asking import UNPARSED, ask_all
-from flowrl.rewards.judges.chat import Answer, Chat, Question
+from flowrl.rewards.judges.chat import Answer, Chat, Question, array_schema, object_schema
 from flowrl.rewards.judges.templates import IMAGE, OWN, Template, load_template, published_file
 
 SOURCE = "unigenbench"
@@ -65,7 +65,12 @@ class Wording:
             "definitions": "\n".join(f"{point}: {self.meanings[point]}" for point in item.points),
             "descriptions": "\n".join(f"{point}: {text}" for point, text in described),
         }
-        return self.template.question([image], fields, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        asked = self.template.question([image], fields, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        lists = {
+            "analysis": array_schema({"type": "string"}, len(item.points)),
+            "score": array_schema({"type": "integer", "enum": [0, 1]}, len(item.points)),
+        }
+        return replace(asked, schema=object_schema(lists))
 
 
 def read_wording(

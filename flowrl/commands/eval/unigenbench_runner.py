@@ -24,7 +24,7 @@ from flowrl.benchmarks.unigenbench.items import EnVariant, Item, PromptFile, rea
 from flowrl.benchmarks.unigenbench.point_scores import aggregate
 from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, score_rows, summary_text
 from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.named_judges import judge_identity, read_judge
+from flowrl.commands.eval.named_judges import earlier_identities, read_judge
 from flowrl.commands.eval.runner_parts import options_of
 from flowrl.commands.eval.unigenbench_estimate import estimate_of
 from flowrl.commands.eval.unigenbench_judge import Asking, Wording, ask_images, read_wording, reply_of
@@ -37,7 +37,7 @@ from flowrl.generation.journal import Journal, Row
 from flowrl.generation.layouts import numbered_name, put, read_numbered
 from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.judges.chat import Chat, build_chat
+from flowrl.rewards.judges.chat import Chat, build_chat, identity_of
 
 JUDGES: dict[str, dict[str, Any]] = {
     "offline": {
@@ -49,7 +49,7 @@ JUDGES: dict[str, dict[str, Any]] = {
     },
     "gemini": {
         "server": "https://generativelanguage.googleapis.com/v1beta/openai", "model": "gemini-2.5-pro",
-        "api_key_env": "GEMINI_API_KEY", "timeout": 200.0, "deadline": 600.0, "concurrency": 20,
+        "api_key_env": "GEMINI_API_KEY", "timeout": 200.0, "deadline": 600.0, "concurrency": 20, "image_format": "png",
     },
 }  # fmt: skip
 """`offline`: the benchmark's 32B judge in this process, in about 64 GB; `vllm`: the same, or the 72B one, behind a
@@ -99,7 +99,7 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """What an answer depends on besides the image and the item."""
         return {
-            "benchmark": "unigenbench", "version": _VERSION, "judge": judge_identity(self.judge),
+            "benchmark": "unigenbench", "version": _VERSION, "judge": identity_of(self.judge),
             "wording": self.wording.digest, "attempts": self.asking.attempts, "max_tokens": self.asking.max_tokens,
             "temperature": self.asking.temperature, "seed": self.asking.seed,
         }  # fmt: skip
@@ -204,7 +204,7 @@ def judged(subject: Subject, images: Sequence[ImageFile], plan: Plan, chat: Chat
     """Asks about every image and writes the result files in the published format."""
     by_index = {item.index: item for item in plan.items}
     work = [(image, by_index[image.index]) for image in images]
-    with Journal(subject.folder, plan.identity) as journal:
+    with Journal(subject.folder, plan.identity, earlier_identities(plan.identity, plan.judge)) as journal:
         answers = ask_images(chat, plan.wording, work, journal, plan.asking, label=subject.label, show=show)
     rows = [_judged(image, item, row) for (image, item), row in zip(work, answers, strict=True)]
     scores = aggregate(score_rows(rows))
