@@ -32,6 +32,7 @@ def load_app(
     rewards = load_rewards(specs, device)
     limits = Limits(
         max_bytes=parsed.max_mib * 2**20, max_pixels=parsed.max_mpixels * 10**6, max_items=parsed.max_items,
+        max_video_bytes=parsed.max_video_mib * 2**20, max_video_pixels=parsed.max_video_mpixels * 10**6,
         queue_size=parsed.queue_size, batch_size=parsed.batch_size,
     )  # fmt: skip
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
