@@ -36,8 +36,8 @@ SMALL_REQUEST = 16_000_000
 """Pixels that any request may hold, whatever its length."""
 PIXELS_A_BYTE = 500
 """Beyond that, a request buys its pixels with bytes: an RGB image of one colour has 350 a byte as PNG."""
-VIDEO_PIXELS_A_BYTE = 2000
-"""The same for videos: one of one colour has about 600 a byte as FFV1."""
+VIDEO_PIXELS_A_BYTE = 4000
+"""The same for videos: one of one colour has 800 a byte as FFV1 at 720 x 1280, and 2,900 at 2160 x 3840."""
 IN_FLIGHT = 8
 """Bodies of full size that may be in memory at once, queued pixels and the videos of a request likewise."""
 
@@ -51,7 +51,7 @@ class Limits:
     max_pixels: int = 64_000_000
     """Pixels of all images of a request together, and of one call of a pointwise reward that gets several items."""
     max_video_bytes: int = 256 * 2**20
-    """Bytes of a multipart body with a video: 81 frames of 720 x 1280 of pure noise have 232 MiB as FFV1."""
+    """Bytes of a multipart body with a video: 81 frames of 720 x 1280 of pure noise have 236 MiB as FFV1."""
     max_video_pixels: int = 128_000_000
     """Pixels of all frames of one item's video; those of a request have 8 * max_pixels together, or one has this."""
     max_items: int = 256
