@@ -192,7 +192,7 @@ def ask_health(server: Server, reward: str | None, deadline: float) -> Told:
     return Told(
         name=name, version=about["version"], kind=kind, needs=frozenset(about["needs"]),
         room=Room(**{one.name: limits.get(one.name) for one in fields(Room)}),
-        videos="ffv1" in health.get("videos", ()),
+        videos="ffv1" in about.get("videos", health.get("videos", ())),
     )  # fmt: skip
 
 

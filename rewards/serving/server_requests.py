@@ -106,7 +106,7 @@ async def _received(service: Service, request: Request, content_type: str) -> Sc
     """The decoded request; decoding runs in a thread, as images take time."""
     held: list[int] = []
     try:
-        body = await _body(service, request, content_type, held)
+        body = await read_body(service, request, content_type, held)
         files = None
         if content_type == "multipart/form-data":
             body, files = await _parts(request, body, service.limits.most_bytes)
@@ -116,7 +116,7 @@ async def _received(service: Service, request: Request, content_type: str) -> Sc
         service.bytes_held -= sum(held)
 
 
-async def _body(service: Service, request: Request, content_type: str, held: list[int]) -> bytes:
+async def read_body(service: Service, request: Request, content_type: str, held: list[int]) -> bytes:
     """The body of a request that may be answered; `held` gets the bytes that are kept in memory.
 
     What is refused is still read (and forgotten), as far as is bearable: a client that is cut off while it sends never
