@@ -27,7 +27,7 @@ _HEALTH_SECONDS = 5.0
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Room:
+class Backend:
     """A server behind the door: its port while it answers, and what it said last of its rewards and limits."""
 
     port: int | None = None
@@ -44,11 +44,11 @@ class _Answer:
     body: bytes
 
 
-def make_door(rooms: Sequence[Room], *, inner: str, token: str | None, limits: Limits) -> FastAPI:
+def make_door(backends: Sequence[Backend], *, inner: str, token: str | None, limits: Limits) -> FastAPI:
     """The door as an ASGI application, for `make_server`.
 
     Args:
-        rooms: the servers; whoever watches them writes their ports.
+        backends: the servers; whoever watches them writes their ports.
         inner: the token that they ask for.
         token: the token that clients send; None for none.
         limits: of the bodies that are read.
@@ -57,7 +57,7 @@ def make_door(rooms: Sequence[Room], *, inner: str, token: str | None, limits: L
 
     app = FastAPI(title="flowrl reward server", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = Service({}, token, limits)
-    app.state.rooms, app.state.inner = rooms, inner
+    app.state.backends, app.state.inner = backends, inner
     app.add_route("/v1/score", partial(_forward, content_type="application/json"), methods=["POST"])
     app.add_route("/v1/score/multipart", partial(_forward, content_type="multipart/form-data"), methods=["POST"])
     app.add_route("/health", _health, methods=["GET"])
@@ -65,17 +65,17 @@ def make_door(rooms: Sequence[Room], *, inner: str, token: str | None, limits: L
     return app
 
 
-async def look(room: Room, inner: str) -> None:
+async def look(backend: Backend, inner: str) -> None:
     """Asks a server what it serves.
 
     Raises:
         OSError, ValueError, asyncio.TimeoutError: it does not answer.
     """
     async with asyncio.timeout(_HEALTH_SECONDS):
-        said = json.loads((await _ask(room, "GET", "/health", inner)).body)
+        said = json.loads((await _ask(backend, "GET", "/health", inner)).body)
     about: dict[str, Any] = said["rewards"]
-    room.rewards = {name: {**one, "videos": said.get("videos", [])} for name, one in about.items()}
-    room.limits = said["limits"]
+    backend.rewards = {name: {**one, "videos": said.get("videos", [])} for name, one in about.items()}
+    backend.limits = said["limits"]
 
 
 async def _forward(request: Request, content_type: str) -> Response:
@@ -87,10 +87,10 @@ async def _forward(request: Request, content_type: str) -> Response:
     name, held = "", list[int]()
     try:
         body = await read_body(service, request, content_type, held)
-        room, name = await _room(request, body, content_type)
+        backend, name = await _backend(request, body, content_type)
         try:
             answer = await _or_gone(request, _ask(
-                room, "POST", request.url.path, request.app.state.inner, body, request.headers["content-type"]
+                backend, "POST", request.url.path, request.app.state.inner, body, request.headers["content-type"]
             ))  # fmt: skip
         except (OSError, EOFError, ValueError) as error:
             raise WireError(
@@ -110,10 +110,10 @@ async def _forward(request: Request, content_type: str) -> Response:
     return response
 
 
-async def _room(request: Request, body: bytes, content_type: str) -> tuple[Room, str]:
+async def _backend(request: Request, body: bytes, content_type: str) -> tuple[Backend, str]:
     """The server that has the reward that a body names."""
-    rooms: Sequence[Room] = request.app.state.rooms
-    of = {name: room for room in rooms for name in room.rewards}
+    backends: Sequence[Backend] = request.app.state.backends
+    of = {name: backend for backend in backends for name in backend.rewards}
     name = next(iter(of))
     if len(of) > 1:
         given = await asyncio.to_thread(_named, body, content_type, request.headers["content-type"])
@@ -150,14 +150,14 @@ def _named(body: bytes, content_type: str, header: str) -> Any:
 
 
 async def _ask(
-    room: Room, method: str, path: str, inner: str, body: bytes = b"", content_type: str = "application/json"
+    backend: Backend, method: str, path: str, inner: str, body: bytes = b"", content_type: str = "application/json"
 ) -> _Answer:
     """One request on a connection of its own.
 
     Raises:
         OSError, EOFError, ValueError: there is no whole answer.
     """
-    reader, writer = await asyncio.open_connection("127.0.0.1", room.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", backend.port)
     try:
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {inner}\r\nConnection: close\r\n"
@@ -209,18 +209,20 @@ async def _health(request: Request) -> Response:
         return refusal(WireError(401, "unauthorized", "the token is wrong."))
     status = service.health(details=allowed)
     if allowed:
-        rooms: Sequence[Room] = request.app.state.rooms
+        backends: Sequence[Backend] = request.app.state.backends
         for one in await asyncio.gather(
-            *(look(room, request.app.state.inner) for room in rooms if room.port), return_exceptions=True
+            *(look(backend, request.app.state.inner) for backend in backends if backend.port), return_exceptions=True
         ):
             if isinstance(one, BaseException) and not isinstance(one, (OSError, EOFError, ValueError, LookupError)):
                 raise one
         status["rewards"] = {
-            name: {**about, "running": room.port is not None} for room in rooms for name, about in room.rewards.items()
+            name: {**about, "running": backend.port is not None}
+            for backend in backends
+            for name, about in backend.rewards.items()
         }
-        for room in rooms:
-            shared = status["limits"].keys() & room.limits.keys()
-            status["limits"] |= {name: min(status["limits"][name], room.limits[name]) for name in shared}
+        for backend in backends:
+            shared = status["limits"].keys() & backend.limits.keys()
+            status["limits"] |= {name: min(status["limits"][name], backend.limits[name]) for name in shared}
         status["videos"] = []  # each reward says it for itself
     return JSONResponse(status, status_code=200 if service.stopping is None else 503)
 
@@ -233,9 +235,12 @@ async def _metrics(request: Request) -> Response:
         return refusal(WireError(401, "unauthorized", "a valid token is needed."))
     own, content_type = service.metrics.text("")
     texts = [own.decode()]
-    for room in request.app.state.rooms:
+    for backend in request.app.state.backends:
         with suppress(OSError, EOFError, ValueError):
-            if room.port and (answer := await _ask(room, "GET", "/metrics", request.app.state.inner)).status == 200:
+            if (
+                backend.port
+                and (answer := await _ask(backend, "GET", "/metrics", request.app.state.inner)).status == 200
+            ):
                 texts.append(answer.body.decode())
     return Response(joined(texts), media_type=content_type)
 

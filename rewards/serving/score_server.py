@@ -449,7 +449,7 @@ def main() -> None:
         server.shutdown()
 
     def follow() -> None:
-        sys.stdin.buffer.read()
+        os.read(0, 1)  # not sys.stdin: a thread that holds its lock at the end is a fatal error of Python
         stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -133,14 +133,15 @@ def started(file: Path) -> str:
     return str(caught.value)
 
 
-def test_what_a_process_says_when_it_does_not_start_is_told(tmp_path: Path) -> None:
+def test_what_a_process_says_when_it_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # not where flowrl lies
     python = own_python(tmp_path)
     (tmp_path / "broken.py").write_text("import not_there_at_all\n")
     (tmp_path / "short.py").write_text(SCORER)
     file = tmp_path / "list.yaml"
 
-    def said(entry: str) -> str:
-        file.write_text(f"rewards: [{{{entry}, python: {python}}}]")
+    def said(entry: str, options: str = ", options: {images: bytes}") -> str:
+        file.write_text(f"rewards: [{{{entry}, python: {python}{options}}}]")
         return started(file)
 
     assert said(f"scorer: {tmp_path}/broken.py") == (
@@ -148,7 +149,7 @@ def test_what_a_process_says_when_it_does_not_start_is_told(tmp_path: Path) -> N
         f"ModuleNotFoundError: No module named 'not_there_at_all'."
     )
     assert "has no function level" in said(f"scorer: '{tmp_path}/short.py:level'")
-    told = said("name: hps")
+    told = said("name: hps", "")
     assert "hps does not start" in told
     assert "It said: No module named 'flowrl'" in told
     assert "serve a function of it by scorer: FILE.py" in told

@@ -34,7 +34,7 @@ from flowrl.commands.serve.served import Rows, default_threads, limits_of
 from flowrl.config.options import build_options
 from flowrl.generation.named_rewards import reward_label
 from flowrl.rewards.serving import score_server
-from flowrl.rewards.serving.front_door import Room, look
+from flowrl.rewards.serving.front_door import Backend, look
 from flowrl.rewards.specs import validate_reward_specs
 
 TOKEN = "FLOWRL_SERVE_TOKEN"
@@ -45,7 +45,7 @@ _OF_OTHERS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 _FOLLOW = (
     "import os, signal, sys, threading\n"
     "def end():\n"
-    "    sys.stdin.buffer.read()\n"
+    "    os.read(0, 1)\n"  # not sys.stdin: a thread that holds its lock at the end is a fatal error of Python
     "    os.kill(os.getpid(), signal.SIGTERM)\n"
     "threading.Thread(target=end, daemon=True).start()\n"
     "from flowrl.cli import main\n"
@@ -97,7 +97,7 @@ class _Child:
     label: str
     command: list[str]
     environment: dict[str, str]
-    room: Room = field(default_factory=Room)
+    backend: Backend = field(default_factory=Backend)
     process: subprocess.Popen[str] | None = None
     said: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=_KEPT_LINES))
     failed: str | None = None
@@ -156,9 +156,9 @@ class Environments:
         self.folder.cleanup()
 
     @property
-    def rooms(self) -> list[Room]:
+    def backends(self) -> list[Backend]:
         """The servers, for the door."""
-        return [child.room for child in self.children]
+        return [child.backend for child in self.children]
 
     def start(self) -> Rows:
         """Starts all and waits until each of them has loaded; what they serve.
@@ -168,13 +168,13 @@ class Environments:
         """
         for thread in self._threads:
             thread.start()
-        while not all(child.room.rewards for child in self.children):
+        while not all(child.backend.rewards for child in self.children):
             if failed := [child.failed for child in self.children if child.failed is not None]:
                 raise ValueError(failed[0])
             time.sleep(0.05)
         rows = []
         for child in self.children:
-            for name, about in child.room.rewards.items():
+            for name, about in child.backend.rewards.items():
                 if name in {row[0] for row in rows}:
                     raise ValueError(f"two rewards are called {name}: give one of them a label.")
                 rows.append([name, about["kind"], ", ".join(sorted(about["needs"])), about["version"]])
@@ -216,10 +216,10 @@ class Environments:
         while not self.stopping.is_set():
             begun = time.monotonic()
             code = self._run(child)
-            child.room.port = None
+            child.backend.port = None
             if self.stopping.is_set():
                 return
-            if not child.room.rewards:
+            if not child.backend.rewards:
                 child.failed = _why(child, code)
                 return
             deaths = 0 if time.monotonic() - begun > _LIVED else deaths + 1
@@ -248,14 +248,14 @@ class Environments:
         with process.stdin, process.stdout:
             for line in process.stdout:
                 found = re.match(r"Serving at http://127\.0\.0\.1:(\d+)", line)
-                if found and child.room.port is None:
-                    child.room.port = int(found[1])
+                if found and child.backend.port is None:
+                    child.backend.port = int(found[1])
                     try:
-                        asyncio.run(look(child.room, self.token))
+                        asyncio.run(look(child.backend, self.token))
                     except (OSError, ValueError, EOFError, LookupError) as error:
                         child.said.append(f"its /health cannot be read ({type(error).__name__}: {error})")
                         process.kill()
-                elif child.room.port is None or not line.startswith(("  ", "In a configuration", "Stopped.")):
+                elif child.backend.port is None or not line.startswith(("  ", "In a configuration", "Stopped.")):
                     child.said.append(line.strip())
                     print(f"[{child.label}] {line}", end="", file=sys.stderr, flush=True)
             return process.wait()

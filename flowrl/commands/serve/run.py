@@ -67,7 +67,7 @@ def _serve_places(parsed: argparse.Namespace, specs: list[dict[str, Any]], token
             print(f"Starting {child.label} with {child.command[0]} ...", flush=True)
         rows = environments.start()
         _listen(parsed, bound, rows, time.monotonic() - start)
-        door = make_door(environments.rooms, inner=environments.token, token=token, limits=limits_of(parsed))
+        door = make_door(environments.backends, inner=environments.token, token=token, limits=limits_of(parsed))
         server.make_server(door, grace=parsed.grace).run(sockets=[bound])
     print("Stopped.", flush=True)
     return 0
