@@ -45,7 +45,7 @@ def decode_video(data: bytes, max_pixels: int, where: str = "the video") -> tupl
 
     frames: list[Pixels] = []
     try:
-        with av.open(io.BytesIO(data), format=_CONTAINER) as container:
+        with av.open(io.BytesIO(data), "r", format=_CONTAINER) as container:
             if len(container.streams) != 1 or len(container.streams.video) != 1:
                 raise bad_request(f"{where} must hold one video and nothing else")
             stream = container.streams.video[0]

@@ -172,7 +172,7 @@ class Environments:
             if failed := [child.failed for child in self.children if child.failed is not None]:
                 raise ValueError(failed[0])
             time.sleep(0.05)
-        rows = []
+        rows: list[list[str]] = []
         for child in self.children:
             for name, about in child.backend.rewards.items():
                 if name in {row[0] for row in rows}:

@@ -184,7 +184,7 @@ def test_connections_that_dawdle_are_closed(monkeypatch: pytest.MonkeyPatch) -> 
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        head, body = (socket.create_connection(server.server_address[:2]) for _ in range(2))
+        head, body = (socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(2))
         begun = time.monotonic()
         head.sendall(b"POST /v1/score HTTP/1.1\r\n")
         body.sendall(b"POST /v1/score HTTP/1.1\r\nContent-Length: 50\r\n\r\n{")

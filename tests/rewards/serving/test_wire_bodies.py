@@ -45,7 +45,7 @@ def test_a_video_comes_back_bit_for_bit(size: tuple[int, int, int]) -> None:
 def other_video(codec: str, layout: str, container: str, streams: int = 1) -> bytes:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as file:
-        made = [file.add_stream(codec, rate=8) for _ in range(streams)]
+        made: Any = [file.add_stream(codec, rate=8) for _ in range(streams)]
         for stream in made:
             stream.width = stream.height = 16
             stream.pix_fmt = layout
@@ -108,7 +108,8 @@ def test_what_a_body_holds() -> None:
     assert request.items[1].source_images[0].tolist() == still.source_images[0].tolist()
     assert (request.reward, request.iteration, request.items[0].fps) == ("hps", 3, 8.0)
     for way in (Way(), Way(videos=True, image_format="jpeg95")):  # an older server; JPEG, which FFV1 would undo
-        told, request = decoded(*[(one := pack_request([video], "hps", 3, way)).data, one.content_type])
+        body = pack_request([video], "hps", 3, way)
+        told, request = decoded(body.data, body.content_type)
         assert len(told["items"][0]["frames"]) == len(request.items[0].frames) == 2
     assert not np.array_equal(request.items[0].image, video.frames[0])
     with pytest.raises(WireError, match="has frames and a video"):
