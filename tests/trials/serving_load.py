@@ -4,8 +4,8 @@
 
 Three parts: 4,096 items that 64 clients offer at once to two replicas, whose queues hold half of them; 200 connections
 that never finish their headers and 100 that never finish their bodies, while a client asks; and a clip of 81 frames of
-720 x 1280 through `remote` with default limits, compared bit for bit. Clients are threads of one process. Limits of size
-and of queues are the defaults; time limits of the client are long, as for a machine that other work keeps busy.
+720 x 1280 through `remote`, compared bit for bit. Clients are threads of one process. Limits of size and of queues are
+the defaults; time limits of the client are long, as for a machine that other work keeps busy.
 """
 
 from __future__ import annotations
