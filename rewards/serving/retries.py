@@ -50,6 +50,14 @@ class Failed:
     message: str = ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Body:
+    """A request's body that is not JSON text, and its content type."""
+
+    data: bytes
+    content_type: str
+
+
 def call_with_retries(
     send: Callable[[int, float], T | Failed],
     *,
@@ -172,17 +180,18 @@ def post_json(session: requests.Session, url: str, body: Any, *, timeout: float)
     Args:
         session: from `open_session`.
         url: where to.
-        body: what `json.dumps` takes.
+        body: what `json.dumps` takes, or a `Body`, which is sent as it is.
         timeout: seconds for the connection, for each wait for more of the reply, and for the reply as a whole, so that
             a server that sends a byte now and then cannot stretch it without end.
     """
-    data = json.dumps(body, allow_nan=False).encode()
-    headers = {"Content-Type": "application/json"}
+    if not isinstance(body, Body):
+        body = Body(data=json.dumps(body, allow_nan=False).encode(), content_type="application/json")
+    headers = {"Content-Type": body.content_type}
     end = time.monotonic() + timeout
     content = b""
     try:
         with session.post(
-            url, data=data, headers=headers, timeout=timeout, stream=True, allow_redirects=False
+            url, data=body.data, headers=headers, timeout=timeout, stream=True, allow_redirects=False
         ) as reply:
             while piece := reply.raw.read1(2**16, decode_content=True):
                 content += piece
