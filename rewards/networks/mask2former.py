@@ -42,6 +42,10 @@ BACKGROUND = 153  # grey, #999
 BATCH = 8  # images that the detector sees at once
 MASK_SCORE = 0.05  # far below GenEval's threshold of 0.3
 
+UNREAD = ("model.pixel_level_module.encoder.swin.layernorm.*",)
+"""Parameters of transformers 5's class that no output depends on, and that checkpoints of transformers 4 lack: the
+backbone hands out its four stages under norms of their own."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mask2Former:
@@ -71,7 +75,7 @@ class Mask2Former:
         owner = "judge 'mask2former'"
         network = pretrained.load_network(
             Mask2FormerForUniversalSegmentation, self.detector, device=device, owner=owner, option="detector",
-            what="Mask2Former",
+            what="Mask2Former", unread=UNREAD,
         )  # fmt: skip
         if (number := network.config.num_labels) != len(CLASSES):
             raise ValueError(

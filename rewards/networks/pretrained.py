@@ -19,6 +19,7 @@ import hashlib
 import importlib.util
 import pickle
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -77,8 +78,9 @@ def load_network(
     what: str,
     shared: bool = True,
     dtype: torch.dtype = torch.float32,
+    unread: Sequence[str] = (),
 ) -> Any:
-    """A frozen network in evaluation mode, every weight of which comes from the checkpoint.
+    """A frozen network in evaluation mode, every weight of which that enters an output comes from the checkpoint.
 
     Args:
         kind: the class of transformers.
@@ -86,6 +88,8 @@ def load_network(
         shared: one copy for all who ask for the same class, model, revision, device and dtype; False gives a fresh
             copy, which the caller may change and train.
         dtype: of the weights; scorers take float32.
+        unread: names of parameters of the class, `*` for any text, that no output depends on: a checkpoint may lack
+            them, such as one of an older release whose class did not have them.
 
     Raises:
         ValueError: if it cannot be had, or parameters are missing, which transformers would fill with random numbers.
@@ -99,7 +103,8 @@ def load_network(
             if out_of_memory(error):
                 raise
             raise cannot_load(model, error, owner=owner, option=option, what=what) from error
-        missing = sorted(set(info["missing_keys"]) & {name for name, _ in network.named_parameters()})
+        lacking = set(info["missing_keys"]) & {name for name, _ in network.named_parameters()}
+        missing = sorted(name for name in lacking if not any(fnmatchcase(name, pattern) for pattern in unread))
         if missing:
             raise ValueError(
                 f"{owner}: {model!r} lacks {len(missing)} weights of a {what} model (first: {missing[0]}), which would "
