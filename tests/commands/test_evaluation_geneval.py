@@ -277,7 +277,7 @@ def test_default_prompts_and_judges(tmp_path: Path) -> None:
     [
         ({"options": {"detectr": "x"}}, "unknown key 'detectr'"),
         ({"judge": "shape"}, "shapes"),
-        ({"judge": "shapes", "prompts": "published"}, "--judge shapes does not know airplane.*mask2former sees photos"),
+        ({"judge": "shapes", "prompts": "published"}, "--judge shapes does not know airplane.*openmmlab see photos"),
         ({"judge": "mask2former"}, "--judge mask2former does not know circle"),
         ({"options": {"detector": "x"}}, "detector"),
     ],

@@ -1,0 +1,68 @@
+"""Tensors out of files of torch that hold other programs' objects beside them, without running any code of the file.
+
+Training programs put their logs and settings into a checkpoint as objects of their own classes. torch's safe reader
+refuses such a file whole. Here every class and function that the file names, and that torch does not know as harmless,
+is stood for by an empty class that takes whatever it is given and does nothing: nothing is imported, nothing is called.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+_LEGACY = 4  # pickles of the format before torch 1.6: a mark, its version, the machine, the content
+
+
+def blank(name: str) -> type:
+    """An empty class: made with any arguments, given any state, it stays empty."""
+    return type(name.rpartition(".")[2] or name, (), {
+        "__new__": lambda cls, *_, **__: object.__new__(cls),
+        "__init__": lambda self, *_, **__: None,
+        "__setstate__": lambda self, _: None,
+    })  # fmt: skip
+
+
+def foreign_names(path: Path) -> list[str]:
+    """What a file of torch names beside torch's own: "module.name" each.
+
+    Raises:
+        ValueError: it is no file of torch, or damaged.
+    """
+    names: set[str] = set()
+    if zipfile.is_zipfile(path):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                for entry in archive.namelist():
+                    if entry.endswith("/data.pkl"):
+                        with archive.open(entry) as stream:
+                            names |= _named(stream)
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"{error}.") from error
+    else:
+        with path.open("rb") as stream:
+            for _ in range(_LEGACY):
+                names |= _named(stream)
+    return sorted(name for name in names if name.partition(".")[0] not in ("torch", "collections"))
+
+
+def _named(stream: IO[bytes]) -> set[str]:
+    """The names in the pickle that begins here; the stream stands after it."""
+    return {str(value).replace(" ", ".") for code, value, _ in pickletools.genops(stream) if code.name == "GLOBAL"}
+
+
+@contextmanager
+def blanked(path: Path) -> Iterator[None]:
+    """While it is entered, torch's safe reader takes a file's foreign objects for empty ones.
+
+    Raises:
+        ValueError: as `foreign_names`.
+    """
+    stands: list[Any] = [(blank(name), name) for name in foreign_names(path)]
+    with torch.serialization.safe_globals(stands):
+        yield
