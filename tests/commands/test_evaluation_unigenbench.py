@@ -19,10 +19,10 @@ from flowrl.benchmarks.unigenbench.points import MEANINGS
 from flowrl.commands.eval import kept_answers
 from flowrl.commands.eval import unigenbench_runner as unigenbench
 from flowrl.commands.eval.benchmark import Result
+from flowrl.commands.eval.kept_answers import RETRY_TEMPERATURE
 from flowrl.commands.eval.named_judges import judge_identity, read_judge
 from flowrl.commands.eval.result import as_text
 from flowrl.commands.eval.unigenbench_estimate import SECONDS
-from flowrl.commands.eval.kept_answers import RETRY_TEMPERATURE
 from flowrl.commands.eval.unigenbench_judge import read_wording
 from flowrl.generation.layouts import read_numbered
 from flowrl.generation.subject import Settings
