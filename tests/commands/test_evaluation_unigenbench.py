@@ -16,13 +16,14 @@ from unigenbench_files import record, write
 
 from flowrl.benchmarks.unigenbench.items import Item
 from flowrl.benchmarks.unigenbench.points import MEANINGS
-from flowrl.commands.eval import unigenbench_judge
+from flowrl.commands.eval import kept_answers
 from flowrl.commands.eval import unigenbench_runner as unigenbench
 from flowrl.commands.eval.benchmark import Result
+from flowrl.commands.eval.kept_answers import RETRY_TEMPERATURE
 from flowrl.commands.eval.named_judges import read_judge
 from flowrl.commands.eval.result import as_text
 from flowrl.commands.eval.unigenbench_estimate import SECONDS
-from flowrl.commands.eval.unigenbench_judge import RETRY_TEMPERATURE, read_wording
+from flowrl.commands.eval.unigenbench_judge import read_wording
 from flowrl.generation.journal import Journal
 from flowrl.generation.layouts import read_numbered
 from flowrl.generation.subject import Settings
@@ -262,8 +263,8 @@ def test_images_whose_server_failed_are_asked_for_in_the_next_sitting(
 def test_a_judge_that_answers_nothing_is_an_error_and_nothing_is_lost(
     tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unigenbench_judge, "AT_ONCE", 2)
-    monkeypatch.setattr(unigenbench_judge, "MANY", 2)
+    monkeypatch.setattr(kept_answers, "AT_ONCE", 2)
+    monkeypatch.setattr(kept_answers, "MANY", 2)
     asked = 0
 
     def dies(question: Question) -> Answer:

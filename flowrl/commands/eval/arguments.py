@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lora", type=Path, metavar="FOLDER", help="LoRA to add to MODEL")
     add("--prompts", metavar="FILE", help="file of prompts, or published or world (default: the benchmark's)")
     add("--num-prompts", type=count, metavar="N", help="number of prompts, spread evenly over the file (default: all)")
-    add("--samples", type=count, metavar="N", help="images per prompt (default: 4)")
+    add("--samples", type=count, metavar="N", help="images per prompt (default: 4; 1 where the benchmark has 1)")
     add(
         "--judge", metavar="JUDGE",
         help="a judge that the benchmark knows by name, '{server: URL, model: NAME}', or a YAML file with such a "

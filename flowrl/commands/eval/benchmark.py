@@ -25,17 +25,26 @@ from flowrl.commands.terminal_text import Table
 if TYPE_CHECKING:  # names of commands and options are asked for before anything heavy is loaded
     from flowrl.statistics.bootstrap import Interval
 
+JUDGED = "flowrl.commands.eval.judged.judged_runner"
+"""The runner of the benchmarks that judge one image of each prompt."""
+
 BENCHMARKS: dict[str, str] = {
     "diversity": "flowrl.commands.eval.panel_runner",
     "dpg_bench": "flowrl.commands.eval.dpg_bench_runner",
     "drawbench": "flowrl.commands.eval.panel_runner",
+    "gedit_cn": JUDGED,
+    "gedit_en": JUDGED,
     "geneval": "flowrl.commands.eval.geneval_runner",
+    "geneval2": JUDGED,
     "hpdv2": "flowrl.commands.eval.panel_runner",
+    "imgedit": JUDGED,
     "ocr": "flowrl.commands.eval.panel_runner",
     "panel": "flowrl.commands.eval.panel_runner",
     "pick_score_test": "flowrl.commands.eval.panel_runner",
     "t2i_compbench": "flowrl.commands.eval.t2i_compbench_runner",
     "unigenbench": "flowrl.commands.eval.unigenbench_runner",
+    "wise": JUDGED,
+    "wise_verified": JUDGED,
 }
 """Name -> module with `check` and `run`; a module may serve several names, `settings.benchmark` says which is meant."""
 

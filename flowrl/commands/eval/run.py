@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flowrl.commands.eval.benchmark import BENCHMARKS
+from flowrl.commands.eval.benchmark import BENCHMARKS, JUDGED
 from flowrl.commands.eval.result import as_text, over_models, refuse_foreign_result, with_notes, write, write_result
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
@@ -139,9 +139,11 @@ def _other(label: str, taken: str) -> str:
 
 
 def _samples(parsed: argparse.Namespace) -> int:
-    """As given, else as many as a folder in GenEval's layout has, else 4."""
+    """As given, else the benchmark's one, else as many as a folder in GenEval's layout has, else 4."""
     if parsed.samples is not None:
         return int(parsed.samples)
+    if BENCHMARKS[parsed.benchmark] == JUDGED:
+        return 1
     if parsed.images is None or not is_folder_of_images(parsed.images):
         return SAMPLES
     images = read_folder(parsed.images)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,23 +21,16 @@ from typing import Any
 from flowrl.benchmarks.unigenbench.items import Item
 from flowrl.benchmarks.unigenbench.points import MEANINGS, Language
 from flowrl.benchmarks.unigenbench.replies import Reply, read_reply
-from flowrl.commands.eval.named_judges import check_alive
+from flowrl.commands.eval.kept_answers import Tries, ask_kept
 from flowrl.files import read_json
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Journal, Row
-from flowrl.progress import progress
 from flowrl.randomness import counter_seed
-from flowrl.rewards.judges.asking import UNPARSED, ask_all
+from flowrl.rewards.judges.asking import UNPARSED
 from flowrl.rewards.judges.chat import Answer, Chat, Question, array_schema, object_schema
 from flowrl.rewards.judges.templates import IMAGE, OWN, Template, load_template, published_file
 
 SOURCE = "unigenbench"
-
-AT_ONCE = 64  # questions asked together; at most that many answers are lost when a run is cut short
-MANY = 8  # questions that all failed, after others were answered: the judge is gone
-READABLE_ERRORS = (None, "truncated")  # the judge answered, if not to the end
-KEPT_ERRORS = (*READABLE_ERRORS, UNPARSED)
-RETRY_TEMPERATURE = 0.7  # of tries after the first: a greedy answer would come out the same again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +113,7 @@ class Asking:
     Attributes:
         attempts: tries for an image; each after the first has another seed.
         max_tokens: length of an answer.
-        temperature: of the first try; 0 is greedy. Later ones have `RETRY_TEMPERATURE` at least.
+        temperature: of the first try; 0 is greedy.
         seed: of sampled answers.
     """
 
@@ -157,55 +149,19 @@ def ask_images(
         ValueError: the judge answers nothing at all: it is not there, or refuses. What it said before is kept.
     """
     keys = [judge_key(image, item) for image, item in work]
-    missing = [place for place, key in enumerate(keys) if key not in journal.rows]
-    batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
-    lost: dict[str, Row] = {}
-    done = len(work) - len(missing)
-    skipped = sum(journal.rows[key]["error"] is not None for key in keys if key in journal.rows)
-    heard = done > 0
-    with progress(f"judging {label}", len(work), done, enabled=show) as advance:
-        for batch in batches:
-            # A single image may be refused for what it shows; many at once, or the very first, mean the judge.
-            enough = MANY if heard else 1
-            rows = _ask(chat, wording, [work[place] for place in batch], asking, stop_at=enough)
-            heard = heard or any(row["error"] in KEPT_ERRORS for row in rows)
-            for place, row in zip(batch, rows, strict=True):
-                if row["error"] in KEPT_ERRORS:
-                    journal.add(keys[place], row)
-                else:
-                    lost[keys[place]] = row
-                skipped += row["error"] is not None
-                advance(f"{skipped} without scores" if skipped else "")
-    return [journal.rows.get(key) or lost[key] for key in keys]
 
+    def build(place: int, attempt: int, temperature: float) -> Question:
+        image, item = work[place]
+        return wording.question(
+            item, image.pixels(), max_tokens=asking.max_tokens, temperature=temperature,
+            seed=_seed(asking, image, attempt),
+        )  # fmt: skip
 
-def _ask(
-    chat: Chat, wording: Wording, batch: Sequence[tuple[ImageFile, Item]], asking: Asking, *, stop_at: int
-) -> list[Row]:
-    start = time.monotonic()
-    pixels = [image.pixels() for image, _ in batch]
-    rows: list[Row] = [{} for _ in batch]
-    tokens = [0] * len(batch)
-    waiting = list(range(len(batch)))
-    for attempt in range(asking.attempts):
-        if not waiting:
-            break
-        temperature = asking.temperature if attempt == 0 else max(asking.temperature, RETRY_TEMPERATURE)
-        questions = [
-            wording.question(batch[place][1], pixels[place], max_tokens=asking.max_tokens, temperature=temperature,
-                             seed=_seed(asking, batch[place][0], attempt))
-            for place in waiting
-        ]  # fmt: skip
-        answers = ask_all(chat, questions)
-        if attempt == 0 and len(answers) >= stop_at:
-            check_alive(answers, READABLE_ERRORS)
-        for place, answer in zip(waiting, answers, strict=True):
-            tokens[place] += answer.tokens
-            error = _error(answer, batch[place][1])
-            rows[place] = {"output": answer.text, "attempts": attempt + 1, "error": error, "tokens": tokens[place]}
-        waiting = [place for place in waiting if rows[place]["error"] is not None]
-    share = round((time.monotonic() - start) / len(batch), 3)
-    return [{**row, "seconds": share} for row in rows]
+    def read(place: int, answer: Answer) -> tuple[str | None, Row]:
+        return _error(answer, work[place][1]), {}
+
+    tries = Tries(attempts=asking.attempts, temperature=asking.temperature)
+    return ask_kept(chat, keys, build, read, journal, tries, label=label, show=show)
 
 
 def _seed(asking: Asking, image: ImageFile, attempt: int) -> int:
@@ -213,8 +169,6 @@ def _seed(asking: Asking, image: ImageFile, attempt: int) -> int:
 
 
 def _error(answer: Answer, item: Item) -> str | None:
-    if answer.error not in READABLE_ERRORS:
-        return answer.error
     if read_reply(answer.text, len(item.points)) is not None:
         return None  # cut off after its end, or not at all
     return answer.error or UNPARSED
