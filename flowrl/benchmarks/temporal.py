@@ -23,7 +23,7 @@ from flowrl.placement import widened, widest
 
 CELL = 8
 STILL = 2 / 255
-LEAST_STEP = 1e-4
+LEAST_STEP = 3e-4
 NAMES = ("change", "flicker", "freeze", "teleport")
 """The diagnostics by name; of all but the first, less is better."""
 _LUMA = (0.2126, 0.7152, 0.0722)
@@ -51,8 +51,8 @@ def flicker(video: Float[Tensor, " f 3 h w"]) -> Float[Tensor, ""]:
 
     A scalar in [0, 1]: |a - b| for a clip whose brightness alternates between a and b, 0 for a frozen one, for a fade,
     and for an edge that passes, since each pixel goes one way. (The mean absolute second difference, which this
-    resembles, is no less for a sharp edge that passes than for flicker.) What covers a pixel for one frame alone,
-    such as a line that moves faster than it is wide, counts.
+    resembles, is no less for a sharp edge that passes than for flicker.) What covers a pixel for one frame alone
+    counts, as of a thing that moves by more than half its width in a step.
     """
     first = luminance(video).diff(dim=0)
     before, after = first[:-1], first[1:]

@@ -11,8 +11,8 @@ Options: `rewards` and `REWARD.OPTION`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +71,11 @@ def run(settings: Settings) -> Result:
         for subject in settings.subjects
     ]  # fmt: skip
     scorers = load_scorers(plan.specs, settings.device) if plan.specs else {}
-    scored = []
-    for subject, part in zip(settings.subjects, clips, strict=True):
-        found = scored_by(scorers, subject, part, batch_size=settings.batch_size)
-        scored.append(with_columns(found, diagnosed(subject, part, show=settings.show)))
+    pairs = list(zip(settings.subjects, clips, strict=True))
+    scored = with_columns(
+        [scored_by(scorers, subject, part, batch_size=settings.batch_size) for subject, part in pairs],
+        [diagnosed(subject, part, show=settings.show) for subject, part in pairs],
+    )
     versions = {**{name: reward.version for name, reward in scorers.items()}, "diagnostics": VERSION}
     return result_of(
         settings, plan.panel, scored, [], versions, noun="clip",
@@ -84,23 +85,27 @@ def run(settings: Settings) -> Result:
     )  # fmt: skip
 
 
-def with_columns(scored: Scored, diagnostics: dict[str, Any]) -> Scored:
-    """A subject's clips with sub-scores beside their rewards and the diagnostics after them, as values and in rows.
+def with_columns(scored: Sequence[Scored], diagnostics: Sequence[Mapping[str, Any]]) -> list[Scored]:
+    """Clips of all subjects with sub-scores beside their rewards and the diagnostics after them, as values and in rows.
 
-    A sub-score that is the value itself is left out.
+    A sub-score that is the value itself, of all clips of all subjects, is left out.
     """
-    values: dict[str, Any] = {}
-    for name, column in scored.values.items():
-        values[name] = column
-        for part in dict.fromkeys(key for row in scored.rows for key in row["parts"] if key.startswith(f"{name}.")):
-            found = np.array([row["parts"].get(part, np.nan) for row in scored.rows], dtype=np.float64)
-            if not np.array_equal(found, column, equal_nan=True):
-                values[part] = found
-    for name, column in diagnostics.items():
-        values[name] = column
-        for row, value in zip(scored.rows, column.tolist(), strict=True):
-            row["values"][name] = value
-    return Scored(label=scored.label, images=scored.images, values=values, rows=scored.rows)
+    columns: list[dict[str, Any]] = [{} for _ in scored]
+    for name in scored[0].values:
+        for found, part in zip(columns, scored, strict=True):
+            found[name] = part.values[name]
+        own = [key for part in scored for row in part.rows for key in row["parts"] if key.startswith(f"{name}.")]
+        for key in dict.fromkeys(own):
+            sides = [np.array([row["parts"].get(key) for row in part.rows], dtype=np.float64) for part in scored]
+            if not all(np.array_equal(side, part.values[name], equal_nan=True)
+                       for side, part in zip(sides, scored, strict=True)):  # fmt: skip
+                for found, side in zip(columns, sides, strict=True):
+                    found[key] = side
+    for found, part, faults in zip(columns, scored, diagnostics, strict=True):
+        found |= faults
+        for place, row in enumerate(part.rows):
+            row["values"] |= {name: float(column[place]) for name, column in faults.items()}
+    return [replace(part, values=found) for part, found in zip(scored, columns, strict=True)]
 
 
 def plan_of(settings: Settings) -> VideoPlan:
