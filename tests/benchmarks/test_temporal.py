@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from flowrl.benchmarks.temporal import NAMES, diagnose, flicker, frame_change, f
 SIDE, SIZE = 64, 8
 
 
-def square(places: list[tuple[float, float]], *, value: float = 1.0, ground: float = 0.2) -> Tensor:
+def square(places: Sequence[tuple[float, float]], *, value: float = 1.0, ground: float = 0.2) -> Tensor:
     """A square of `SIZE` pixels on a grey ground, its upper left corner at the places (x, y)."""
     video = torch.full((len(places), 3, SIDE, SIDE), ground)
     for frame, (x, y) in zip(video, places, strict=True):
