@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import toy_pipeline
-from torch import Tensor
-from toy_pipeline import QuickRun, Toy, toy_config, write_toy
+from toy_pipeline import QuickRun, toy_config, write_toy
+from video_toy import FRAMES, VideoToy
 
 from flowrl.benchmarks.temporal import NAMES, diagnose
 from flowrl.commands.train.run import check_before_loading
@@ -18,19 +18,6 @@ from flowrl.pipelines import PIPELINES
 from flowrl.prompts.loading import EvalItem, Prompt
 from flowrl.training.evaluation_rows import score_rows
 from flowrl.training.heldout import evaluate
-
-FRAMES = 4
-
-
-class VideoToy(Toy):
-    """The toy, whose images are clips that brighten from frame to frame and fall back in the last one."""
-
-    fps: float | None = 8.0
-
-    def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
-        image = super().decode(latents, gradient=gradient)
-        levels = torch.tensor([0.2, 0.5, 0.8, 0.4])[:, None, None, None]
-        return image[:, None] * levels
 
 
 def evaluated(folder: Path, **options: Any) -> dict[str, Any]:
