@@ -78,6 +78,29 @@ PANELS: dict[str, Panel] = {
     ),
 }
 
+VIDEO_PANELS: dict[str, Panel] = {
+    "video_align": Panel(
+        title="VideoAlign",
+        rewards=("video_align",),
+        samples=1,
+        prompts=1000,
+        where="DanceGRPO evaluates on 1,000 prompts held out of the 50,000 video prompts in its code; which ones is "
+        "not known, so hold out your own",
+        scale="the sum of the normalised dimensions, each about N(0, 1); DanceGRPO plots them de-normalised, VQ as "
+        "VQ * 2.2476 + 3.6757 and MQ as MQ * 1.3811 + 1.1646.",
+    ),
+    "videogen_eval": Panel(
+        title="VideoGen-Eval",
+        rewards=("video_align",),
+        samples=1,
+        prompts=700,
+        where="VGenEval_T2V.xlsx in the code of AILab-CVC/VideoGen-Eval, its prompts one a line",
+        scale="VideoGen-Eval's own judge is an agent of language models (arXiv 2503.23452), which is not here: these "
+        "scores are VideoAlign's. Its 700 prompts include those that start from an image.",
+    ),
+}
+"""The same of benchmarks for models of videos."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScorerMean:

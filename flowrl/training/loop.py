@@ -364,7 +364,7 @@ class Loop(Draws):
             row = evaluate(
                 self.run, self.drawn, self.measured, items, schedule, iteration=iteration, guidance_scale=scale,
                 batch_size=settings.batch_size, seed=settings.seed, num_images=settings.num_images,
-                show=self.config.progress, in_step=self.shards is not None,
+                show=self.config.progress, in_step=self.shards is not None, temporal=settings.temporal,
             )  # fmt: skip
         if row is None:
             return False

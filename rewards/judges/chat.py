@@ -171,6 +171,8 @@ def resized(image: Pixels, height: int, width: int) -> Pixels:
     if image.shape[:2] == (height, width):
         return image
     return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+
+
 def score_schema(count: int, low: int, high: int, *, key: str = "score", whole: bool = True) -> dict[str, Any]:
     """JSON schema of an answer such as `{"reasoning": "...", "score": [20, 18]}`: reasons, then `count` numbers."""
     number = {"type": "integer" if whole else "number", "minimum": low, "maximum": high}

@@ -43,10 +43,20 @@ BENCHMARKS: dict[str, str] = {
     "pick_score_test": "flowrl.commands.eval.panel_runner",
     "t2i_compbench": "flowrl.commands.eval.t2i_compbench_runner",
     "unigenbench": "flowrl.commands.eval.unigenbench_runner",
+    "vbench": "flowrl.commands.eval.video.vbench_runner",
+    "video_align": "flowrl.commands.eval.video.video_panel_runner",
+    "video_panel": "flowrl.commands.eval.video.video_panel_runner",
+    "videogen_eval": "flowrl.commands.eval.video.video_panel_runner",
     "wise": JUDGED,
     "wise_verified": JUDGED,
 }
 """Name -> module with `check` and `run`; a module may serve several names, `settings.benchmark` says which is meant."""
+
+OF_VIDEOS = ("vbench", "video_align", "video_panel", "videogen_eval")
+"""The benchmarks that take models of videos; all others take models of images."""
+
+USUAL_SAMPLES: dict[str, int] = {name: 1 for name, runner in BENCHMARKS.items() if runner == JUDGED} | {"vbench": 5}
+"""Images or clips per prompt where --samples does not say; 4 for the benchmarks that are not here."""
 
 REPRODUCES: dict[str, str] = {
     "dpg_bench": (

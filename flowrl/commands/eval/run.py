@@ -14,19 +14,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flowrl.commands.eval.benchmark import BENCHMARKS, JUDGED
+from flowrl.commands.eval.benchmark import BENCHMARKS, OF_VIDEOS, USUAL_SAMPLES
 from flowrl.commands.eval.result import as_text, over_models, refuse_foreign_result, with_notes, write, write_result
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.generation.drawing import find_device
-from flowrl.generation.folders import is_folder_of_images, read_folder
-from flowrl.generation.models import EMBEDDED, WORLD_MODELS, Source, check_source, find_source, label_of
+from flowrl.generation.folders import IMAGES, is_folder_of_images, read_folder
+from flowrl.generation.models import (
+    EMBEDDED,
+    EMBEDDED_VIDEO,
+    WORLD_MODELS,
+    Source,
+    check_source,
+    find_source,
+    label_of,
+)
 from flowrl.generation.subject import Settings, Subject
+from flowrl.media.lossless import CLIPS
 from flowrl.rewards import load_target
 
 BASE = "base"
-SAMPLES, BATCH, SMALL_BATCH = 4, 64, 8
+SAMPLES, BATCH, SMALL_BATCH, VIDEO_BATCH = 4, 64, 8, 16
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -46,7 +55,7 @@ def run(parsed: argparse.Namespace) -> int:
     for settings in plans:
         for subject in (settings.subject, settings.base):
             if subject is not None and subject.source is not None:
-                check_source(subject.source, judging="flowrl eval")
+                check_source(subject.source, judging="flowrl eval", videos=parsed.benchmark in OF_VIDEOS)
         check(settings)
     for out in dict.fromkeys([plans[0].out if len(plans) == 1 else plans[0].out.parent, *(one.out for one in plans)]):
         refuse_foreign_result(out)
@@ -78,7 +87,8 @@ def settings_of(parsed: argparse.Namespace) -> list[Settings]:
         given = given_flags(parsed, ["lora"] if parsed.baseline is not None else ["lora", *SAMPLING, "batch_size"])
         if words := ", ".join([*(["MODEL"] if parsed.models else []), *given]):
             raise ValueError(f"--images judges images that exist, so {words} has no place beside it: leave it out.")
-    models = parsed.models or ([EMBEDDED] if parsed.images is None else [None])
+    shipped = EMBEDDED_VIDEO if parsed.benchmark in OF_VIDEOS else EMBEDDED
+    models = parsed.models or ([shipped] if parsed.images is None else [None])
     labels = _labels(parsed, models)
     out = parsed.out or Path("evaluations") / f"{parsed.benchmark}-{labels[0]}"
     plans = []
@@ -139,14 +149,12 @@ def _other(label: str, taken: str) -> str:
 
 
 def _samples(parsed: argparse.Namespace) -> int:
-    """As given, else the benchmark's one, else as many as a folder in GenEval's layout has, else 4."""
+    """As given, else as many as a folder in GenEval's layout has, else the benchmark's."""
     if parsed.samples is not None:
         return int(parsed.samples)
-    if BENCHMARKS[parsed.benchmark] == JUDGED:
-        return 1
     if parsed.images is None or not is_folder_of_images(parsed.images):
-        return SAMPLES
-    images = read_folder(parsed.images)
+        return USUAL_SAMPLES.get(parsed.benchmark, SAMPLES)
+    images = read_folder(parsed.images, CLIPS if parsed.benchmark in OF_VIDEOS else IMAGES)
     return sum(image.index == images[0].index for image in images)
 
 
@@ -154,6 +162,8 @@ def _batch_size(parsed: argparse.Namespace, *subjects: Subject | None) -> int:
     if parsed.batch_size is not None:
         return int(parsed.batch_size)
     sources = [subject.source for subject in subjects if subject is not None and subject.source is not None]
+    if parsed.benchmark in OF_VIDEOS:
+        return VIDEO_BATCH if sources and all(source.model == EMBEDDED_VIDEO for source in sources) else 1
     return BATCH if all(source.model in WORLD_MODELS for source in sources) else SMALL_BATCH
 
 

@@ -28,7 +28,7 @@ from flowrl.benchmarks.judged.wise_bench import WISE, WISE_VERIFIED
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.judged.judged_questions import Asking, WordsOf, ask_cases, find_words
 from flowrl.commands.eval.judged.judged_result import Judged, result_of
-from flowrl.commands.eval.named_judges import judge_identity, read_judge
+from flowrl.commands.eval.named_judges import read_judge
 from flowrl.commands.eval.runner_parts import options_of
 from flowrl.config.train import resolve_path
 from flowrl.files import write_atomically
@@ -41,7 +41,7 @@ from flowrl.html.markup import plural
 from flowrl.media.images import save_png
 from flowrl.prompts.datasets import is_dataset
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.judges.chat import build_chat
+from flowrl.rewards.judges.chat import build_chat, identity_of
 
 PROTOCOLS: Mapping[str, Protocol] = {
     "gedit_cn": GEDIT_CN,
@@ -96,7 +96,7 @@ class Plan:
         """What an answer depends on besides the image and the question."""
         assert self.judge is not None
         return {
-            "benchmark": self.protocol.title, "version": _VERSION, "judge": judge_identity(self.judge),
+            "benchmark": self.protocol.title, "version": _VERSION, "judge": identity_of(self.judge),
             "attempts": self.asking.tries.attempts, "temperature": self.asking.tries.temperature,
             "max_tokens": self.asking.max_tokens, "seed": self.asking.seed,
         }  # fmt: skip
