@@ -50,6 +50,7 @@ REWARDS: dict[str, str] = {
     "physics": "flowrl.rewards.physics:Physics",
     "pick_score": "flowrl.rewards.clip:PickScore",
     "preference_head": "flowrl.rewards.preference_head:PreferenceHead",
+    "pyiqa": "flowrl.rewards.metrics.iqa:Pyiqa",
     "rank": "flowrl.rewards.comparing.pairwise:Rank",
     "remote": "flowrl.rewards.remote:Remote",
     "rubric": "flowrl.rewards.judges.rubric:Rubric",
