@@ -32,6 +32,7 @@ REWARDS: dict[str, str] = {
     "aesthetic": "flowrl.rewards.aesthetic:Aesthetic",
     "attributes": "flowrl.rewards.embedded.attributes:AttributeScore",
     "clip_score": "flowrl.rewards.clip:ClipScore",
+    "dreamsim": "flowrl.rewards.metrics.dream_sim:DreamSim",
     "edit_principles": "flowrl.rewards.judges.principles:EditPrinciples",
     "edit_score": "flowrl.rewards.judges.edit_judge:EditScore",
     "edit_verdict": "flowrl.rewards.embedded.world_verdicts:EditVerdict",
