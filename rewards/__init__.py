@@ -34,6 +34,7 @@ REWARDS: dict[str, str] = {
     "clip_score": "flowrl.rewards.clip:ClipScore",
     "dreamsim": "flowrl.rewards.metrics.dream_sim:DreamSim",
     "edit_principles": "flowrl.rewards.judges.principles:EditPrinciples",
+    "edit_reward": "flowrl.rewards.edit_reward:EditReward",
     "edit_score": "flowrl.rewards.judges.edit_judge:EditScore",
     "edit_verdict": "flowrl.rewards.embedded.world_verdicts:EditVerdict",
     "geneval": "flowrl.rewards.geneval:Geneval",

@@ -77,7 +77,7 @@ class DreamSim:
     """What an image is compared with: the sample's `references`, or the `sources` of an edit."""
     reproduces: ClassVar[str] = (
         "DreamSim (arXiv 2306.09344, package dreamsim 0.2.1), variants with a class token; distances equal the "
-        "package's own network on random weights in the released layout, not checked against the released weights"
+        "package's own network on random weights in the released layout, not checked against the released weights."
     )
 
     def __post_init__(self) -> None:
