@@ -42,6 +42,7 @@ REWARDS: dict[str, str] = {
     "grid_verdict": "flowrl.rewards.embedded.world_verdicts:GridVerdict",
     "hps": "flowrl.rewards.hps:Hps",
     "hpsv3": "flowrl.rewards.hpsv3:Hpsv3",
+    "hpsv3_plus": "flowrl.rewards.hpsv3_plus:Hpsv3Plus",
     "image_reward": "flowrl.rewards.image_reward:ImageReward",
     "jpeg_compressibility": "flowrl.rewards.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "flowrl.rewards.jpeg:JpegIncompressibility",

@@ -45,8 +45,8 @@ class EditReward:
     """
 
     reproduces: ClassVar[str] = (
-        "EditReward (arXiv 2509.26346, TIGER-AI-Lab/EditReward, two heads, its texts); values of a tiny random Qwen2.5-VL "
-        "equal those of the repository's own class under transformers 4.57.0, not checked on the released weights."
+        "EditReward (arXiv 2509.26346, TIGER-AI-Lab/EditReward, two heads, its texts); values of a tiny random "
+        "Qwen2.5-VL equal those of the repository's own class under transformers 4.57.0, not of the released weights."
     )
 
     model: str = "TIGER-Lab/EditReward-Qwen2.5-VL-7B"

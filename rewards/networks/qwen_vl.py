@@ -181,9 +181,14 @@ class TokenReward(nn.Module):
         self.head = head
 
     def forward(
-        self, batch: Mapping[str, Tensor], token_ids: Sequence[int], *, position_mode: PositionMode
+        self,
+        batch: Mapping[str, Tensor],
+        token_ids: Sequence[int],
+        *,
+        position_mode: PositionMode,
+        read: Callable[[Tensor], Tensor] | None = None,
     ) -> Float[Tensor, " b k o"]:
-        """The head's outputs for a batch of the processor, at each of the tokens, in their order."""
+        """The outputs of the head, or of `read`, for a batch of the processor, at each token, in their order."""
         places = token_places(batch["input_ids"], token_ids)
         positions = None
         if position_mode == "sequential":
@@ -191,7 +196,7 @@ class TokenReward(nn.Module):
             positions = torch.arange(length, device=batch["input_ids"].device).expand(3, b, length)
         hidden = self.backbone(**batch, position_ids=positions, use_cache=False).last_hidden_state
         rows = torch.arange(len(hidden), device=hidden.device)[:, None]
-        return self.head(hidden[rows, places].float())
+        return (read or self.head)(hidden[rows, places].float())
 
 
 def build_backbone(
@@ -323,7 +328,11 @@ def encode(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scorer:
-    """A loaded `TokenReward`, its processor and template: prompts and images or clips to the head's outputs."""
+    """A loaded `TokenReward`, its processor and template: prompts and images or clips to the head's outputs.
+
+    `resize` says that the processor brings images to a size that it takes; `read` is the head, told more than it
+    knows by itself.
+    """
 
     network: TokenReward
     processor: Any
@@ -333,6 +342,7 @@ class Scorer:
     device: torch.device
     owner: str
     resize: bool = False
+    read: Callable[[Tensor], Tensor] | None = None
 
     @torch.no_grad()
     def outputs(
@@ -358,5 +368,5 @@ class Scorer:
             )  # fmt: skip
             batch = {name: value.to(self.device) for name, value in batch.items()}
             with torch.autocast(self.device.type, enabled=False):
-                pieces.append(self.network(batch, self.token_ids, position_mode=self.position_mode))
+                pieces.append(self.network(batch, self.token_ids, position_mode=self.position_mode, read=self.read))
         return torch.cat(pieces)

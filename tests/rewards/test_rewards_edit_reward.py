@@ -91,12 +91,10 @@ def test_pooling_batches_and_order(options: dict[str, Any]) -> None:
     whole = build_reward("edit_reward", options=options)(inputs)
     means = torch.stack([whole.parts["following"], whole.parts["quality"]])
     assert len({round(value, 3) for value in whole.values.tolist()}) == 2
-    for pooling, wanted in (("min", means.amin(0)), ("sum", means.sum(0))):
-        reward = build_reward("edit_reward", options=options | {"pooling": pooling})
-        torch.testing.assert_close(reward(inputs[[1]]).values, wanted[1:], rtol=0, atol=1e-5)
-        assert pooling in reward.version
-    batched = build_reward("edit_reward", options=options | {"batch_size": 2})(inputs[[1, 0]])
-    torch.testing.assert_close(batched.values, whole.values[[1, 0]], rtol=0, atol=1e-4)
+    smaller = build_reward("edit_reward", options=options | {"pooling": "min", "batch_size": 2})
+    torch.testing.assert_close(smaller(inputs[[1, 0]]).values, means.amin(0)[[1, 0]], rtol=0, atol=1e-4)
+    assert ":min:" in smaller.version
+    torch.testing.assert_close(edit_reward.POOLED["sum"](means, 0), 2 * whole.values, rtol=0, atol=1e-5)
 
 
 def test_an_edit_needs_one_source(options: dict[str, Any]) -> None:
