@@ -65,6 +65,7 @@ REWARDS: dict[str, str] = {
     "tournament": "flowrl.rewards.comparing.pairwise:Tournament",
     "unified_reward": "flowrl.rewards.judges.unified:UnifiedReward",
     "video_align": "flowrl.rewards.video_align:VideoAlign",
+    "vqa_score": "flowrl.rewards.metrics.vqa_score:VqaScore",
     "win_rate": "flowrl.rewards.comparing.pairwise:WinRate",
     "yes_no": "flowrl.rewards.judges.yes_no:YesNo",
 }
