@@ -361,6 +361,21 @@ def addresses_of(name: str) -> tuple[str, ...]:
     return tuple(getattr(load_target(REWARDS[name]), "addresses", ())) if name in REWARDS else ()
 
 
+def reproduced_by(name: str | None, options: Mapping[str, Any] | None = None) -> str | None:
+    """What a built-in reward reproduces and against what that was checked here; None where it has no published name.
+
+    The line is the class attribute `reproduces` of its options. Options that put another text in the place of the
+    published one are told with it.
+    """
+    line = str(getattr(load_target(REWARDS[name]), "reproduces", "")) if name in REWARDS else ""
+    if not line:
+        return None
+    template = (options or {}).get("template")
+    return (
+        line if template is None else f"{line} Here it is asked with template: {template}, for which that may not hold."
+    )
+
+
 def can_be_differentiable(name: str | None) -> bool:
     """Whether the values of a built-in reward can carry the gradient of the images, perhaps with some options only."""
     return name in REWARDS and bool(getattr(load_target(REWARDS[name]), "differentiable", False))

@@ -47,6 +47,11 @@ class Ocr:
     substring (`substring_ok: false`); an entry's `frames:` replaces that rule.
     """
 
+    reproduces: ClassVar[str] = (
+        "The text reward of Flow-GRPO (arXiv 2505.05470), its edit distance checked in closed form; read by "
+        "RapidOCR instead of PaddleOCR 2.9.1, which moves the number."
+    )
+
     target_regex: str = FIRST_QUOTED
     """What is the target in a prompt: the first match's first group that took part, or the whole match if it has no
     groups."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -40,6 +40,11 @@ class Physics:
     A frozen video is foreseen perfectly: watch `frame_change`, and add a reward that asks for motion or set
     `min_change`.
     """
+
+    reproduces: ClassVar[str] = (
+        "The foresight coherence of MIND-V (arXiv 2512.06628), checked by hand on a tiny random V-JEPA 2; windows, "
+        "pooling and target features, which the paper leaves open, are choices made here."
+    )
 
     model: str = "facebook/vjepa2-vitl-fpc64-256"
     """A local folder, or an id on the hub."""

@@ -61,7 +61,7 @@ from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.training.reward_watch import RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
-from flowrl.training.seal import model_of, versions_of
+from flowrl.training.seal import model_of, reproduced_in, versions_of
 from flowrl.training.stages import Stages
 from flowrl.training.watchdog import (
     MOSTLY,
@@ -147,6 +147,7 @@ class Loop(Draws):
             held["denoiser_bytes"] = denoiser_bytes(self.pipeline.denoiser)
         if run.rollouts is not None:
             held["workers"] = run.rollouts.layout
+        held["reproduces"] = reproduced_in(reward, self.measured)
         run.begin(self.first, attention=self.pipeline.attention, **held)
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_trained(self.first)

@@ -82,6 +82,18 @@ def versions_of(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, 
     return found | {f"reward {term.key}": term.reward.version for term in reward.terms}
 
 
+def reproduced_in(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, str]:
+    """What those rewards reproduce that have a published name, and against what that was checked."""
+    from flowrl.rewards import reproduced_by
+
+    lines: dict[str, str] = {}
+    for kind, terms in (("reward", reward.terms), ("eval reward", () if measured is None else measured.terms)):
+        for term in terms:
+            if (line := reproduced_by(term.entry.name, term.entry.options)) is not None:
+                lines[f"{kind} {term.key}"] = line
+    return lines
+
+
 def digest_of(inputs: Mapping[str, Any]) -> str:
     """A short digest of what a run is made with, for its checkpoints."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]

@@ -4,23 +4,28 @@ A reward's option `judge` says which one:
 
     judge: {server: http://127.0.0.1:8000/v1, model: UnifiedReward}      an OpenAI-compatible server
     judge: {model: my/folder-or-hub-id}                                  through transformers, in this process
+
+Either takes `size: 512`, or `size: [height, width]`: every image is resized to that, whatever its shape, before it is
+encoded or read, by Pillow's bicubic filter, which is the default of its `resize`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
+from PIL import Image
 
-from flowrl.config.options import build_options
+from flowrl.config.options import build_parts
 from flowrl.rewards import load_target
 
 Pixels = UInt8[np.ndarray, " h w 3"]
 
+MAX_SIDE = 4096  # of an image that a judge is shown
 TOP_LOGPROBS = 20
 """Candidates of a token that are asked for, the most that hosted servers give."""
 
@@ -91,6 +96,71 @@ class ChatOptions(Protocol):
         """Makes the judge; loads its weights, if it runs here."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """What a judge's images are resized to, wherever it runs."""
+
+    size: int | tuple[int, int] | None = None
+    """The side of the square that every image becomes, or [height, width]; null leaves images as they are."""
+
+    def __post_init__(self) -> None:
+        if self.sides is not None and not 1 <= min(self.sides) <= max(self.sides) <= MAX_SIDE:
+            raise ValueError(
+                f"size must be 1 to {MAX_SIDE} pixels, one number for a square or [height, width], got {self.size}."
+            )
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """Height and width."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sized:
+    """A judge whose images are resized first."""
+
+    options: ChatOptions
+    sides: tuple[int, int]
+
+    def build(self, device: torch.device) -> Chat:
+        """Makes the judge; loads its weights, if it runs here."""
+        return SizedJudge(chat=self.options.build(device), sides=self.sides)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SizedJudge:
+    """A judge that sees every image at one size."""
+
+    chat: Chat
+    sides: tuple[int, int]
+
+    @property
+    def version(self) -> str:
+        return f"{self.chat.version}:size-{self.sides[0]}x{self.sides[1]}"
+
+    def ask(self, questions: Sequence[Question]) -> list[Answer]:
+        """Answers in the order of the questions; see `Chat`. An image of several questions is resized once."""
+        made: dict[int, np.ndarray] = {}  # by identity: the judge encodes what is one image once as well
+        for part in (part for question in questions for part in question.parts):
+            if not isinstance(part, str) and id(part) not in made:
+                made[id(part)] = resized(part, *self.sides)
+        return self.chat.ask(
+            [
+                replace(
+                    question, parts=tuple(part if isinstance(part, str) else made[id(part)] for part in question.parts)
+                )
+                for question in questions
+            ]
+        )
+
+
+def resized(image: Pixels, height: int, width: int) -> Pixels:
+    """An image at another size by Pillow's bicubic filter; as it is where it has that size."""
+    if image.shape[:2] == (height, width):
+        return image
+    return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+
+
 def is_server(judge: Mapping[str, Any]) -> bool:
     """Whether a judge runs elsewhere, so that asking it means waiting."""
     return "server" in judge
@@ -106,8 +176,9 @@ def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> ChatOptions
     Raises:
         ValueError: naming what was given and what is allowed.
     """
-    made: ChatOptions = build_options(load_target(CHATS["server" if is_server(judge) else "local"]), judge, owner=owner)
-    return made
+    made: ChatOptions
+    made, size = build_parts([load_target(CHATS["server" if is_server(judge) else "local"]), Size], judge, owner=owner)
+    return made if size.sides is None else Sized(options=made, sides=size.sides)
 
 
 def build_chat(judge: Mapping[str, Any], *, device: torch.device, owner: str = "judge") -> Chat:

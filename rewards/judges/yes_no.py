@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -46,6 +46,12 @@ Forms = tuple[str, ...]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class YesNo:
     """A judge's answer to a question about the image, in [0, 1]; greedy, one token, unless the word is read."""
+
+    reproduces: ClassVar[str] = (
+        "VQAScore (arXiv 2404.01291) with score: mass, Soft-TIFA (GenEval 2) with questions_field; the arithmetic "
+        "was checked on scripted answers; our own questions are asked unless template is given, so no published "
+        "number is met by default."
+    )
 
     judge: Mapping[str, Any]
     """Which model answers, see `flowrl.rewards.judges.chat`."""

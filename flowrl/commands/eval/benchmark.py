@@ -39,6 +39,44 @@ BENCHMARKS: dict[str, str] = {
 }
 """Name -> module with `check` and `run`; a module may serve several names, `settings.benchmark` says which is meant."""
 
+REPRODUCES: dict[str, str] = {
+    "dpg_bench": (
+        "DPG-Bench (arXiv 2403.05135): its prompts, dependencies and sums, checked on a file worked by hand; its "
+        "judge mPLUG-large is asked by its own script on the grids that are written, another judge gives another "
+        "metric."
+    ),
+    "drawbench": (
+        "DrawBench's prompts (arXiv 2205.11487) with the scorers of DiffusionNFT, whose own lines say what each of "
+        "them reproduces; the published numbers were not repeated."
+    ),
+    "geneval": (
+        "GenEval (arXiv 2310.11513): the 553 prompts byte for byte, its rules checked against worked examples and an "
+        "independent reading; what the detector here says differs from the benchmark's own, see docs/benchmarks.md."
+    ),
+    "hpdv2": (
+        "The test prompts of HPDv2 (arXiv 2306.09341), whose scorers' own lines say what each of them reproduces; the "
+        "published numbers were not repeated."
+    ),
+    "ocr": (
+        "Flow-GRPO's test of text (arXiv 2505.05470) with the edit distance of its reward, read by RapidOCR instead "
+        "of PaddleOCR 2.9.1, which moves the number."
+    ),
+    "pick_score_test": (
+        "Flow-GRPO's PickScore test (arXiv 2505.05470) as the line of pick_score says; the published numbers were not "
+        "repeated."
+    ),
+    "t2i_compbench": (
+        "T2I-CompBench (arXiv 2307.06350): names of images and sums, checked on numbers worked by hand; the detectors "
+        "are those of its own scripts, which read what is drawn here."
+    ),
+    "unigenbench": (
+        "UniGenBench (arXiv 2508.20751): prompts, question and meanings of test points byte for byte from "
+        "CodeGoat24/UniGenBench at 49d0bce, replies, sums and result files checked on the benchmark's own examples; "
+        "no published judge was asked, and a first try is greedy here."
+    ),
+}
+"""Benchmark with a published name -> what it reproduces and against what that was checked here, in a line; it goes into
+result.json and docs/published.md, as does `reproduces` of the rewards."""
 
 NO_TRAINING = ", not of another training of the same model"
 

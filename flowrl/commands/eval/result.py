@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flowrl.commands.eval.benchmark import Result
+from flowrl.commands.eval.benchmark import REPRODUCES, Result
 from flowrl.commands.eval.page import render
 from flowrl.commands.terminal_text import COLUMNS, Table, as_table
 from flowrl.files import plain, read_json, refuse_foreign, write_atomically
@@ -79,6 +79,7 @@ def write_result(result: Result, out: Path, benchmark: str, names: Sequence[str]
     out.mkdir(parents=True, exist_ok=True)
     content = {
         "benchmark": benchmark, "names": list(names), "command": command,
+        "reproduces": REPRODUCES.get(benchmark),
         **{key: plain(getattr(result, key)) for key in ("headline", "metrics", "base_metrics", "intervals",
            "base_intervals", "differences", "tables", "notes", "facts")},
     }  # fmt: skip

@@ -2,13 +2,11 @@
 
 One question per image. Its words come from a template with the fields {prompt}, {testpoints} (a Python list),
 {definitions} and {descriptions} (a line "test point: text" for each); `<image>` marks where the image stands, else it
-comes first.
+comes first, or last where the judge is a hosted Gemini, as in the published code.
 
-**The shipped templates and definitions are our own words.** The published judges were asked with others, and the
-offline ones were trained on them: a judge that is asked in other words is another judge. Before comparing numbers with
-the leaderboard take the published words from the benchmark's repository (eval/*.py of CodeGoat24/UniGenBench) into
-files, name these by the options `template` and `definitions`, or measure on a fixed set of images how often the two
-wordings agree.
+Template and definitions are the published ones (CC BY 4.0, `rewards/templates/published/unigenbench`), on which the
+benchmark's offline judges were trained: a judge that is asked in other words is another judge. The options `template`
+and `definitions` put other words in their place; `own` takes this package's.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,9 @@ from flowrl.progress import progress
 from flowrl.randomness import counter_seed
 from flowrl.rewards.judges.asking import UNPARSED, ask_all
 from flowrl.rewards.judges.chat import Answer, Chat, Question
-from flowrl.rewards.judges.templates import Template, load_template
+from flowrl.rewards.judges.templates import IMAGE, OWN, Template, load_template, published_file
+
+SOURCE = "unigenbench"
 
 AT_ONCE = 64  # questions asked together; at most that many answers are lost when a run is cut short
 MANY = 8  # questions that all failed, after others were answered: the judge is gone
@@ -48,7 +48,7 @@ class Wording:
     template: Template
     meanings: Mapping[str, str]
     own: bool
-    """Whether any of it is the shipped wording, and not the user's files alone."""
+    """Whether any of it is other than the published wording."""
 
     @property
     def digest(self) -> str:
@@ -68,23 +68,32 @@ class Wording:
         return self.template.question([image], fields, max_tokens=max_tokens, temperature=temperature, seed=seed)
 
 
-def read_wording(language: Language, template: str | None, definitions: str | None) -> Wording:
-    """The shipped words, or those of the user's files.
+def read_wording(
+    language: Language, template: str | None, definitions: str | None, *, image_last: bool = False
+) -> Wording:
+    """The published words, our own, or those of the user's files.
 
     Args:
         language: of the prompts.
-        template: a text file with the four fields.
-        definitions: a JSON file `{test point: what it means}` with all 27 of the language.
+        template: a text file with the four fields, `own`, or None for the published one.
+        definitions: a JSON file `{test point: what it means}` with all 27 of the language, `own`, or None likewise.
+        image_last: whether the image follows the text where the template does not mark its place.
 
     Raises:
         ValueError: a file that is not there, a field or a test point that is missing.
     """
     try:
-        words = load_template(f"unigenbench_{language}", template, images=1)
+        words = load_template(f"unigenbench_{language}", template, source=SOURCE, images=1)
     except ValueError as error:
         raise ValueError(f"--option template={template}: {error}") from error
-    meanings = MEANINGS[language] if definitions is None else _definitions(Path(definitions).expanduser(), language)
-    return Wording(template=words, meanings=meanings, own=template is None or definitions is None)
+    if image_last and IMAGE not in words.user:
+        words = replace(words, user=words.user + IMAGE)
+    if definitions == OWN:
+        meanings: Mapping[str, str] = MEANINGS[language]
+    else:
+        file = published_file(SOURCE, f"definitions_{language}.json") if definitions is None else Path(definitions)
+        meanings = _definitions(file.expanduser(), language)
+    return Wording(template=words, meanings=meanings, own=template is not None or definitions is not None)
 
 
 def _definitions(path: Path, language: Language) -> dict[str, str]:

@@ -24,8 +24,8 @@ from flowrl.statistics.bootstrap import Interval
 LEADERBOARD_JUDGE = "gemini-2.5-pro"
 NOT_LEADERBOARD = "The judge is {judge}, the leaderboard's is Gemini-2.5-Pro: compare numbers of one judge only."
 OWN_WORDS = (
-    "The judge was asked in this toolkit's own words (options template and definitions change them). Numbers are not "
-    "those of the published wording until the agreement of the two was measured on one set of images."
+    "The judge was asked in other than the published words (options template and definitions). Numbers are not those "
+    "of the published wording until the agreement of the two was measured on one set of images."
 )
 MANY_SKIPPED = 0.02
 
@@ -56,7 +56,7 @@ def result_of(
         judgings: of the subject, and then of the base.
         judge: its version, for the facts.
         model: its name.
-        own_words: whether it was asked in the shipped words.
+        own_words: whether it was asked in other than the published words.
         whole: whether all prompts of the file took part.
     """
     scores = [aggregate(score_rows(part.rows)) for part in judgings]

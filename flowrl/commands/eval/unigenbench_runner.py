@@ -4,8 +4,8 @@
     flowrl eval --images FOLDER ...          images {index}_{sample}.png, or in GenEval's layout with these prompts
 
 The prompt files are not shipped, see `flowrl.benchmarks.unigenbench.items`. Judges by name are in `JUDGES`, others
-are given as a mapping. **Numbers of another judge than Gemini-2.5-Pro, or asked in other words than the published ones,
-are not leaderboard numbers**; see `flowrl.commands.eval.unigenbench_judge` and docs/unigenbench.md.
+are given as a mapping. Judges are asked in the published words. **Numbers of another judge than Gemini-2.5-Pro, or in
+other words, are not leaderboard numbers**; see `flowrl.commands.eval.unigenbench_judge` and docs/unigenbench.md.
 
 In the subject's folder: `<track>/{index}_{sample}.png`, the journal of all replies, and `results/<label>_<track>.csv`
 and `.json` in the published format.
@@ -65,9 +65,9 @@ class Options:
     en_variant: EnVariant = "head"
     """Which version of the English file is meant, see `flowrl.benchmarks.unigenbench.items`."""
     template: str | None = None
-    """Text file with the question; None takes the shipped one."""
+    """Text file with the question instead of the published one, or `own`."""
     definitions: str | None = None
-    """JSON file {test point: what it means}; None takes the shipped ones."""
+    """JSON file {test point: what it means} instead of the published ones, or `own`."""
     attempts: int = 11
     """Tries per image whose answer cannot be read."""
     max_tokens: int = 4096
@@ -151,10 +151,12 @@ def plan_of(settings: Settings) -> Plan:
             "repository CodeGoat24/UniGenBench; the files are not shipped."
         )
     file = read_prompt_file(resolve_path(settings.prompts), en_variant=options.en_variant)
+    judge = read_judge(settings.judge, JUDGES, owner="unigenbench")
+    # As the published code asks: Gemini is shown the text first, judges behind vLLM the image.
+    image_last = str(judge["model"]).startswith("gemini")
     return Plan(
-        file=file, items=tuple(some(file.items, settings.num_prompts)),
-        judge=read_judge(settings.judge, JUDGES, owner="unigenbench"),
-        wording=read_wording(file.language, options.template, options.definitions),
+        file=file, items=tuple(some(file.items, settings.num_prompts)), judge=judge,
+        wording=read_wording(file.language, options.template, options.definitions, image_last=image_last),
         asking=Asking(
             attempts=options.attempts, max_tokens=options.max_tokens, temperature=options.temperature,
             seed=settings.seed,
