@@ -29,7 +29,7 @@ from flowrl.rewards.networks.qwen_vl import DTYPES, QWEN25_VL, Dtype, Scorer, To
 
 FILES = ("model.safetensors", "model.pth")
 HEADS = ("rm_heads.",)
-ASPECTS = {"following": "published/edit_reward/dim1", "quality": "published/edit_reward/dim2"}
+ASPECTS = {"following": "dim1", "quality": "dim2"}
 """What the two heads judge, in their order, and the texts that they were trained on."""
 POOLED = {"mean": torch.mean, "min": torch.amin, "sum": torch.sum}
 OWNER = "reward 'edit_reward'"
@@ -91,7 +91,9 @@ class EditReward:
 
         key = ("edit_reward", self.model, self.revision, self.base, self.base_revision, str(device), self.dtype)
         network = pretrained.shared_network(key, load)
-        texts = [read_template(name, None, once=(qwen_vl.PROMPT, TOKEN)) for name in ASPECTS.values()]
+        texts = [
+            read_template(name, None, source="edit_reward", once=(qwen_vl.PROMPT, TOKEN)) for name in ASPECTS.values()
+        ]
         scorers = [
             Scorer(
                 network=network, processor=processor, token_ids=token_ids, template=text, position_mode="sequential",

@@ -27,7 +27,6 @@ from flowrl.rewards.networks.qwen_vl import DTYPES, QWEN3_VL, Dtype, Scorer, Tok
 FILE = "hpsv3++.pth"
 HEADS = ("rm_head.", "cond_encoder.", "film_gen.", "cap_encoder.")
 STEPS = 1000
-TEMPLATE = "published/hpsv3/hpsv3_plus"
 OWNER = "reward 'hpsv3_plus'"
 
 
@@ -90,7 +89,7 @@ class Hpsv3Plus:
 
         key = ("hpsv3_plus", self.model, self.revision, self.base, self.base_revision, str(device), self.dtype)
         network = pretrained.shared_network(key, load)
-        text = read_template(TEMPLATE, None, once=(qwen_vl.PROMPT, TOKEN))
+        text = read_template("hpsv3_plus", None, source="hpsv3", once=(qwen_vl.PROMPT, TOKEN))
         scorer = Scorer(
             network=network, processor=processor, token_ids=token_ids, template=text, position_mode="mrope",
             device=device, owner=OWNER, resize=True,

@@ -28,7 +28,6 @@ from flowrl.rewards.judges.templates import IMAGE, read_template, template_name
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.qwen_vl import DTYPES, PROMPT, Dtype
 
-TEMPLATE = "published/t2v_metrics/vqa_score"
 LONGEST = 2048  # tokens of a question
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -78,7 +77,7 @@ class VqaScore:
 
     def text(self) -> str:
         """The question, the package's or the user's."""
-        return read_template(TEMPLATE, self.template, once=(PROMPT, IMAGE))
+        return read_template("vqa_score", self.template, source="t2v_metrics", once=(PROMPT, IMAGE))
 
     def build(self, device: torch.device) -> Reward:
         """Loads the networks, the tokenizer and the image processor."""
