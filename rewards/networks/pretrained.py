@@ -202,7 +202,7 @@ def fetch_file(source: str, name: str | None, *, revision: str | None = None, ow
 def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, Tensor]:
     """The tensors of a checkpoint by name, on the host: safetensors, or a file of torch that holds nothing else.
 
-    A file of torch may keep them under the key `state_dict`. It is read without running any code from it.
+    A file of torch may keep them under the key `state_dict` or `model`. It is read without running any code from it.
 
     Args:
         path: the file.
@@ -225,8 +225,10 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
             f"{owner} could not read {path.name}: {_reason(error)} Fetch it again, or give one that holds "
             f"nothing but tensors."
         ) from error
-    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-        content = content["state_dict"]
+    if isinstance(content, Mapping):
+        content = next(
+            (content[key] for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), content
+        )
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(
             f"{owner}: {path.name} is not a checkpoint: it must hold tensors by name, or state_dict: them."

@@ -47,6 +47,8 @@ DIGESTS = {
     "edit_reward/dim2": "c9f328f27cfc7fa7a93fe57b15caf088b35acb8bf5293b4a493270358f539ffb",
     "edit_reward/overall": "dd6d6894a787a23c1f475c89a2a9c7900fc3ed3202254bd21b1c5ced71a23a8b",
     "edit_reward/overall_detail": "8309a74572347739707600d97ab69ae7538d96af1326783e359c1ce94478e1b2",
+    "hpsv3/hpsv3_plus": "70d200140c707aebe7e744c2d8b4dfada118a7593db830a3327e1bfd25ff1c33",
+    "t2v_metrics/vqa_score": "0807505f41bb93c263302a30615bd415751437cf06ac393b21d93f836e25d05c",
 }
 """SHA-256 of each text as it was taken from its repository at the commit that SOURCE beside it names."""
 
