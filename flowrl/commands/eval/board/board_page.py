@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -87,8 +86,8 @@ def _section(place: int, ranking: Ranking, out: Path, room: Room) -> str:
         notes_box([*apart, *ranking.notes]),
         sortable_table(title(ranking), HEAD, rows),
         card(chart, style=" one"),
-        folded("What is the same for all of this table", _conditions(ranking)),
         _images(ranking, out, room),
+        folded("What is the same for all of this table", _conditions(ranking)),
     ])  # fmt: skip
     lead = f"{plural(len(ranking.standings), 'model')}. {pairing_text(ranking)}"
     return section(f"table-{place}", title(ranking) + (" (apart)" if ranking.group.apart else ""), body, esc(lead))
@@ -126,6 +125,9 @@ def _images(ranking: Ranking, out: Path, room: Room) -> str:
     strips = strips_of(ranking, out, room)
     if not strips:
         return ""
-    lead = "The same prompt, and start noise where it is shared, in each row; below an image its value. Images link to "
-    body = f'<p class="muted">{lead}their files.</p>{strips}'
-    return folded("Images side by side", re.sub(r"\n", " ", body))
+    lead = (
+        "The same prompt, and the same start noise where it is shared, in each row; below an image its value. Images "
+    )
+    return (
+        f'<div class="tables"><h3>Images side by side</h3><p class="muted">{lead}link to their files.</p>{strips}</div>'
+    )

@@ -275,15 +275,15 @@ def _content(entry: Entry) -> str:
 
 def told_apart(entries: Sequence[Entry]) -> list[Entry]:
     """Entries of one benchmark with labels of their own: alike ones get their folder's name, or a number."""
-    count = Counter((entry.benchmark, entry.label) for entry in entries)
+    count = Counter((entry.benchmark, entry.label) for entry in entries if not entry.pool)
     named = []
     for entry in entries:
-        alone = count[entry.benchmark, entry.label] == 1
+        alone = entry.pool or count[entry.benchmark, entry.label] == 1
         named.append(entry if alone else replace(entry, label=f"{entry.label} ({entry.folder.name})"))
     seen: Counter[tuple[str, str]] = Counter()
     result = []
     for entry in named:
         key = (entry.benchmark, entry.label)
-        seen[key] += 1
-        result.append(entry if seen[key] == 1 else replace(entry, label=f"{entry.label} #{seen[key]}"))
+        seen[key] += not entry.pool
+        result.append(entry if entry.pool or seen[key] == 1 else replace(entry, label=f"{entry.label} #{seen[key]}"))
     return result

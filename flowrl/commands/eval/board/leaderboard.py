@@ -17,8 +17,8 @@ from flowrl.statistics.bootstrap import Interval
 FORMAT = 1
 """Of leaderboard.json."""
 RANKS = (
-    "Rank: from 1 + the number of models surely above to the number of all less those surely below. Surely: the "
-    "interval of the difference excludes 0, widened so that the intervals of all pairs hold together with 95 %."
+    "Rank 2 to 4 of 5 says: one model lies surely above it, and one surely below. Surely: the interval of the paired "
+    "difference excludes 0, where the intervals of all pairs of a table are widened to hold together with 95 %."
 )
 HEAD = ("model", "rank", "score", "95 %", "to first", "95 % of all pairs")
 
@@ -26,7 +26,8 @@ HEAD = ("model", "rank", "score", "95 %", "to first", "95 % of all pairs")
 def title(ranking: Ranking) -> str:
     """Benchmark and metric."""
     group = ranking.group
-    return f"{group.benchmark}: {group.metric.replace('_', ' ')}"
+    metric = group.metric.replace("_", " ")
+    return metric if metric == group.benchmark else f"{group.benchmark}: {metric}"
 
 
 def summary(rankings: Sequence[Ranking]) -> str:
@@ -66,7 +67,7 @@ def range_of(interval: Interval | None, digits: int, *, sign: bool = False) -> s
 def name_of(standing: Standing) -> str:
     """The name, with the number of trainings of several."""
     count = len(standing.entries)
-    return standing.name if count == 1 else f"{standing.name} ({count} trainings)"
+    return standing.name if count == 1 else f"{standing.name} \u00d7{count}"
 
 
 def conditions_text(ranking: Ranking) -> str:
@@ -110,7 +111,11 @@ def claims(rankings: Sequence[Ranking]) -> list[str]:
     return [
         RANKS,
         "Scores of one training have intervals over prompts: they do not speak of another training of the same method."
-        + (" Those of several speak of other trainings and prompts together." if pooled else ""),
+        + (
+            " Those of several (\u00d7 and their number) speak of other trainings and prompts together."
+            if pooled
+            else ""
+        ),
     ]
 
 
