@@ -42,5 +42,5 @@ def sortable_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[st
 
 def cell(value: float, shown: str, below: str = "") -> str:
     """A number as it is sorted by, as it is shown, and smaller text below it."""
-    key = repr(value) if math.isfinite(value) else ""
+    key = f"{value:.10g}" if math.isfinite(value) else ""
     return f'<data value="{key}">{esc(shown)}</data>{f"<small>{esc(below)}</small>" if below else ""}'
