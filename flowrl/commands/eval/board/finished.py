@@ -204,7 +204,7 @@ def _intervals(metrics: Mapping[str, float], given: Mapping[str, Any]) -> dict[s
     """The interval of every metric: its own bounds, or those of the score of that name."""
     found = {}
     for name, mean in metrics.items():
-        own = given.get(name)
+        own = given.get(name, given.get(f"overall ({name})"))  # as GenEval calls the mean over images
         low, high = metrics.get(f"{name}_low", math.nan), metrics.get(f"{name}_high", math.nan)
         if math.isnan(low) and isinstance(own, Mapping):
             low, high = _float(own.get("low")), _float(own.get("high"))

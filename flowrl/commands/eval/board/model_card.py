@@ -8,6 +8,8 @@ conditions get their new numbers.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -74,11 +76,15 @@ def model_index(name: str, entries: Sequence[Entry]) -> list[Block]:
         if entry.drawn is not None:
             known |= {"prompts_hash": entry.drawn.get("prompts"), "seed": entry.drawn.get("seed")}
         known = {key.replace(" ", "_").replace("'s", ""): value for key, value in plain(known).items()}
+        known = {key: value for key, value in known.items() if value is not None}
+        # The library takes results for one where task, dataset and its config are the same, whatever their args say.
+        mark = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
+        config = f"{known[PROMPTS]} prompts, {mark}"
         versions = entry.facts.get("versions")
         listed = [
             EvalResult(
                 task_type=task_of(entry), dataset_type=entry.benchmark, dataset_name=entry.benchmark,
-                dataset_args={key: value for key, value in known.items() if value is not None},
+                dataset_config=config, dataset_args=known,
                 metric_type=metric, metric_name=f"{entry.benchmark} {metric.replace('_', ' ')}",
                 metric_value=value, metric_args=_metric_args(entry, metric, versions),
             )
