@@ -43,10 +43,9 @@ def family_factor(models: Sequence[Rows], *, by_task: bool) -> float:
         return 1.0
     weights, _ = weights_of(parts, by_task=by_task)
     rng = np.random.default_rng(0)
-    score_RM = sum(
-        weight * _resampled_means(value_MN, unit_N, rng) for weight, (value_MN, unit_N) in
-        zip(weights, parts.values(), strict=True)
-    )  # fmt: skip
+    score_RM = np.zeros((RESAMPLES, len(models)))
+    for weight, (value_MN, unit_N) in zip(weights, parts.values(), strict=True):
+        score_RM += weight * _resampled_means(value_MN, unit_N, rng)
     largest_R = np.zeros(RESAMPLES)
     for first in range(len(models) - 1):
         change_RK = score_RM[:, first + 1 :] - score_RM[:, first : first + 1]

@@ -169,10 +169,8 @@ def split_front(text: str, where: str) -> tuple[str, str, str]:
 
 
 def dumped(value: Mapping[str, Any]) -> str:
-    """YAML as the hub's library writes it."""
-    from huggingface_hub.utils import yaml_dump
-
-    return str(yaml_dump(dict(value), sort_keys=False))
+    """YAML in the order of the keys, as the hub's library writes it."""
+    return str(yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True))
 
 
 def _read(path: Path) -> str:
