@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "trainings of one method; nothing is drawn or judged")  # fmt: skip
     add("--across", action="append", metavar="CONDITION",
         help="with --compare: a condition that may differ among results, such as num_steps; repeatable")  # fmt: skip
-    add("--card", nargs="+", metavar="RESULT",
+    add("--model-card", nargs="+", metavar="RESULT",
         help="add finished evaluations of one model to the model-index of a README.md, that of --out or of the first "
         "RESULT")  # fmt: skip
     add("--train-prompts", metavar="FILE",

@@ -41,7 +41,7 @@ def run(parsed: argparse.Namespace) -> int:
     """
     if parsed.compare is not None:
         return compare(parsed)
-    if parsed.card is not None:
+    if parsed.model_card is not None:
         return card(parsed)
     if parsed.across is not None:
         raise ValueError("--across says what may differ under --compare: give that, or leave --across out.")

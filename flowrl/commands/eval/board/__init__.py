@@ -1,1 +1,1 @@
-"""Finished evaluations side by side (`flowrl eval --compare`) and in a model card (`--card`)."""
+"""Finished evaluations side by side (`flowrl eval --compare`) and in a model card (`--model-card`)."""

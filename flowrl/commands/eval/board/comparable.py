@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl.commands.eval.board.finished import Entry
+from flowrl.commands.eval.board.row_values import DIVERSITY, prompt_of
 
 SAMPLED = (
     "num_steps", "guidance_scale", "grid", "shift", "dtype", "quantize", "max_sequence_length", "height", "width",
@@ -22,7 +23,8 @@ SAMPLED = (
 """Keys of `drawn.json` that say how images were sampled."""
 OUTCOMES = {
     "seconds", "judging_seconds", "tokens", "attempts", "skipped", "gained", "lost", "pairs", "overlap", "repairs",
-    "detectable_difference", "folder", "model", "prompts", "images", "samples", "seed", "versions", *SAMPLED,
+    "detectable_difference", "folder", "model", "prompts", "images", "clips", "videos", "samples", "seed", "versions",
+    *SAMPLED,
 }  # fmt: skip
 """Facts of a result that are no conditions, or that are known better from elsewhere."""
 PROMPTS, SAMPLES, SAMPLING = "prompts", "images per prompt", "sampling"
@@ -107,26 +109,23 @@ def _shared(part: Sequence[tuple[Entry, Conditions]]) -> Conditions:
 
 
 def metrics_of(entry: Entry) -> list[str]:
-    """The numbers of an evaluation that are ranked: those its rows give, but tasks beside the score they make up; else
-    the first that is reported."""
-    known = list(entry.values)
-    for whole in ("score", "overall"):
-        if whole in known:
-            return [whole]
-    return known or [next(iter(entry.metrics))]
+    """The numbers of an evaluation that are ranked: the first one reported, and all others that the rows give as means
+    over images; of tasks of a score none beside it."""
+    first = next(iter(entry.metrics))
+    whole = [name for name, values in entry.values.items() if not values.part]
+    known = whole or list(entry.values)
+    return known if first in known or (known and not whole) else [first, *known]
 
 
 def conditions(entry: Entry, metric: str) -> Conditions:
     """All that a number depends on beside the model."""
-    found: Conditions = {
-        PROMPTS: frozenset(f"{row.get('task', '')}\n{row.get('prompt', row.get('index', ''))}" for row in entry.rows)
-    }
-    count = Counter((row.get("task", ""), row.get("prompt", row.get("index", ""))) for row in entry.rows)
+    found: Conditions = {PROMPTS: frozenset(f"{row.get('task', '')}\n{prompt_of(row)}" for row in entry.rows)}
+    count = Counter((row.get("task", ""), prompt_of(row)) for row in entry.rows)
     found[SAMPLES] = max(count.values(), default=0)
     versions = entry.facts.get("versions")
     if isinstance(versions, Mapping):
-        name = metric if metric in versions else "features"
-        found["judge"] = versions.get(name)
+        name = metric if metric in versions else "features" if metric == DIVERSITY else ""
+        found["judge"] = versions.get(name) if name else dict(versions)
     found |= {key: value for key, value in entry.facts.items() if key not in OUTCOMES}
     found |= {f"judge's {key}": value for key, value in entry.judged.items()}
     if entry.drawn is None:

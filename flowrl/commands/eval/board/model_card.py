@@ -26,7 +26,9 @@ from flowrl.statistics.bootstrap import LEVEL, point
 INDEX = "model-index"
 NOT_NUMBERS = ("_low", "_high", "_failed", "skipped", "skipped_ratio", "grids")
 """Ends of metrics that say how another one was found."""
-CLIPS = (".mp4", ".mkv", ".webm", ".gif", ".avi")
+CLIPS = (".mkv", ".mp4", ".webm", ".mov", ".avi", ".gif")
+EDITING = ("gedit", "imgedit")
+"""Beginnings of the benchmarks whose models are given an image."""
 _KEY = re.compile(rf"""(?:{INDEX}|"{INDEX}"|'{INDEX}')\s*:""")
 _FENCE = re.compile(r"---[ \t]*\r?\n?")
 
@@ -76,11 +78,13 @@ def model_index(name: str, entries: Sequence[Entry]) -> list[Block]:
         if entry.drawn is not None:
             known |= {"prompts_hash": entry.drawn.get("prompts"), "seed": entry.drawn.get("seed")}
         known = {key.replace(" ", "_").replace("'s", ""): value for key, value in plain(known).items()}
+        versions = entry.facts.get("versions")
+        if isinstance(versions, Mapping):  # each number says its own
+            known.pop("judge", None)
         known = {key: value for key, value in known.items() if value is not None}
         # The library takes results for one where task, dataset and its config are the same, whatever their args say.
         mark = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
         config = f"{known[PROMPTS]} prompts, {mark}"
-        versions = entry.facts.get("versions")
         listed = [
             EvalResult(
                 task_type=task_of(entry), dataset_type=entry.benchmark, dataset_name=entry.benchmark,
@@ -116,7 +120,7 @@ def task_of(entry: Entry) -> str:
     row = entry.rows[0] if entry.rows else {}
     if str(row.get("file", "")).lower().endswith(CLIPS):
         return "text-to-video"
-    return "image-to-image" if row.get("source_images") or row.get("source") else "text-to-image"
+    return "image-to-image" if entry.benchmark.startswith(EDITING) else "text-to-image"
 
 
 def merged(old: Any, new: Sequence[Block], where: str) -> list[Block]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowrl.benchmarks.unigenbench import point_scores
@@ -19,6 +19,9 @@ SAME = 1e-6
 """How far, of its size, the mean of the rows may lie from the number reported: that of its rounding in JSON."""
 UNITS = ("correct", "score")
 """Columns of rows that hold one value an image."""
+SCORES = "scores"
+COLUMNS = (SCORES, "values")
+"""Columns of rows that hold values by name."""
 DIVERSITY = "diversity"
 
 
@@ -31,6 +34,8 @@ class Values:
     """The mean over tasks of the mean over a task's images; else over all images."""
     files: Mapping[tuple[str, int | str, int], str] = field(default_factory=dict)
     """(task, prompt, sample) -> the image's file."""
+    part: bool = False
+    """Whether this is one task of a score that stands beside it."""
     points: tuple[tuple[point_scores.Row, int | str], ...] = ()
     """Test points of every image with its prompt, of a score that is no mean over images (UniGenBench)."""
 
@@ -48,27 +53,33 @@ def values_of(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -
 def _candidates(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Sequence[str], Values]]:
     """Possible names of a metric, and what may be its values."""
     first = rows[0] if rows else {}
-    if isinstance(first.get("values"), Mapping):
-        for name in first["values"]:
-            yield (name,), _column(rows, lambda row, name=name: row["values"].get(name))
-        if any(DIVERSITY in row for row in rows):
-            spread = _column(rows, lambda row: row.get(DIVERSITY))
-            yield (DIVERSITY,), Values(rows=spread.rows)  # of all images of a prompt: no single one shows it
+    for key in COLUMNS:
+        names = dict.fromkeys(name for row in rows if isinstance(row.get(key), Mapping) for name in row[key])
+        for name in names:
+            column = _column(rows, lambda row, key=key, name=name: (row.get(key) or {}).get(name))
+            yield (name, name.replace(" ", "_")), column
+            if key == SCORES and name == next(iter(names)):  # its tasks have no name of their own before them
+                yield from _tasks(column)
+    if any(DIVERSITY in row for row in rows):
+        spread = _column(rows, lambda row: row.get(DIVERSITY))
+        yield (DIVERSITY,), Values(rows=spread.rows)  # of all images of a prompt: no single one shows it
     for key in UNITS:
         if key in first:
             column = _column(rows, lambda row, key=key: row.get(key))
             yield ("score", "overall"), column
-            for task in dict.fromkeys(row.task for row in column.rows if row.task):
-                yield (
-                    (task,),
-                    Values(
-                        rows=tuple(row for row in column.rows if row.task == task),
-                        files={key: file for key, file in column.files.items() if key[0] == task},
-                    ),
-                )
+            yield from _tasks(column)
     if {"points", "met", "index"} <= first.keys():
         points = tuple(((tuple(row["points"]), row["met"]), row["index"]) for row in rows)
         yield (point_scores.OVERALL,), Values(points=points, files=_files(rows))
+
+
+def _tasks(column: Values) -> Iterator[tuple[Sequence[str], Values]]:
+    """The values of each task of a score."""
+    for task in dict.fromkeys(row.task for row in column.rows if row.task):
+        yield (task, task.replace(" ", "_")), Values(
+            rows=tuple(row for row in column.rows if row.task == task), part=True,
+            files={key: file for key, file in column.files.items() if key[0] == task},
+        )  # fmt: skip
 
 
 def _column(rows: Sequence[Mapping[str, Any]], read: Any) -> Values:
@@ -91,9 +102,15 @@ def _keyed(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, int |
     """Rows with task, prompt and a number among the images of both: folders made row by row repeat a prompt."""
     seen: Counter[tuple[str, str]] = Counter()
     for row in rows:
-        prompt = (str(row.get("task", "")), str(row.get("prompt", row.get("index", ""))))
+        prompt = (str(row.get("task", "")), prompt_of(row))
         yield (*prompt, seen[prompt]), row
         seen[prompt] += 1
+
+
+def prompt_of(row: Mapping[str, Any]) -> str:
+    """What tells the prompts of rows apart: their text, and the case where one text stands for several."""
+    text = str(row.get("prompt", row.get("index", "")))
+    return f"{text} ({row['key']})" if "key" in row else text
 
 
 def _fitting(values: Values, reported: float) -> Values | None:
@@ -104,7 +121,7 @@ def _fitting(values: Values, reported: float) -> Values | None:
     if not values.rows:
         return None
     if _is_same(stratified_score(values.rows).mean, reported):
-        return Values(rows=values.rows, by_task=True, files=values.files)
+        return replace(values, by_task=True)
     return values if _is_same(pooled(values.rows).mean, reported) else None
 
 

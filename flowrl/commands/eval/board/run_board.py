@@ -1,4 +1,4 @@
-"""`flowrl eval --compare` and `--card`: from the command line to a leaderboard or the metadata of a model card."""
+"""`flowrl eval --compare` and `--model-card`: from the command line to a leaderboard or the metadata of a model card."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def card(parsed: argparse.Namespace) -> int:
     Raises:
         ValueError: results of several models, or a README.md that cannot be changed without loss.
     """
-    _refuse_others(parsed, "card", ("out",))
-    entries = [entry for entry in find_entries(parsed.card) if entry.side == "model"]
+    _refuse_others(parsed, "model_card", ("out",))
+    entries = [entry for entry in find_entries(parsed.model_card) if entry.side == "model"]
     names = list(dict.fromkeys(entry.pool or entry.label for entry in entries))
     if len(names) > 1:
         raise ValueError(
-            f"--card: the results are of {', '.join(names)}, and a model card is of one model: give the results of "
+            f"--model-card: the results are of {', '.join(names)}, and a model card is of one model: give the results of "
             f"one, or say that they are of one by NAME=FOLDER,FOLDER."
         )
     place = parsed.out or entries[0].folder
@@ -93,7 +93,7 @@ def _refuse_others(parsed: argparse.Namespace, flag: str, allowed: Sequence[str]
             given.append("MODEL" if name == "models" else f"--{name.replace('_', '-')}")
     if given:
         hint = " A model is evaluated against another with --baseline." if flag == "compare" else ""
-        raise ValueError(f"--{flag} reads finished evaluations, so {', '.join(given)} has no place beside it: leave it "
+        raise ValueError(f"--{flag.replace('_', '-')} reads finished evaluations, so {', '.join(given)} has no place beside it: leave it "
                          f"out.{hint}")  # fmt: skip
 
 

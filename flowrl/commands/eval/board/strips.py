@@ -108,7 +108,7 @@ def _cell(line: Standing, values: Values, score: float | None, key: Key, out: Pa
     element = image_element(path, f"{line.name}: {key[1]}", WIDE) if room.left > 0 else ""
     room.left -= bool(element)
     said = DASH if score is None else f"{score:.4g}"
-    return f'<a href="{esc(_link(path, out))}">{element or "image"}</a><small>{said}</small>'
+    return f'<a href="{esc(_link(path, out))}">{element or esc(path.suffix.lstrip("."))}</a><small>{said}</small>'
 
 
 def _link(path: Path, out: Path) -> str:

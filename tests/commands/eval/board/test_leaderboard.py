@@ -119,7 +119,7 @@ def test_embedded_images_are_bounded(four: Path, tmp_path: Path, monkeypatch: py
     board(tmp_path / "out", four / "good", four / "half")
     page = (tmp_path / "out" / "leaderboard.html").read_text()
     assert page.count("<img") == 3
-    assert len(re.findall(r'\.png">image</a>', page)) == 13
+    assert len(re.findall(r'\.png">png</a>', page)) == 13
 
 
 @pytest.mark.parametrize(
@@ -244,6 +244,17 @@ def test_images_without_a_value_count_in_no_difference() -> None:
     (values,) = values_of(rows, {"clip": mean}).values()
     assert [(row.prompt, row.sample) for row in values.rows][2:4] == [("1", 0), ("2", 0)]
     assert values_of(rows, {"clip": mean + 0.01}) == {}
+
+
+def test_scores_by_name_and_tasks_of_the_first() -> None:
+    """Cases are told apart by their keys, where one text stands for several; a task has its own metric."""
+    rows = [
+        {"task": task, "prompt": "make it red", "key": f"{task}{k}", "scores": {"overall": 2.0 * k, "two words": k / 4}}
+        for task in ("a b", "c") for k in range(4)
+    ]  # fmt: skip
+    found = values_of(rows, {"overall": 3.0, "two_words": 0.375, "a_b": 3.0, "c": 9.0})
+    assert {name: values.part for name, values in found.items()} == {"overall": False, "a_b": True, "two_words": False}
+    assert len({row.prompt for row in found["overall"].rows}) == 8
 
 
 def test_test_points_are_paired_by_prompts() -> None:

@@ -1,4 +1,4 @@
-"""`flowrl eval --card`: evaluations in a model card, by the hub's own reader, and what stands there already."""
+"""`flowrl eval --model-card`: evaluations in a model card, by the hub's own reader, and what stands there already."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def index_of(path: Path) -> list[dict[str, Any]]:
 
 def test_a_new_card_is_what_the_hub_reads(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "README.md"
-    assert flowrl_eval("--card", results / "geneval", results / "diversity", "--out", path) == 0
+    assert flowrl_eval("--model-card", results / "geneval", results / "diversity", "--out", path) == 0
     assert "model-index with 12 numbers of 2 evaluations" in capsys.readouterr().out
     card = ModelCard.load(path)
     assert card.data.model_name == "mine"
@@ -77,7 +77,7 @@ def test_a_new_card_is_what_the_hub_reads(results: Path, tmp_path: Path, capsys:
 def test_all_else_of_a_card_stays_to_the_byte(results: Path, tmp_path: Path) -> None:
     path = tmp_path / "README.md"
     path.write_text(CARD)
-    assert flowrl_eval("--card", results / "geneval", "--out", path) == 0
+    assert flowrl_eval("--model-card", results / "geneval", "--out", path) == 0
     text = path.read_text()
     before, after = CARD.split("model-index:")[0], CARD[CARD.index("\n# and this one") :]
     assert text.startswith(before)
@@ -88,7 +88,7 @@ def test_all_else_of_a_card_stays_to_the_byte(results: Path, tmp_path: Path) -> 
     assert theirs["metrics"] == [{"type": "hps", "value": 0.28, "verified": True}]
     assert theirs["source"] == {"name": "paper", "url": "https://example.org"}
     assert ours["dataset"]["type"] == "geneval"
-    assert flowrl_eval("--card", results / "geneval", "--out", path) == 0
+    assert flowrl_eval("--model-card", results / "geneval", "--out", path) == 0
     assert path.read_text() == text  # the same numbers once more
 
 
@@ -144,18 +144,18 @@ def test_cards_that_cannot_be_changed_are_refused(results: Path, tmp_path: Path,
     path = tmp_path / "README.md"
     path.write_text(text)
     with pytest.raises(ValueError, match=said):
-        flowrl_eval("--card", results / "geneval", "--out", path)
+        flowrl_eval("--model-card", results / "geneval", "--out", path)
     assert path.read_text() == text
 
 
 def test_a_card_is_of_one_model(results: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the results are of mine, yours, and a model card is of one model"):
-        flowrl_eval("--card", results / "geneval", results / "other", "--out", tmp_path / "README.md")
+        flowrl_eval("--model-card", results / "geneval", results / "other", "--out", tmp_path / "README.md")
     with pytest.raises(ValueError, match="under the same conditions"):
-        flowrl_eval("--card", f"m={results / 'geneval'},{results / 'other'}", "--out", tmp_path / "README.md")
-    with pytest.raises(ValueError, match="--card reads finished evaluations, so --samples, MODEL has no place"):
-        flowrl_eval("asset:tiny-sd3", "--samples", 3, "--card", results / "geneval")
-    assert flowrl_eval("--card", results / "geneval", "--out", tmp_path) == 0
+        flowrl_eval("--model-card", f"m={results / 'geneval'},{results / 'other'}", "--out", tmp_path / "README.md")
+    with pytest.raises(ValueError, match="--model-card reads finished evaluations, so --samples, MODEL has no place"):
+        flowrl_eval("asset:tiny-sd3", "--samples", 3, "--model-card", results / "geneval")
+    assert flowrl_eval("--model-card", results / "geneval", "--out", tmp_path) == 0
     assert (tmp_path / "README.md").is_file()
 
 
