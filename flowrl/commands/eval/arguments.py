@@ -37,7 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--option", action="append", default=[], metavar="KEY=VALUE",
         help="option of the benchmark, its judge or a reward; may be repeated")  # fmt: skip
     add("--dry-run", action="store_true", help="estimate what judging would take, draw nothing (unigenbench)")
+    add("--compare", nargs="+", metavar="RESULT",
+        help="write a leaderboard of finished evaluations: folders that are or hold results, or NAME=FOLDER,FOLDER for "
+        "trainings of one method; nothing is drawn or judged")  # fmt: skip
+    add("--across", action="append", metavar="CONDITION",
+        help="with --compare: a condition that may differ among results, such as num_steps; repeatable")  # fmt: skip
+    add("--model-card", nargs="+", metavar="RESULT",
+        help="add finished evaluations of one model to the model-index of a README.md, that of --out or of the first "
+        "RESULT")  # fmt: skip
     add("--train-prompts", metavar="FILE",
         help="training prompts to check for overlap with the benchmark (default: the run's)")  # fmt: skip
-    add("--out", type=Path, metavar="PATH", help="folder to write (default: evaluations/BENCHMARK-MODEL)")
+    add("--out", type=Path, metavar="PATH",
+        help="folder to write (default: evaluations/BENCHMARK-MODEL; of --compare evaluations/leaderboard)")  # fmt: skip
     add_sampling_arguments(parser, batch_size="64 for embedded models, else 8; of videos 16 and 1")

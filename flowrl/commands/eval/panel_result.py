@@ -62,6 +62,9 @@ def result_of(
     found = [{name: mean.interval for name, mean in part.items()} for part in means]
     for place, part in enumerate(spread):
         found[place][DIVERSITY] = part.interval
+        first = {row["prompt"]: row for row in reversed(scored[place].rows)}
+        for prompt, row in first.items():  # one row of each prompt has it: comparisons pair prompts
+            row[DIVERSITY] = part.by_prompt.get(prompt)
     change = _change(settings, scored, spread) if len(scored) > 1 else {}
     failed = {name: mean.failed for name, mean in means[0].items()}
     labels = [part.label for part in scored]

@@ -16,6 +16,7 @@ from flowrl.files import plain, read_json, refuse_foreign, write_atomically
 from flowrl.generation.subject import Settings
 from flowrl.html.markup import bounds, estimate, number, signed
 from flowrl.statistics.paired import over_runs
+from flowrl.versions import version_of
 
 
 def with_notes(result: Result, settings: Settings) -> Result:
@@ -52,7 +53,11 @@ def write(result: Result, settings: Settings, command: str) -> None:
     if settings.base is not None:
         names.append(settings.base.label)
         _write_rows(settings.base.folder, result.base_rows)
-    write_result(result, settings.out, settings.benchmark, names, command)
+    images = {
+        side: str(subject.images.resolve())
+        for side, subject in zip(("model", "base"), settings.subjects, strict=False) if subject.images is not None
+    }  # fmt: skip
+    write_result(result, settings.out, settings.benchmark, names, command, images)
 
 
 def _write_rows(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -74,12 +79,14 @@ def refuse_foreign_result(out: Path) -> None:
         refuse_foreign(out / name, own=own)
 
 
-def write_result(result: Result, out: Path, benchmark: str, names: Sequence[str], command: str) -> None:
-    """result.json and the page."""
+def write_result(
+    result: Result, out: Path, benchmark: str, names: Sequence[str], command: str, images: Mapping[str, str]
+) -> None:
+    """result.json and the page; `images` are the folders of images that were given, by side."""
     out.mkdir(parents=True, exist_ok=True)
     content = {
-        "benchmark": benchmark, "names": list(names), "command": command,
-        "reproduces": REPRODUCES.get(benchmark),
+        "benchmark": benchmark, "names": list(names), "command": command, "version": version_of("flowrl-toolkit"),
+        "reproduces": REPRODUCES.get(benchmark), "images": dict(images),
         **{key: plain(getattr(result, key)) for key in ("headline", "metrics", "base_metrics", "intervals",
            "base_intervals", "differences", "tables", "notes", "facts")},
     }  # fmt: skip

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowrl.commands.eval.benchmark import BENCHMARKS, OF_VIDEOS, USUAL_SAMPLES
+from flowrl.commands.eval.board.run_board import card, compare
 from flowrl.commands.eval.result import as_text, over_models, refuse_foreign_result, with_notes, write, write_result
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
 from flowrl.config.options import unknown_name
@@ -47,6 +48,12 @@ def run(parsed: argparse.Namespace) -> int:
     Raises:
         ValueError: before weights load for what can be known then.
     """
+    if parsed.compare is not None:
+        return compare(parsed)
+    if parsed.model_card is not None:
+        return card(parsed)
+    if parsed.across is not None:
+        raise ValueError("--across says what may differ under --compare: give that, or leave --across out.")
     if parsed.benchmark not in BENCHMARKS:
         raise ValueError(f"--benchmark {parsed.benchmark}: {unknown_name('benchmark', parsed.benchmark, BENCHMARKS)}")
     check = load_target(f"{BENCHMARKS[parsed.benchmark]}:check")
@@ -69,7 +76,7 @@ def run(parsed: argparse.Namespace) -> int:
     if len(plans) > 1:
         out = plans[0].out.parent
         whole = over_models(results, [settings.subject.label for settings in plans])
-        write_result(whole, out, parsed.benchmark, [f"{len(plans)} models"], command)
+        write_result(whole, out, parsed.benchmark, [f"{len(plans)} models"], command, {})
         print("\n" + as_text(whole))
         print(f"\nwrote {out / 'page.html'} and result.json")
     else:
