@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from evaluation_folders import RECORDS
-from video_toy import FRAMES, VideoToy
+from toy_pipeline import FRAMES, VideoToy
 
 from flowrl.generation import generate
 from flowrl.generation.folders import DRAWN, read_folder

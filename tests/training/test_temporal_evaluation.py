@@ -10,7 +10,7 @@ import pytest
 import torch
 import toy_pipeline
 from toy_pipeline import QuickRun, toy_config, write_toy
-from video_toy import FRAMES, VideoToy
+from toy_pipeline import FRAMES, VideoToy
 
 from flowrl.benchmarks.temporal import NAMES, diagnose
 from flowrl.commands.train.run import check_before_loading

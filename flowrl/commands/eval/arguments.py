@@ -48,5 +48,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--train-prompts", metavar="FILE",
         help="training prompts to check for overlap with the benchmark (default: the run's)")  # fmt: skip
     add("--out", type=Path, metavar="PATH",
-        help="folder to write (default: evaluations/BENCHMARK-MODEL; of --compare evaluations/leaderboard)")  # fmt: skip
+        help="folder to write (default: evaluations/BENCHMARK-MODEL, or evaluations/leaderboard)")  # fmt: skip
     add_sampling_arguments(parser, batch_size="64 for embedded models, else 8; of videos 16 and 1")
