@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 import toy_pipeline
-from toy_pipeline import QuickRun, toy_config, write_toy
-from toy_pipeline import FRAMES, VideoToy
+from toy_pipeline import FRAMES, QuickRun, VideoToy, toy_config, write_toy
 
 from flowrl.benchmarks.temporal import NAMES, diagnose
 from flowrl.commands.train.run import check_before_loading
