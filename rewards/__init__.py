@@ -370,10 +370,8 @@ def reproduced_by(name: str | None, options: Mapping[str, Any] | None = None) ->
     line = str(getattr(load_target(REWARDS[name]), "reproduces", "")) if name in REWARDS else ""
     if not line:
         return None
-    template = (options or {}).get("template")
-    return (
-        line if template is None else f"{line} Here it is asked with template: {template}, for which that may not hold."
-    )
+    line, template = f"{line.rstrip('.')}.", (options or {}).get("template")
+    return line if template is None else f"{line} Here with template: {template}, for which that may not hold."
 
 
 def can_be_differentiable(name: str | None) -> bool:

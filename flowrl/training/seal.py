@@ -83,15 +83,25 @@ def versions_of(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, 
 
 
 def reproduced_in(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, str]:
-    """What those rewards reproduce that have a published name, and against what that was checked."""
-    from flowrl.rewards import reproduced_by
+    """What those rewards reproduce that have a published name, and against what that was checked; by their keys.
 
+    A reward that another one asks, such as the scorer of `win_rate`, stands under both names.
+    """
     lines: dict[str, str] = {}
     for kind, terms in (("reward", reward.terms), ("eval reward", () if measured is None else measured.terms)):
         for term in terms:
-            if (line := reproduced_by(term.entry.name, term.entry.options)) is not None:
-                lines[f"{kind} {term.key}"] = line
+            lines |= _lines(f"{kind} {term.key}", term.entry.name, term.entry.options)
     return lines
+
+
+def _lines(key: str, name: str | None, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from flowrl.rewards import reproduced_by
+
+    if (line := reproduced_by(name, options)) is not None:
+        yield key, line
+    for place in (options, options.get("comparator")):
+        if isinstance(place, Mapping) and isinstance(inner := place.get("reward"), str):
+            yield from _lines(f"{key}/{inner}", inner, place.get("options") or {})
 
 
 def digest_of(inputs: Mapping[str, Any]) -> str:

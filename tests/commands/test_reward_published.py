@@ -27,7 +27,7 @@ def test_every_published_name_says_what_it_reproduces() -> None:
     assert {name for name, line in lines.items() if line is None} == OUR_OWN
     assert REPRODUCES.keys() == BENCHMARKS.keys() - {"diversity", "panel"}
     for name, line in [*lines.items(), *REPRODUCES.items()]:
-        assert line is None or (line.endswith(".") and "\n" not in line and 60 < len(line) < 420), name
+        assert line is None or ("\n" not in line and 60 < len(line) < 500), name
 
 
 def test_the_page_is_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,6 +55,18 @@ def test_the_manifest_tells_the_lines_of_a_runs_rewards() -> None:
 
     trained = sum_of([entry("jpeg_compressibility", label="small"), entry("temporal_smoothness")])  # type: ignore[list-item]
     watched = sum_of([entry("jpeg_incompressibility")])  # type: ignore[list-item]
+    scorer = {"reward": "jpeg_compressibility", "options": {"scale": "ddpo"}}
+    ranked = build_reward("rank", options=scorer), RewardConfig(name="rank", options=scorer)
+    rated = (
+        build_reward("win_rate", options={"comparator": scorer}),
+        RewardConfig(name="win_rate", options={"comparator": scorer}),
+    )
+    assert reproduced_in(sum_of([ranked, rated]), None) == {
+        "reward rank": reproduced_by("rank"),
+        "reward rank/jpeg_compressibility": reproduced_by("jpeg_compressibility"),
+        "reward win_rate": reproduced_by("win_rate"),
+        "reward win_rate/jpeg_compressibility": reproduced_by("jpeg_compressibility"),
+    }
     assert reproduced_in(trained, watched) == {
         "reward small": reproduced_by("jpeg_compressibility"),
         "eval reward jpeg_incompressibility": reproduced_by("jpeg_incompressibility"),

@@ -89,9 +89,9 @@ REPRODUCES: dict[str, str] = {
         "are those of its own scripts, which read what is drawn here."
     ),
     "unigenbench": (
-        "UniGenBench (arXiv 2508.20751): prompts, question and meanings of test points byte for byte from "
-        "CodeGoat24/UniGenBench at 49d0bce, replies, sums and result files checked on the benchmark's own examples; "
-        "no published judge was asked, and a first try is greedy here."
+        "UniGenBench (arXiv 2508.20751): question and meanings of test points byte for byte from "
+        "CodeGoat24/UniGenBench at 49d0bce; reading of prompt files and replies, sums and result files checked on "
+        "the benchmark's own examples; no published judge was asked, and a first try is greedy here."
     ),
 }
 """Benchmark with a published name -> what it reproduces and against what that was checked here, in a line; it goes into
