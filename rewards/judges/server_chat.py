@@ -120,7 +120,7 @@ class ServerChat:
             self.requests_per_minute, self.tokens_per_minute, self.max_tokens_total,
             by=torch.distributed.get_world_size() if several else 1,
         )  # fmt: skip
-        lines = Lines(self.servers, api_key=key, connections=self.concurrency, down_after=self.down_after)
+        lines = Lines(self.servers, api_key=key, down_after=self.down_after)
         return ServerJudge(options=self, lines=lines, pace=Pace(limits))
 
 
