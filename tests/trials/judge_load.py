@@ -35,7 +35,7 @@ TOP = 20
 def image_of(number: int, *, fine: float = 1.4) -> np.ndarray:
     """An image with detail at all scales: amplitudes fall as frequency to the power of -`fine`.
 
-    At 1.4 a JPEG of quality 95 has half a megabyte, as of a detailed photo; at 1, where all phases being random makes it
+    At 1.4 a JPEG of quality 95 has half a megabyte, as of a detailed photo; at 1, where random phases make it
     harsher than any photo, 0.87. Each number has its own pixels, by a shift of one image that is kept: a transform
     costs more than what is measured.
     """
