@@ -184,7 +184,7 @@ class Lines:
         secure = any(url.startswith("https") for url in urls) or not own
         connect = partial(
             httpx2.AsyncClient, timeout=None, trust_env=not own,
-            headers={"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
+            headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
             # One for all: the certificates of a machine take 25 ms to read.
             verify=httpx2.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             limits=httpx2.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS),

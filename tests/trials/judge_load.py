@@ -3,7 +3,8 @@
     python tests/trials/judge_load.py docs/trials/judge_load.json
 
 The server is `served_judge` of the tests' helpers, a process of its own that needs hardly any CPU. CPU times are of
-this process, so that they hold on a machine that has other work too; requests per second do not.
+this process, so that they hold, if a little too high, on a machine that has other work too; requests per second and
+how many the server has at once do not. The loop is one thread, so that its CPU bounds the requests per second.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -87,14 +88,18 @@ def load(count: int, *, images: int, fine: float = 1.4, latency: float = LATENCY
     with served_judge(latency=latency, read=False) as server:
         chat = chat_of(server, **options)
         chat.ask(questions_of(CONCURRENCY, images=0))
-        answers, seconds, cpu = timed(lambda: chat.ask(asked))
+        clock = time.pthread_getcpuclockid(chat.lines._thread.ident)
+        before = time.clock_gettime(clock)
+        answers, seconds, cpu = timed(partial(chat.ask, asked))
+        loop = (time.clock_gettime(clock) - before) / count
         stats = server.stats()
     rate = count / seconds
     return {
         "questions": count, "distinct_images": images, "side": SIDE if images else None, "fine": fine if images else
         None, "latency": latency,
         "options": options, "lost": lost(answers), "seen_at_once": stats["peak"], "connections": stats["connections"],
-        "client_cpu_ms_per_request": round(1e3 * cpu / count, 2), "server_cpu_ms_per_request":
+        "client_cpu_ms_per_request": round(1e3 * cpu / count, 2), "of_that_the_loop": round(1e3 * loop, 2),
+        "loop_alone_allows_per_second": round(1 / loop), "server_cpu_ms_per_request":
         round(1e3 * stats["cpu"] / stats["requests"], 2), "requests_per_second": round(rate, 1),
         "share_of_64_over_latency": round(rate * latency / CONCURRENCY, 3), "load_average": os.getloadavg()[0],
     }  # fmt: skip
@@ -113,7 +118,7 @@ def _encoders(image: np.ndarray, fine: float) -> list[dict[str, Any]]:
     for image_format in get_args(ImageFormat):
         spent = []
         for _ in range(9):
-            part, _, cpu = timed(lambda image_format=image_format: image_part(image, image_format))
+            part, _, cpu = timed(partial(image_part, image, image_format))
             spent.append(cpu)
         cpu_ms, size = round(1e3 * float(np.median(spent)), 1), len(part) * 3 // 4
         rows.append({"fine": fine, "format": image_format, "cpu_ms": cpu_ms, "bytes_of_file": size})
@@ -160,7 +165,7 @@ def deaths() -> list[dict[str, Any]]:
 
             timer = threading.Timer(0.5, end)
             timer.start()
-            answers, seconds, _ = timed(lambda chat=chat: chat.ask(questions_of(2560, images=0)))
+            answers, seconds, _ = timed(partial(chat.ask, questions_of(2560, images=0)))
             timer.join()
             row: dict[str, Any] = {
                 "server": kind, "questions": 2560, "lost": lost(answers), "seconds": round(seconds, 2),
@@ -170,7 +175,7 @@ def deaths() -> list[dict[str, Any]]:
                 "said": [text.replace(server.url, "URL").replace(other.url, "OTHER") for _, text in said.lines],
             }  # fmt: skip
             if kind != "one of two hangs":
-                again, seconds, _ = timed(lambda chat=chat: chat.ask(questions_of(64, images=0)))
+                again, seconds, _ = timed(partial(chat.ask, questions_of(64, images=0)))
                 row |= {"next_64_seconds": round(seconds, 3), "next_64_lost": lost(again)}
             if kind == "hangs":
                 server.behave(hang=False)
