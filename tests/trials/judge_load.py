@@ -165,10 +165,10 @@ def deaths() -> list[dict[str, Any]]:
 
             timer = threading.Timer(0.5, end)
             timer.start()
-            answers, seconds, _ = timed(partial(chat.ask, questions_of(2560, images=0)))
+            answers, seconds, _ = timed(partial(chat.ask, questions_of(1280, images=0)))
             timer.join()
             row: dict[str, Any] = {
-                "server": kind, "questions": 2560, "lost": lost(answers), "seconds": round(seconds, 2),
+                "server": kind, "questions": 1280, "lost": lost(answers), "seconds": round(seconds, 2),
                 "noticed_after_seconds": [
                     round(at - when[0], 2) for at, text in said.lines if "has not answered" in text
                 ],
@@ -199,9 +199,9 @@ def main(out: str) -> None:
         (256, {"images": 256}),
         (256, {"images": 256, "latency": 2.0}),
         (128, {"images": 128, "fine": 1.0}),
-        (640, {"images": 0, "latency": 1.0}),
-        (64, {"images": 64, "image_format": "webp"}),
-        (64, {"images": 64, "image_format": "png"}),
+        (512, {"images": 0, "latency": 1.0}),
+        (32, {"images": 32, "image_format": "webp"}),
+        (32, {"images": 32, "image_format": "png"}),
     ):
         found["load"].append(load(count, **given))  # type: ignore[arg-type]
         print(json.dumps(found["load"][-1]), flush=True)
