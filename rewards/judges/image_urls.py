@@ -3,8 +3,7 @@
     images = EncodedImages(questions, "jpeg95", threads)
     part = await images.part(image)          # the JSON of the image's part of a message
 
-Milliseconds of one CPU core and bytes for a detailed image of 1024 x 1024 (tests/trials/judge_load.py): see
-docs/serving.md.
+What each format costs is in docs/serving.md.
 """
 
 from __future__ import annotations

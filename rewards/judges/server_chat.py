@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -51,7 +52,7 @@ class ServerChat:
     api_key_env: str | None = None
     """Environment variable that holds the key, null where none is needed."""
     concurrency: int = 64
-    """Requests at a time, over all servers and all rewards that share the judge."""
+    """Requests at a time, over all servers and all rewards of this process with the same judge."""
     timeout: float = 60.0
     """Seconds for one try."""
     deadline: float = 120.0
@@ -105,7 +106,7 @@ class ServerChat:
         return tuple(url.rstrip("/") for url in ((self.server,) if isinstance(self.server, str) else self.server))
 
     def build(self, device: torch.device) -> Chat:
-        """Opens the lines; the model runs elsewhere.
+        """Opens the lines; the model runs elsewhere. Rewards with equal options share them, and their limits.
 
         Raises:
             ValueError: the environment variable of the key is not set.
@@ -116,15 +117,19 @@ class ServerChat:
                 f"judge: the environment variable {self.api_key_env} (api_key_env) is not set: put the key there."
             )
         several = torch.distributed.is_available() and torch.distributed.is_initialized()
-        limits = Limits.shared(
-            self.requests_per_minute, self.tokens_per_minute, self.max_tokens_total,
-            by=torch.distributed.get_world_size() if several else 1,
-        )  # fmt: skip
-        lines = Lines(self.servers, api_key=key, connections=self.concurrency, down_after=self.down_after)
-        return ServerJudge(options=self, lines=lines, pace=Pace(limits))
+        processes = torch.distributed.get_world_size() if several else 1
+        one = (repr(self), key, processes, os.getpid())
+        judge = _OPEN.get(one)
+        if judge is None:
+            limits = Limits.shared(
+                self.requests_per_minute, self.tokens_per_minute, self.max_tokens_total, by=processes
+            )  # fmt: skip
+            lines = Lines(self.servers, api_key=key, down_after=self.down_after)
+            _OPEN[one] = judge = ServerJudge(options=self, lines=lines, pace=Pace(limits))
+        return judge
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class ServerJudge:
     """A judge's servers, with the lines to them."""
 
@@ -238,6 +243,10 @@ async def messages_of(question: Question, images: EncodedImages) -> bytes:
     if question.system is not None:
         system = json.dumps({"role": "system", "content": question.system}).encode() + b", "
     return b"[" + system + b'{"role": "user", "content": [' + b", ".join(parts) + b"]}]"
+
+
+_OPEN: WeakValueDictionary[tuple[str, str | None, int, int], ServerJudge] = WeakValueDictionary()
+"""Judges in use, by options, key, number of processes and process."""
 
 
 def read_reply(reply: Any, question: Question) -> Answer | Failed:

@@ -282,6 +282,12 @@ def test_a_judge_is_the_same_wherever_it_runs() -> None:
     assert with_identities(options) == with_identities(moved) != options
 
 
+def test_rewards_with_one_judge_share_its_limits() -> None:
+    one = chat_of(REFUSES, requests_per_minute=9)
+    assert chat_of(REFUSES, requests_per_minute=9) is one
+    assert chat_of(REFUSES, requests_per_minute=8) is not one
+
+
 def test_usage_of_several_processes() -> None:
     assert usage_row([Usage().take(), Usage().take()]) == {}
     one, two = Usage(), Usage()
