@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,9 +181,6 @@ def test_connections_that_dawdle_are_closed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(score_server, "HEADER_SECONDS", 0.3)
     scorer = score_server.Scorer("a", "a:1", len, "bytes", [], 1, 1, 100, 1, 1, None)
     server = score_server.Server(("127.0.0.1", 0), scorer)
-    import socket
-    import threading
-
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -198,6 +198,13 @@ def test_connections_that_dawdle_are_closed(monkeypatch: pytest.MonkeyPatch) -> 
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_it_is_written_for_python_3_8_and_its_own_library() -> None:
+    tree = ast.parse(Path(score_server.__file__).read_text(), feature_version=(3, 8))
+    names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"PIL", "numpy"}
 
 
 def test_what_it_refuses_to_start_with(tmp_path: Path) -> None:
