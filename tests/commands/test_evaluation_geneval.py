@@ -35,6 +35,7 @@ class Watched:
     """The judge of shapes, which remembers how many images it was shown at a time."""
 
     version: str = "watched-1"
+    remarks: tuple[str, ...] = ()
     batches: list[tuple[int, ...]] = field(default_factory=list)
 
     def detect(self, images: Any) -> list[list[Detection]]:
@@ -279,6 +280,8 @@ def test_default_prompts_and_judges(tmp_path: Path) -> None:
         ({"judge": "shape"}, "shapes"),
         ({"judge": "shapes", "prompts": "published"}, "--judge shapes does not know airplane.*openmmlab see photos"),
         ({"judge": "mask2former"}, "--judge mask2former does not know circle"),
+        ({"judge": "openmmlab"}, "--judge openmmlab does not know circle"),
+        ({"judge": "openmmlab", "prompts": "published"}, r"has no file to load: give detector: .*743b7d99\.pth"),
         ({"options": {"detector": "x"}}, "detector"),
     ],
 )
