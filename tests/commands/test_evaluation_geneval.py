@@ -121,6 +121,7 @@ def test_kept_detections_follow_the_threshold_of_counting(tmp_path: Path) -> Non
     @dataclass(frozen=True)
     class Unsure:
         version: str = "unsure"
+        remarks: tuple[str, ...] = ()
 
         def detect(self, images: Any) -> list[list[Detection]]:
             return [[Detection("circle", box=(0, 0, 9, 9), score=s) for s in (0.95, 0.8, 0.2)] for _ in images]
