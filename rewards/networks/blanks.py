@@ -21,11 +21,14 @@ _LEGACY = 4  # pickles of the format before torch 1.6: a mark, its version, the 
 
 def blank(name: str) -> type:
     """An empty class: made with any arguments, given any state, it stays empty."""
-    return type(name.rpartition(".")[2] or name, (), {
-        "__new__": lambda cls, *_, **__: object.__new__(cls),
-        "__init__": lambda self, *_, **__: None,
-        "__setstate__": lambda self, _: None,
-    })  # fmt: skip
+
+    def new(cls: type, *_: Any, **__: Any) -> Any:
+        return object.__new__(cls)
+
+    def ignore(self: Any, *_: Any, **__: Any) -> None:
+        return None
+
+    return type(name.rpartition(".")[2], (), {"__new__": new, "__init__": ignore, "__setstate__": ignore})
 
 
 def foreign_names(path: Path) -> list[str]:

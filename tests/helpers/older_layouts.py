@@ -1,7 +1,7 @@
 """Checkpoints as transformers 4 wrote them: `tests/rewards/networks/older_layouts/`.
 
-`tests/trials/recorded_layouts.py` makes them. A file keeps configuration, names and shapes of the weights, and the outputs
-that transformers 4 computed. The weights themselves are a formula of their names, so that files are small.
+`tests/trials/save_older_layouts.py` makes them. A file keeps configuration, names and shapes of the weights, and
+the outputs that transformers 4 computed. The weights themselves are a formula of their names, so that files are small.
 """
 
 from __future__ import annotations

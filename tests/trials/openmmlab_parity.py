@@ -156,8 +156,8 @@ def scenes(mmdet: Any, settings: Any) -> dict[str, Any]:
         counted["correct"] += told[1][0]
     assert 0.05 < counted["correct"] / SCENES < 0.95, counted
     different = {key: counted[key] for key in ("labels", "boxes", "masks", "verdicts")}
-    told = {key: counted[key] for key in ("scenes", "detections", "correct")}
-    return {**told, "different": {**different, "largest_score_difference": worst}}
+    of = {key: counted[key] for key in ("scenes", "detections", "correct")}
+    return {**of, "different": {**different, "largest_score_difference": worst}}
 
 
 def ordered(labels: torch.Tensor, scores: torch.Tensor) -> list[int]:
@@ -233,7 +233,7 @@ def main() -> None:
         write_fixture(mmdet)
         return
     model = built(mmdet, settings_of(mmdet))
-    found = {
+    found: dict[str, Any] = {
         **origin(),
         "versions": {name: version(name) for name in (*LIBRARIES, "transformers")},
         "weights": len(model.state_dict()), "networks": networks(model), "pixels": pixels(),

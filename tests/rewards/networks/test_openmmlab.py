@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -18,11 +19,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from evaluation_folders import write_folder
 from older_layouts import noise, weight
 from tiny_clip import write_tiny_clip
 from torch import Tensor
 
 from flowrl.benchmarks.geneval.published import CLASSES
+from flowrl.commands.eval.geneval_runner import run
+from flowrl.generation.subject import Settings, Subject
 from flowrl.rewards import build_reward, reward_options
 from flowrl.rewards.networks import mask2former, openmmlab
 from flowrl.rewards.networks.detectors import detector_options
@@ -338,7 +342,7 @@ def test_only_the_released_file_gives_genevals_own_numbers(
     """A file is known by its bytes, whatever its name."""
     other = judge_of(released, clip)
     assert any("is not one that OpenMMLab released" in remark for remark in other.remarks)
-    digits = openmmlab._sha256(released)[:8]
+    digits = hashlib.sha256(released.read_bytes()).hexdigest()[:8]
     monkeypatch.setitem(openmmlab.RELEASED, digits, "the file")
     monkeypatch.setattr(openmmlab, "DEFAULT_CLIP", str(clip))
     own = judge_of(released, clip)
@@ -346,6 +350,32 @@ def test_only_the_released_file_gives_genevals_own_numbers(
     assert len(own.remarks) == 1
     assert "GenEval's own: published numbers" in own.remarks[0]
     assert not any("GenEval's own: published" in remark for remark in other.remarks)
+
+
+@pytest.mark.usefixtures("small_input")
+def test_an_evaluation_says_with_what_its_numbers_compare(
+    released: Path, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images of COCO's objects through `flowrl eval --judge openmmlab`; options come as texts."""
+    dog = {"tag": "single_object", "include": [{"class": "dog", "count": 1}], "prompt": "a photo of a dog"}
+    random = np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)
+    folder = write_folder(tmp_path / "images", [dog], samples=1, image=lambda *_: random)
+    given = {"detector": str(released), "clip_model": str(clip)}
+
+    def notes(**options: str) -> str:
+        settings = Settings(
+            benchmark="geneval", subject=Subject(label="model", folder=tmp_path / "out", images=folder), samples=1,
+            out=tmp_path / "out", judge="openmmlab", options=given | options, show=False,
+        )  # fmt: skip
+        return " ".join(run(settings).notes)
+
+    assert "is not one that OpenMMLab released" in notes()
+    assert "Flow-GRPO's reward server" in notes(rgb_as_bgr="true")
+    monkeypatch.setitem(openmmlab.RELEASED, hashlib.sha256(released.read_bytes()).hexdigest()[:8], "the file")
+    monkeypatch.setattr(openmmlab, "DEFAULT_CLIP", str(clip))
+    said = notes()
+    assert "GenEval's own: published numbers of the same prompts" in said
+    assert "Not the benchmark's 553 prompts" in said, "one prompt is not the benchmark, whatever the judge"
 
 
 def test_options_are_checked_before_weights_load(released: Path, clip: Path, tmp_path: Path) -> None:
