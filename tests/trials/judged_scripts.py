@@ -2,9 +2,9 @@
 
     python tests/trials/judged_scripts.py --repositories DIR --out docs/trials/judged_scripts.json
 
-DIR holds checkouts named WISE, GenEval2, ImgEdit and Step1X-Edit. Prompts and words are the published ones (of GEdit the
-words alone: its rows are made up in its layout), images are flat, and the judge answers at random, by what it is asked.
-The scripts run as they are; `megfile`, which one of them opens files with, is stood in for.
+DIR holds checkouts named WISE, GenEval2, ImgEdit and Step1X-Edit. Prompts and words are the published ones (of GEdit
+the words alone: its rows are made up in its layout), images are flat, and the judge answers at random, by what it is
+asked. The scripts run as they are; `megfile`, which one of them opens files with, is stood in for.
 """
 
 from __future__ import annotations
