@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from drawn_images import draw_flat, flat, settings_for
-from judged_files import GENEVAL2, write_gedit, write_geneval2, write_imgedit, write_wise
+from judged_files import GENEVAL2, write_gedit, write_geneval2, write_imgedit, write_tiif, write_wise
 from scripted_judges import ScriptedJudge, levels, text_of
 
 from flowrl.commands.eval.benchmark import BENCHMARKS, JUDGED, Result
@@ -224,6 +224,33 @@ def test_wise_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert result.metrics["eval/wise_verified/wiscore"] == pytest.approx(0.4 * 0.5 + 0.12 + 0.12)
     assert judge.asked[0].max_tokens == 500
+
+
+def test_tiif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(tmp_path, "tiif_short", write_tiif(tmp_path), options={"attempts": "1"})
+    replies = {
+        "red": "Yes, it is.\n2. no, a square\nNo: small", "tea": "yes\n\nno", "'no'": "No, nothing is written.",
+    }  # fmt: skip
+
+    def answer(question: Question) -> Answer:
+        assert question.system == "You are a professional image critic."
+        assert text_of(question).startswith("\nAnswer each line.\nIs ")
+        (text,) = (reply for words, reply in replies.items() if words in text_of(question))
+        return Answer(text=text)
+
+    result, _ = judged(monkeypatch, settings, answer)
+    metrics = {name.removeprefix("eval/tiif_short/"): value for name, value in result.metrics.items()}
+    assert metrics["attribute"] == pytest.approx(2 / 3)  # of shape+color
+    assert metrics["text_generation"] == pytest.approx(2 / 3)  # 1 of 2 and 1 of 1
+    weights = {"shape+color": 1 / 36, "text": 1 / 9}  # scaled to the attributes that are there
+    assert metrics["overall"] == pytest.approx(sum(w * 2 / 3 for w in weights.values()) / sum(weights.values()))
+    assert "3 of 277 published prompts took part" in as_text(result)
+    file = tmp_path / "out" / "model" / "tiif" / "eval_results" / "model" / "text" / "short" / "0.json"
+    assert json.loads(file.read_text())["model_pred"] == ["yes", "no"]
+    assert (tmp_path / "out" / "model" / "tiif" / "text" / "model" / "short_description" / "1.png").is_file()
+    replies["tea"] = "yes"  # one answer to two questions
+    again = settings_of(tmp_path, "tiif_short", tmp_path / "TIIF-Bench" / "data" / "testmini_prompts")
+    assert judged(monkeypatch, again, answer)[0].metrics["eval/tiif_short/skipped"] == 1
 
 
 def test_images_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
