@@ -2,8 +2,8 @@
 
 Wei et al. 2025 (arXiv 2506.02161); repository A113N-W3I/TIIF-Bench, which states no licence: the user brings it. Two
 sets (testmini, 277 prompts, which papers report, and test, 2538) of 39 attributes in nine groups. An attribute's number
-is the share of all its questions that are answered as expected; a group's the mean over its attributes; the overall number
-the mean over groups, of short and of long prompts apart: `tiif_short` and `tiif_long`.
+is the share of all its questions that are answered as expected; a group's the mean over its attributes; the overall
+number the mean over groups, of short and of long prompts apart: `tiif_short` and `tiif_long`.
 
 The published script words its question in one of three ways at random, and asks at temperature 1; here it is the first
 of the three. Its measure of rendered text by OCR (GNED) is not part of the overall number and not done here.
