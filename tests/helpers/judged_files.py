@@ -60,7 +60,7 @@ Braces {{}} stay."""},
 
 def write_gedit(folder: Path, rows: Sequence[tuple[str, str, str, str, bool]] = GEDIT_ROWS, size: int = 24) -> Path:
     """A dataset folder with one parquet file, images within it; the level of row r's source is 10 + r."""
-    import datasets
+    import datasets  # type: ignore[import-untyped]
 
     folder.mkdir(parents=True, exist_ok=True)
     columns: dict[str, Any] = dict(zip(

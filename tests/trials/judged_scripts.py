@@ -86,10 +86,10 @@ def evaluated(benchmark: str, prompts: Path, answer: Callable[[Question], Answer
     """The metrics of a benchmark whose images are all one flat file."""
     one = out / "one.png"
     flat(7).save(one)
-    runner.images_of = lambda settings, subject, listed: [
+    vars(runner)["images_of"] = lambda settings, subject, listed: [
         ImageFile(file=f"{k:05d}.png", path=one, prompt=prompt.text, index=k) for k, prompt in enumerate(listed)
     ]
-    runner.build_chat = lambda *given, **more: ScriptedJudge(answer)  # type: ignore[assignment]
+    vars(runner)["build_chat"] = lambda *given, **more: ScriptedJudge(answer)
     settings = settings_for(out / benchmark, benchmark, judge="{server: http://127.0.0.1:1/v1, model: random}",
                             prompts=str(prompts), samples=1)  # fmt: skip
     result = runner.run(settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from flowrl.commands.eval.judged import judged_runner as runner
 from flowrl.commands.eval.result import as_text
 from flowrl.generation.subject import Settings
 from flowrl.rewards.judges.chat import Answer, Question
+
+Table = Mapping[int, tuple[Sequence[float], Sequence[float]]]
+"""Semantics and quality ratings by the level of the result."""
 
 JUDGE = "{server: http://127.0.0.1:1/v1, model: scripted}"
 
@@ -42,7 +45,7 @@ def scores(*ratings: float) -> Answer:
     return Answer(text=json.dumps({"score": list(ratings), "reasoning": "because"}), tokens=10)
 
 
-def by_level(table: dict[int, tuple[list[float], list[float]]]) -> Callable[[Question], Answer]:
+def by_level(table: Table) -> Callable[[Question], Answer]:
     """Semantics and quality ratings of the images of these levels."""
 
     def answer(question: Question) -> Answer:
@@ -60,7 +63,7 @@ def test_gedit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     settings = settings_of(tmp_path, "gedit_en", write_gedit(tmp_path / "GEdit"))
     # Drawn images have the levels 0, 10, 20; overall sqrt(6 * 7), sqrt(4 * 9), sqrt(9 * 4).
-    table = {0: ([8, 6], [9, 7]), 10: ([4, 10], [9, 9]), 20: ([9, 9.5], [4, 8])}
+    table: Table = {0: ([8, 6], [9, 7]), 10: ([4, 10], [9, 9]), 20: ([9, 9.5], [4, 8])}
     result, judge = judged(monkeypatch, settings, by_level(table))
     color = (math.sqrt(42) + 6) / 2
     metrics = {name.removeprefix("eval/gedit_en/"): value for name, value in result.metrics.items()}
@@ -96,14 +99,15 @@ def test_gedit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gedit_against_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     settings = settings_of(tmp_path, "gedit_en", write_gedit(tmp_path / "GEdit"), base=True)
-    table = {0: ([9, 9], [4, 4]), 10: ([9, 9], [9, 9]), 20: ([4, 4], [4, 4])}
-    before = {level + 100: ([4, 4], [4, 4]) for level in table}
-    result, _ = judged(monkeypatch, settings, by_level(table | before))
+    table: Table = {0: ([9, 9], [4, 4]), 10: ([9, 9], [9, 9]), 20: ([4, 4], [4, 4])}
+    before: Table = {level + 100: ([4, 4], [4, 4]) for level in table}
+    result, _ = judged(monkeypatch, settings, by_level({**table, **before}))
     change = result.differences["overall"]
     assert change.mean == pytest.approx(((2 + 5) / 2 + 0) / 2)
     assert not change.known  # a kind of a single image: its spread cannot be known
     color = result.differences["color_alter"]
-    assert (color.mean, color.low, color.high) == (pytest.approx(3.5), -10, 10)  # two images, cut to the scale
+    assert color.mean == pytest.approx(3.5)
+    assert (color.low, color.high) == (-10, 10)  # two images, cut to the scale
     assert result.base_metrics["eval/gedit_en/overall"] == pytest.approx(4)
     assert "model against base" in as_text(result)
 
