@@ -60,7 +60,7 @@ Braces {{}} stay."""},
 
 def write_gedit(folder: Path, rows: Sequence[tuple[str, str, str, str, bool]] = GEDIT_ROWS, size: int = 24) -> Path:
     """A dataset folder with one parquet file, images within it; the level of row r's source is 10 + r."""
-    import datasets
+    import datasets  # type: ignore[import-untyped]
 
     folder.mkdir(parents=True, exist_ok=True)
     columns: dict[str, Any] = dict(zip(
@@ -107,4 +107,34 @@ def write_wise(folder: Path, numbers: Sequence[int], *, verified: bool = False) 
              "Subcategory": "y"} for n in numbers if low <= n <= high
         ]  # fmt: skip
         (place / f"{name}{'_verified' if verified else ''}.json").write_text(json.dumps(records))
+    return place
+
+
+TIIF = {
+    "text": [(["Is 'tea' there?", "Is 'eat' there?"], ["Yes", "yes"]), (["Is 'no' there?"], ["no"])],
+    "shape+color": [(["Is it red?", "Is it round?", "Is it big?"], ["yes", "yes", "no"])],
+}
+"""Questions and expected answers of each prompt of some attributes."""
+TIIF_SCRIPT = """
+raw_prompt = '''
+Answer each line.
+##YNQuestions##
+Begin with yes or no.
+'''
+raw_prompt_1 = "another"
+"""
+
+
+def write_tiif(folder: Path) -> Path:
+    """`data/testmini_prompts` with the questions beside it and the script that holds the words."""
+    place, beside = (folder / "TIIF-Bench" / "data" / f"testmini_{name}prompts" for name in ("", "eval_"))
+    for made in (place, beside, folder / "TIIF-Bench" / "eval"):
+        made.mkdir(parents=True)
+    (folder / "TIIF-Bench" / "eval" / "eval_with_vlm.py").write_text(TIIF_SCRIPT)
+    for attribute, rows in TIIF.items():
+        prompts = [{"type": attribute, "short_description": f"{attribute} {k}", "long_description": f"long {k}"}
+                   for k in range(len(rows))]  # fmt: skip
+        asked = [{"type": attribute, "yn_question_list": q, "yn_answer_list": a} for q, a in rows]
+        (place / f"{attribute}_prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+        (beside / f"{attribute}_eval_prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     return place

@@ -2,9 +2,10 @@
 
     python tests/trials/judged_scripts.py --repositories DIR --out docs/trials/judged_scripts.json
 
-DIR holds checkouts named WISE, GenEval2, ImgEdit and Step1X-Edit. Prompts and words are the published ones (of GEdit
-the words alone: its rows are made up in its layout), images are flat, and the judge answers at random, by what it is
-asked. The scripts run as they are; `megfile`, which one of them opens files with, is stood in for.
+DIR holds checkouts named WISE, GenEval2, ImgEdit, Step1X-Edit and TIIF-Bench (any part of its `eval-results`). Prompts
+and words are the published ones (of GEdit the words alone: its rows are made up in its layout), images are flat, and
+the judge answers at random, by what it is asked. The scripts run as they are; `megfile`, which one of them opens files
+with, is stood in for.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from origin import origin  # noqa: E402
 from scripted_judges import ScriptedJudge  # noqa: E402
 
 from flowrl.benchmarks.judged.gedit_bench import KINDS  # noqa: E402
+from flowrl.benchmarks.judged.score_replies import yes_no_lines  # noqa: E402
 from flowrl.commands.eval.judged import judged_runner as runner  # noqa: E402
 from flowrl.files import write_atomically  # noqa: E402
 from flowrl.generation.folders import ImageFile  # noqa: E402
@@ -84,10 +86,10 @@ def evaluated(benchmark: str, prompts: Path, answer: Callable[[Question], Answer
     """The metrics of a benchmark whose images are all one flat file."""
     one = out / "one.png"
     flat(7).save(one)
-    runner.images_of = lambda settings, subject, listed: [
+    vars(runner)["images_of"] = lambda settings, subject, listed: [
         ImageFile(file=f"{k:05d}.png", path=one, prompt=prompt.text, index=k) for k, prompt in enumerate(listed)
     ]
-    runner.build_chat = lambda *given, **more: ScriptedJudge(answer)  # type: ignore[assignment]
+    vars(runner)["build_chat"] = lambda *given, **more: ScriptedJudge(answer)
     settings = settings_for(out / benchmark, benchmark, judge="{server: http://127.0.0.1:1/v1, model: random}",
                             prompts=str(prompts), samples=1)  # fmt: skip
     result = runner.run(settings)
@@ -164,6 +166,17 @@ def gedit(root: Path, out: Path) -> dict[str, tuple[float, float]]:
     return found
 
 
+def published_replies(root: Path) -> dict[str, int]:
+    """How many replies of GPT-4o that TIIF-Bench's repository holds are read as its script read them."""
+    files = sorted((root / "TIIF-Bench" / "eval-results").rglob("*GPT-4o/*/*/*/*.json"))
+    alike = 0
+    for file in files:
+        record = json.loads(file.read_text())
+        read = yes_no_lines(record["model_output"])
+        alike += read == [answer.lower() for answer in record["model_pred"]]
+    return {"replies": len(files), "read_alike": alike}
+
+
 def main() -> None:
     """Runs all, writes the table, and fails where a number differs by more than the scripts' rounding."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -184,7 +197,10 @@ def main() -> None:
                            "agrees": worst <= unit / 2 + 1e-9,
                            "pairs": {key: [round(pair[0], 6), pair[1]] for key, pair in pairs.items()}}  # fmt: skip
             print(name, {key: value for key, value in found[name].items() if key != "pairs"})
-    write_atomically(parsed.out, json.dumps({**origin(), "benchmarks": found}, indent=1) + "\n")
+    replies = published_replies(parsed.repositories)
+    print("tiif", replies)
+    content = {**origin(), "benchmarks": found, "published_replies_of_tiif": replies}
+    write_atomically(parsed.out, json.dumps(content, indent=1) + "\n")
     assert all(part["agrees"] for part in found.values())
 
 

@@ -1,8 +1,8 @@
 """What the judged benchmarks have in common: cases, questions about an image, words, scores, and the rules as data.
 
 A benchmark is one `Protocol`. Its reader makes `Case`s from the user's copy of the published data; each case says which
-questions its image raises (`Ask`); replies become numbers (`Protocol.read_reply`), numbers become scores (`Score`,
-`Pooled`), and scores are averaged over images, over tasks, or with published weights of tasks.
+questions its image raises (`Ask`); replies become numbers (`Protocol.read_reply`), numbers become scores (`Score`),
+and scores are averaged over images, over tasks, or with published weights of tasks.
 
 None of the published data is shipped. Words that a judge is asked in are shipped where their licence allows it, and
 read from the user's copy of the repository otherwise.
@@ -65,6 +65,8 @@ class CaseFile:
 
     cases: tuple[Case, ...]
     notes: tuple[str, ...] = ()
+    number: int | None = None
+    """Published cases, where the copy says which of several sets it is."""
     keep_sources: bool = False
     """Whether source images lie in files of this process, which go when it ends."""
 
@@ -79,28 +81,21 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """A number of one image, from `low` to `high`; None where the image is not one of those it is about."""
+    """A number of one image, or several, from `low` to `high`; None where the image is not one of those it is about.
+
+    Several numbers of one image are averaged together with those of all others; their unit is the prompt.
+    """
 
     name: str
     low: float
     high: float
-    of: Callable[[Case, Values], float | None]
+    of: Callable[[Case, Values], float | Sequence[float] | None]
     tasks: bool = True
     """Whether its mean over the images of each task is listed."""
     subset: bool = False
     """Whether it is another score over some of the images: examples leave it out."""
     shares: Literal["images", "tasks"] | Mapping[str, float] = "images"
     """What its overall number is: the mean over images, the mean over tasks, or a mean with these weights of tasks."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pooled:
-    """Several numbers of one image, from `low` to `high`, that are averaged over all images' together."""
-
-    name: str
-    low: float
-    high: float
-    of: Callable[[Case, Values], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +118,8 @@ class Protocol:
         read: cases from `--prompts` and, for benchmarks that keep them apart, the folder of source images.
         words: the words of all names, from the first of some folders that holds them; it may hold other names too.
         read_reply: numbers of a reply by question and text; None where it cannot be read.
+        fits: whether what was read of a case's replies is an answer to all that was asked; None: always.
         scores: the first is the headline.
-        pooled: further numbers.
         judges: the published ones.
         image_name: where the benchmark's own scripts look for the image of a case.
         source_name: where they look for its source, None for nowhere.
@@ -150,10 +145,10 @@ class Protocol:
     image_name: Callable[[Case], str]
     files: Callable[[Sequence[Judgement], str], Mapping[str, str]]
     source_name: Callable[[Case], str] | None = None
-    pooled: tuple[Pooled, ...] = ()
     max_tokens: int = 1400
     resize: bool = False
     edits: bool = False
     images_dir: bool = False
     note: str = ""
+    fits: Callable[[Case, Values], bool] | None = None
     remarks: Callable[[Sequence[Judgement]], list[str]] | None = None

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Pooled, Protocol, Score, Values, Words
+from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
 from flowrl.files import read_json_lines
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -107,9 +107,9 @@ def _mean(case: Case, values: Values, *, rule: str) -> float:
     return 100 * (gm if rule == "gm" else am)(scores_of(case, values))
 
 
-def _of_skill(case: Case, values: Values, *, skill: str) -> list[float]:
+def _of_skill(case: Case, values: Values, *, skill: str) -> list[float] | None:
     scores = zip(scores_of(case, values), case.record["skills"], strict=True)
-    return [100 * score for score, of in scores if of == skill]
+    return [100 * score for score, of in scores if of == skill] or None
 
 
 def image_name(case: Case) -> str:
@@ -135,8 +135,9 @@ GENEVAL2 = Protocol(
     scores=(
         Score(name="soft_tifa_gm", low=0.0, high=100.0, of=partial(_mean, rule="gm")),
         Score(name="soft_tifa_am", low=0.0, high=100.0, of=partial(_mean, rule="am"), tasks=False),
+        *(Score(name=skill, low=0.0, high=100.0, of=partial(_of_skill, skill=skill), tasks=False, subset=True)
+          for skill in SKILLS),
     ),
-    pooled=tuple(Pooled(name=skill, low=0.0, high=100.0, of=partial(_of_skill, skill=skill)) for skill in SKILLS),
     folder="geneval2", image_name=image_name, files=result_files, max_tokens=1,
     note="GM by the number of atoms of a prompt; skills are means over atoms. All x 100.",
 )  # fmt: skip

@@ -25,7 +25,7 @@ def constants(path: Path) -> dict[str, str]:
     Raises:
         ValueError: it is not Python.
     """
-    found = {}
+    found: dict[str, str] = {}
     for node in _tree(path).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             found |= {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}

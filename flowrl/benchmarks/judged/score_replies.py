@@ -72,3 +72,10 @@ def verdict(text: str) -> float | None:
         return float(match[1])
     alone = re.findall(r"^\s*([01])\s*$", reply, flags=re.MULTILINE)
     return float(alone[0]) if len(alone) == 1 else None
+
+
+def yes_no_lines(text: str) -> list[str]:
+    """Yes or no, in lower case, of every line that begins with one of them, after a number at most."""
+    lines = (re.match(r"(?:\d+[.):]\s*)?\W*(yes|no)\b", line.strip(), flags=re.IGNORECASE)
+             for line in said(text).splitlines())  # fmt: skip
+    return [match[1].lower() for match in lines if match is not None]

@@ -42,6 +42,8 @@ BENCHMARKS: dict[str, str] = {
     "panel": "flowrl.commands.eval.panel_runner",
     "pick_score_test": "flowrl.commands.eval.panel_runner",
     "t2i_compbench": "flowrl.commands.eval.t2i_compbench_runner",
+    "tiif_long": JUDGED,
+    "tiif_short": JUDGED,
     "unigenbench": "flowrl.commands.eval.unigenbench_runner",
     "vbench": "flowrl.commands.eval.video.vbench_runner",
     "video_align": "flowrl.commands.eval.video.video_panel_runner",

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from judged_files import IMGEDIT_WORDS, WISE_SCRIPT, write_gedit, write_geneval2, write_imgedit, write_wise
+from judged_files import IMGEDIT_WORDS, WISE_SCRIPT, write_gedit, write_geneval2, write_imgedit, write_tiif, write_wise
 
-from flowrl.benchmarks.judged import gedit_bench, geneval2, imgedit_bench, wise_bench
+from flowrl.benchmarks.judged import gedit_bench, geneval2, imgedit_bench, tiif_bench, wise_bench
 from flowrl.benchmarks.judged.cases import Case, Judgement
 from flowrl.benchmarks.judged.score_replies import labelled_ratings, named_ratings, rating_list, verdict
 
@@ -219,3 +219,20 @@ def test_what_later_ratings_exceed_is_said() -> None:
     assert imgedit_bench.remarks([judged(4, 3, 4), judged(5, 5, 5)]) == []
     (said,) = imgedit_bench.remarks([judged(1, 4, 4), judged(4, 4, 4)])
     assert said.startswith("In 1 of 2 images the second or third rating exceeds the first")
+
+
+def test_tiif_is_read_by_length(tmp_path: Path) -> None:
+    assert len(tiif_bench.WEIGHTS) == 39
+    assert math.fsum(tiif_bench.WEIGHTS.values()) == pytest.approx(1)
+    place = write_tiif(tmp_path)
+    file = tiif_bench.TIIF_SHORT.read(str(place), None)
+    assert ([case.key for case in file.cases], file.number) == (["shape+color/0", "text/0", "text/1"], 277)
+    assert [case.prompt for case in tiif_bench.TIIF_LONG.read(str(place), None).cases] == ["long 0", "long 0", "long 1"]
+    words = tiif_bench.tiif_words([place.parent])["tiif"]
+    assert words.user == "\nAnswer each line.\n{questions}\nBegin with yes or no.\n<image>"
+    with pytest.raises(ValueError, match="must be data/testmini_prompts or data/test_prompts"):
+        tiif_bench.TIIF_SHORT.read(str(place.parent), None)
+    asked = place.with_name("testmini_eval_prompts") / "text_eval_prompts.jsonl"
+    asked.write_text(asked.read_text().splitlines()[0] + "\n")
+    with pytest.raises(ValueError, match=r"has 2 prompts, and .* questions of 1"):
+        tiif_bench.TIIF_SHORT.read(str(place), None)

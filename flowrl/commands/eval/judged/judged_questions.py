@@ -115,11 +115,13 @@ def ask_cases(
         )
 
     def read(place: int, answer: Answer) -> tuple[str | None, Row]:
-        _, _, ask = work[place]
+        case, _, ask = work[place]
         if ask.forms:
             mass = {_MASS: answer_mass(answer.logprobs[0], ask.forms)} if answer.logprobs else None
             return (None, {VALUES: mass}) if mass is not None else (UNPARSED, {})
         found = protocol.read_reply(ask.name, answer.text)
+        if found is not None and protocol.fits is not None and not protocol.fits(case, {ask.name: found}):
+            found = None
         return (None, {VALUES: found}) if found is not None else (answer.error or UNPARSED, {})
 
     keys = [_key(case, image, ask, words) for case, image, ask in work]

@@ -6,9 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.judged.cases import Case, Judgement, Pooled, Protocol, Score
+from flowrl.benchmarks.judged.cases import Case, Judgement, Protocol, Score
 from flowrl.commands.eval.benchmark import NO_TRAINING, Result
 from flowrl.commands.eval.runner_parts import Line, compared, metrics_of, score_table, trained_on
 from flowrl.generation.folders import ImageFile
@@ -19,8 +20,6 @@ from flowrl.html.markup import bounds, esc, number, plural, section
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import (
     ScoreRow,
-    ends_of,
-    mean_interval,
     partners,
     pooled,
     stratified_score,
@@ -50,7 +49,7 @@ class Judged:
 
 def result_of(
     settings: Settings, protocol: Protocol, judged: Sequence[Judged], *, judge: str, model: str, notes: Sequence[str],
-    whole: bool, words: str, digest: str, temperature: float,
+    published: int, words: str, digest: str, temperature: float,
 ) -> Result:  # fmt: skip
     """The result of a subject, or of a subject and a base.
 
@@ -61,7 +60,7 @@ def result_of(
         judge: its version, for the facts.
         model: its name.
         notes: of the user's copy of the data.
-        whole: whether all published cases took part.
+        published: how many cases the published data have.
         words: whose words the judge was asked in.
         digest: a hash of these words.
         temperature: of the first try.
@@ -87,7 +86,7 @@ def result_of(
         claim=f"prompts of the same kinds{NO_TRAINING}",
         tables=(score_table([part.label for part in judged], lines, note=protocol.note, digits=3,
                             paired_by="prompts and start noise"),),
-        notes=(*_notes(settings, protocol, judged, model=model, whole=whole, words=words), *notes),
+        notes=(*_notes(settings, protocol, judged, model=model, published=published, words=words), *notes),
         facts={
             "judge": judge, "published_judges": list(protocol.judges), "words": words, "words_digest": digest,
             "temperature": temperature, "prompts": len(judged[0].judgements),
@@ -100,7 +99,7 @@ def result_of(
 
 
 def _lines(protocol: Protocol, judged: Sequence[Judged]) -> list[Line]:
-    """Overall numbers, those of tasks, and pooled ones, each with its interval and its paired change."""
+    """Overall numbers and those of tasks, each with its interval and its paired change."""
     lines: list[Line] = []
     for score in protocol.scores:
         rows = [score_rows(score, part.judgements) for part in judged]
@@ -109,18 +108,28 @@ def _lines(protocol: Protocol, judged: Sequence[Judged]) -> list[Line]:
         lines.append((score.name, [_overall(score, part) for part in rows], _change(score, rows)))
         if score.tasks:
             lines += _task_lines(score, rows)
-    return [*lines, *(line for one in protocol.pooled if (line := _pooled_line(one, judged)) is not None)]
+    return lines
 
 
 def score_rows(score: Score, judgements: Sequence[Judgement]) -> list[ScoreRow]:
-    """A score of all images that have it, brought to 0 to 1."""
+    """A score of all images that have it, brought to 0 to 1; several numbers of an image are its samples."""
     found = []
     for one in judgements:
         value = None if one.values is None else score.of(one.case, one.values)
-        if value is not None:
-            unit = (value - score.low) / (score.high - score.low)
-            found.append(ScoreRow(task=one.case.task, prompt=one.case.key, sample=0, value=unit))
+        for sample, single in enumerate(_several(value)):
+            unit = (single - score.low) / (score.high - score.low)
+            found.append(ScoreRow(task=one.case.task, prompt=one.case.key, sample=sample, value=unit))
     return found
+
+
+def _several(value: float | Sequence[float] | None) -> Sequence[float]:
+    return () if value is None else value if isinstance(value, Sequence) else (value,)
+
+
+def _single(score: Score, one: Judgement) -> float | None:
+    """A score of one image, the mean where it has several numbers."""
+    values = () if one.values is None else _several(score.of(one.case, one.values))
+    return fmean(values) if values else None
 
 
 def _overall(score: Score, rows: Sequence[ScoreRow], base: Sequence[ScoreRow] | None = None) -> Interval:
@@ -170,38 +179,6 @@ def _natural(task: str) -> tuple[int, str]:
     return (int(head), task) if head.isdecimal() else (0, task)
 
 
-def _pooled_line(one: Pooled, judged: Sequence[Judged]) -> Line | None:
-    """A number of which an image has several: its mean over all, prompts as units; and the change over prompts."""
-    listed = [
-        {j.case.key: [(v - one.low) / (one.high - one.low) for v in one.of(j.case, j.values)]
-         for j in part.judgements if j.values is not None}
-        for part in judged
-    ]  # fmt: skip
-    if not all(any(part.values()) for part in listed):
-        return None
-    found = [scaled(_clustered(part), one.low, one.high) for part in listed]
-    if len(listed) < 2:
-        return one.name, found, None
-    shared = {key: [a - b for a, b in zip(values, listed[1][key], strict=True)]
-              for key, values in listed[0].items() if key in listed[1]}  # fmt: skip
-    if not any(shared.values()):
-        return one.name, found, None
-    sides = [[value for part in values.values() for value in part] for values in listed]
-    ends = ends_of(*sides, changes=True)
-    values, units = _flat(shared)
-    return one.name, found, scaled(mean_interval(values, units, ends=ends), one.low, one.high, change=True)
-
-
-def _clustered(values_of: dict[str, list[float]]) -> Interval:
-    values, units = _flat(values_of)
-    return mean_interval(values, units if len(set(units)) > 1 else None)
-
-
-def _flat(values_of: dict[str, list[float]]) -> tuple[list[float], list[str]]:
-    pairs = [(value, key) for key, values in values_of.items() for value in values]
-    return [value for value, _ in pairs], [key for _, key in pairs]
-
-
 def _metrics(benchmark: str, named: dict[str, Interval], first: str, part: Judged) -> dict[str, float]:
     head = named[first]
     found = {first: head.mean, f"{first}_low": head.low, f"{first}_high": head.high}
@@ -224,25 +201,24 @@ def _headline(
 def _rows(protocol: Protocol, part: Judged) -> list[dict[str, Any]]:
     return [
         {"file": image.file, "index": place, "prompt": one.case.prompt, "key": one.case.key, "task": one.case.task,
-         "scores": {score.name: None if one.values is None else score.of(one.case, one.values)
-                    for score in protocol.scores},
+         "scores": {score.name: _single(score, one) for score in protocol.scores},
          "values": None if one.values is None else {name: dict(found) for name, found in one.values.items()}}
         for place, (image, one) in enumerate(zip(part.images, part.judgements, strict=True))
     ]  # fmt: skip
 
 
 def _notes(
-    settings: Settings, protocol: Protocol, judged: Sequence[Judged], *, model: str, whole: bool, words: str
+    settings: Settings, protocol: Protocol, judged: Sequence[Judged], *, model: str, published: int, words: str
 ) -> list[str]:
     notes = []
     if model not in protocol.judges:
-        published = " or ".join(protocol.judges)
-        notes.append(f"The judge is {model}; published numbers are of {published}. Numbers of different judges do not "
+        known = " or ".join(protocol.judges)
+        notes.append(f"The judge is {model}; published numbers are of {known}. Numbers of different judges do not "
                      f"compare.")  # fmt: skip
     if words.startswith("own"):
         notes.append(f"The judge was asked in other words than the published ones ({words}).")
-    if not whole:
-        notes.append(f"{len(judged[0].judgements)} of {protocol.number} published prompts took part: compare with the "
+    if len(judged[0].judgements) != published:
+        notes.append(f"{len(judged[0].judgements)} of {published} published prompts took part: compare with the "
                      f"same ones only.")  # fmt: skip
     for part in judged:
         if protocol.remarks is not None:
@@ -292,7 +268,7 @@ def _figure(protocol: Protocol, judged: Sequence[Judged], place: int) -> str:
 def _said(protocol: Protocol, part: Judged, one: Judgement) -> str:
     if one.values is None:
         return f"<br>{esc(part.label)}: no scores"
-    values = [(score.name, score.of(one.case, one.values)) for score in protocol.scores if not score.subset]
+    values = [(score.name, _single(score, one)) for score in protocol.scores if not score.subset]
     listed = ", ".join(f"{name} {number(value, 2)}" for name, value in values if value is not None)
     replies = " ".join(f"{_about(one.case, name)}: {text}" for name, text in one.replies.items())
     cut = replies if len(replies) <= SHOWN else f"{replies[:SHOWN]}…"

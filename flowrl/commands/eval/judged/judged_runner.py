@@ -24,6 +24,7 @@ from flowrl.benchmarks.judged.cases import Case, CaseFile, Judgement, Protocol
 from flowrl.benchmarks.judged.gedit_bench import GEDIT_CN, GEDIT_EN
 from flowrl.benchmarks.judged.geneval2 import GENEVAL2
 from flowrl.benchmarks.judged.imgedit_bench import IMGEDIT
+from flowrl.benchmarks.judged.tiif_bench import TIIF_LONG, TIIF_SHORT
 from flowrl.benchmarks.judged.wise_bench import WISE, WISE_VERIFIED
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.judged.judged_questions import Asking, WordsOf, ask_cases, find_words
@@ -48,6 +49,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
     "gedit_en": GEDIT_EN,
     "geneval2": GENEVAL2,
     "imgedit": IMGEDIT,
+    "tiif_long": TIIF_LONG,
+    "tiif_short": TIIF_SHORT,
     "wise": WISE,
     "wise_verified": WISE_VERIFIED,
 }
@@ -139,7 +142,7 @@ def run(settings: Settings) -> Result:
         _write_files(subject, plan, judgements)
         judged.append(Judged(label=subject.label, images=of_subject, judgements=judgements, answers=rows))
     return result_of(settings, plan.protocol, judged, judge=chat.version, model=str(plan.judge["model"]),
-                     notes=plan.file.notes, whole=len(plan.cases) == plan.protocol.number,
+                     notes=plan.file.notes, published=plan.file.number or plan.protocol.number,
                      words=plan.words.origin, digest=plan.words.digest,
                      temperature=plan.asking.tries.temperature)  # fmt: skip
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from drawn_images import draw_flat, flat, settings_for
-from judged_files import GENEVAL2, write_gedit, write_geneval2, write_imgedit, write_wise
+from judged_files import GENEVAL2, write_gedit, write_geneval2, write_imgedit, write_tiif, write_wise
 from scripted_judges import ScriptedJudge, levels, text_of
 
 from flowrl.commands.eval.benchmark import BENCHMARKS, JUDGED, Result
@@ -18,6 +18,9 @@ from flowrl.commands.eval.judged import judged_runner as runner
 from flowrl.commands.eval.result import as_text
 from flowrl.generation.subject import Settings
 from flowrl.rewards.judges.chat import Answer, Question
+
+Table = Mapping[int, tuple[Sequence[float], Sequence[float]]]
+"""Semantics and quality ratings by the level of the result."""
 
 JUDGE = "{server: http://127.0.0.1:1/v1, model: scripted}"
 
@@ -42,7 +45,7 @@ def scores(*ratings: float) -> Answer:
     return Answer(text=json.dumps({"score": list(ratings), "reasoning": "because"}), tokens=10)
 
 
-def by_level(table: dict[int, tuple[list[float], list[float]]]) -> Callable[[Question], Answer]:
+def by_level(table: Table) -> Callable[[Question], Answer]:
     """Semantics and quality ratings of the images of these levels."""
 
     def answer(question: Question) -> Answer:
@@ -60,7 +63,7 @@ def test_gedit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     settings = settings_of(tmp_path, "gedit_en", write_gedit(tmp_path / "GEdit"))
     # Drawn images have the levels 0, 10, 20; overall sqrt(6 * 7), sqrt(4 * 9), sqrt(9 * 4).
-    table = {0: ([8, 6], [9, 7]), 10: ([4, 10], [9, 9]), 20: ([9, 9.5], [4, 8])}
+    table: Table = {0: ([8, 6], [9, 7]), 10: ([4, 10], [9, 9]), 20: ([9, 9.5], [4, 8])}
     result, judge = judged(monkeypatch, settings, by_level(table))
     color = (math.sqrt(42) + 6) / 2
     metrics = {name.removeprefix("eval/gedit_en/"): value for name, value in result.metrics.items()}
@@ -96,14 +99,15 @@ def test_gedit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gedit_against_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     settings = settings_of(tmp_path, "gedit_en", write_gedit(tmp_path / "GEdit"), base=True)
-    table = {0: ([9, 9], [4, 4]), 10: ([9, 9], [9, 9]), 20: ([4, 4], [4, 4])}
-    before = {level + 100: ([4, 4], [4, 4]) for level in table}
-    result, _ = judged(monkeypatch, settings, by_level(table | before))
+    table: Table = {0: ([9, 9], [4, 4]), 10: ([9, 9], [9, 9]), 20: ([4, 4], [4, 4])}
+    before: Table = {level + 100: ([4, 4], [4, 4]) for level in table}
+    result, _ = judged(monkeypatch, settings, by_level({**table, **before}))
     change = result.differences["overall"]
     assert change.mean == pytest.approx(((2 + 5) / 2 + 0) / 2)
     assert not change.known  # a kind of a single image: its spread cannot be known
     color = result.differences["color_alter"]
-    assert (color.mean, color.low, color.high) == (pytest.approx(3.5), -10, 10)  # two images, cut to the scale
+    assert color.mean == pytest.approx(3.5)
+    assert (color.low, color.high) == (-10, 10)  # two images, cut to the scale
     assert result.base_metrics["eval/gedit_en/overall"] == pytest.approx(4)
     assert "model against base" in as_text(result)
 
@@ -224,6 +228,33 @@ def test_wise_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert result.metrics["eval/wise_verified/wiscore"] == pytest.approx(0.4 * 0.5 + 0.12 + 0.12)
     assert judge.asked[0].max_tokens == 500
+
+
+def test_tiif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(tmp_path, "tiif_short", write_tiif(tmp_path), options={"attempts": "1"})
+    replies = {
+        "red": "Yes, it is.\n2. no, a square\nNo: small", "tea": "yes\n\nno", "'no'": "No, nothing is written.",
+    }  # fmt: skip
+
+    def answer(question: Question) -> Answer:
+        assert question.system == "You are a professional image critic."
+        assert text_of(question).startswith("\nAnswer each line.\nIs ")
+        (text,) = (reply for words, reply in replies.items() if words in text_of(question))
+        return Answer(text=text)
+
+    result, _ = judged(monkeypatch, settings, answer)
+    metrics = {name.removeprefix("eval/tiif_short/"): value for name, value in result.metrics.items()}
+    assert metrics["attribute"] == pytest.approx(2 / 3)  # of shape+color
+    assert metrics["text_generation"] == pytest.approx(2 / 3)  # 1 of 2 and 1 of 1
+    weights = {"shape+color": 1 / 36, "text": 1 / 9}  # scaled to the attributes that are there
+    assert metrics["overall"] == pytest.approx(sum(w * 2 / 3 for w in weights.values()) / sum(weights.values()))
+    assert "3 of 277 published prompts took part" in as_text(result)
+    file = tmp_path / "out" / "model" / "tiif" / "eval_results" / "model" / "text" / "short" / "0.json"
+    assert json.loads(file.read_text())["model_pred"] == ["yes", "no"]
+    assert (tmp_path / "out" / "model" / "tiif" / "text" / "model" / "short_description" / "1.png").is_file()
+    replies["tea"] = "yes"  # one answer to two questions
+    again = settings_of(tmp_path, "tiif_short", tmp_path / "TIIF-Bench" / "data" / "testmini_prompts")
+    assert judged(monkeypatch, again, answer)[0].metrics["eval/tiif_short/skipped"] == 1
 
 
 def test_images_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
