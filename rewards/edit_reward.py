@@ -10,6 +10,7 @@ has a head on the last hidden state there, of HPSv3's shape, which gives a mean 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,9 @@ FILES = ("model.safetensors", "model.pth")
 HEADS = ("rm_heads.",)
 ASPECTS = {"following": "dim1", "quality": "dim2"}
 """What the two heads judge, in their order, and the texts that they were trained on."""
-POOLED = {"mean": torch.mean, "min": torch.amin, "sum": torch.sum}
+POOLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda means: means.mean(0), "min": lambda means: means.amin(0), "sum": lambda means: means.sum(0)
+}  # fmt: skip
 OWNER = "reward 'edit_reward'"
 
 
@@ -159,7 +162,7 @@ def _score(inputs: RewardInputs, *, options: EditReward, scorers: list[Scorer]) 
         prompts = [inputs.prompts[item] for item in places]
         outputs = [scorer.outputs(prompts, batch_size=options.batch_size, images=pairs)[:, 0] for scorer in scorers]
         means = torch.stack([outputs[0][:, 0], outputs[1][:, 2]]).double().cpu()
-        pooled = POOLED[options.pooling](means, 0)
+        pooled = POOLED[options.pooling](means)
         for row, item in enumerate(places):
             values[item] = float(pooled[row])
             for part, mean in zip(parts.values(), means[:, row].tolist(), strict=True):

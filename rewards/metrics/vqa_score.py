@@ -152,7 +152,7 @@ class ClipT5(nn.Module):
             pieces: tokens of the question before and after the image.
             answer: tokens, their end among them.
         """
-        weight = self.projector[0].weight
+        weight = next(self.projector.parameters())
         seen = self.vision(pixels.to(weight.device, weight.dtype), output_hidden_states=True)
         patches = self.projector(seen.hidden_states[self.layer][:, 1:])  # without the class token
         before, after = ([*piece] for piece in pieces)
@@ -201,7 +201,8 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
     for place in sorted({int(name.split(".")[0]) for name in projected}):
         if place:
             projector.append(nn.GELU())
-        projector.append(nn.Linear(*reversed(projected[f"{place}.weight"].shape)))
+        rows, columns = projected[f"{place}.weight"].shape
+        projector.append(nn.Linear(columns, rows))
     try:
         if tower:
             seeing.load_state_dict({n: w for n, w in tower.items() if n != "embeddings.position_ids"})

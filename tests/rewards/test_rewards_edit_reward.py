@@ -94,7 +94,7 @@ def test_pooling_batches_and_order(options: dict[str, Any]) -> None:
     smaller = build_reward("edit_reward", options=options | {"pooling": "min", "batch_size": 2})
     torch.testing.assert_close(smaller(inputs[[1, 0]]).values, means.amin(0)[[1, 0]], rtol=0, atol=1e-4)
     assert ":min:" in smaller.version
-    torch.testing.assert_close(edit_reward.POOLED["sum"](means, 0), 2 * whole.values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(edit_reward.POOLED["sum"](means), 2 * whole.values, rtol=0, atol=1e-5)
 
 
 def test_an_edit_needs_one_source(options: dict[str, Any]) -> None:

@@ -37,7 +37,11 @@ def tower_weights(patch: int, *, clip: bool, seed: int) -> dict[str, Tensor]:
         "patch_embed.proj.weight": (WIDTH, 3, patch, patch), "patch_embed.proj.bias": (WIDTH,),
         "norm.weight": (WIDTH,), "norm.bias": (WIDTH,),
     }  # fmt: skip
-    layers = {"attn.qkv": (3 * WIDTH, WIDTH), "attn.proj": (WIDTH, WIDTH), "mlp.fc1": (4 * WIDTH, WIDTH)}
+    layers: dict[str, tuple[int, ...]] = {
+        "attn.qkv": (3 * WIDTH, WIDTH),
+        "attn.proj": (WIDTH, WIDTH),
+        "mlp.fc1": (4 * WIDTH, WIDTH),
+    }
     layers |= {"mlp.fc2": (WIDTH, 4 * WIDTH), "norm1": (WIDTH,), "norm2": (WIDTH,)}
     for block in range(DEPTH):
         for name, shape in layers.items():

@@ -152,7 +152,8 @@ def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
 def test_values_are_those_of_the_package(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against its own call on the 8-bit images one by one; networks with random weights, as nothing is downloaded."""
     pyiqa: Any = importlib.import_module("pyiqa")
-    given = {"cnniqa": {"pretrained": None}, "musiq": {"pretrained": False}}.get(metric, {})
+    settings: dict[str, dict[str, Any]] = {"cnniqa": {"pretrained": None}, "musiq": {"pretrained": False}}
+    given = settings.get(metric, {})
     images, others = random_images(3, 96), random_images(3, 96, seed=1)
     torch.manual_seed(0)
     reward = build_reward("pyiqa", options={"metric": metric, "options": given})
