@@ -58,11 +58,6 @@ class Entry:
     version: str | None
     """Of flowrl."""
 
-    @property
-    def shown(self) -> Path:
-        """The side's folder, for messages."""
-        return self.folder / self.side
-
 
 def find_entries(given: Sequence[str]) -> list[Entry]:
     """Entries of everything that was named, bases once each.
@@ -180,13 +175,16 @@ def _entry(
 ) -> Entry:
     benchmark, prefix = found["benchmark"], SIDES[side]
     short = {str(name).removeprefix(f"eval/{benchmark}/"): _float(value) for name, value in metrics.items()}
-    rows = _rows(folder / side / "rows.jsonl")
-    images = _images(folder, found, side)
+    home = folder / side
+    if side == "base" and not home.is_dir():  # that of several models lies beside their folders
+        home = folder.parent / side
+    rows = _rows(home / "rows.jsonl")
+    images = _images(home, found, side)
     return Entry(
         benchmark=benchmark, label=label, folder=folder, side=side, pool=pool, metrics=short,
         intervals=_intervals(short, found.get(f"{prefix}intervals") or {}), values=values_of(rows, short), rows=rows,
         facts=found["facts"], drawn=None if images is None else read_drawn(images), images=images,
-        judged=_judged(folder / side, found["facts"]), version=found.get("version"),
+        judged=_judged(home, found["facts"]), version=found.get("version"),
     )  # fmt: skip
 
 
@@ -212,10 +210,10 @@ def _intervals(metrics: Mapping[str, float], given: Mapping[str, Any]) -> dict[s
     return found
 
 
-def _images(folder: Path, found: Mapping[str, Any], side: str) -> Path | None:
+def _images(home: Path, found: Mapping[str, Any], side: str) -> Path | None:
     """Drawn by the evaluation, or where it was told to look."""
-    if (folder / side / "images").is_dir():
-        return folder / side / "images"
+    if (home / "images").is_dir():
+        return home / "images"
     given = dict(found.get("images") or {}).get(side)
     if given is None:  # results of older versions name the folder in their command alone
         words = shlex.split(str(found.get("command", "")))

@@ -1,4 +1,4 @@
-"""`flowrl eval --compare` and `--model-card`: from the command line to a leaderboard or to a model card's metadata."""
+"""`flowrl eval --compare` and `--model-card`: to a leaderboard, or to a model card's metadata."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def card(parsed: argparse.Namespace) -> int:
     names = list(dict.fromkeys(entry.pool or entry.label for entry in entries))
     if len(names) > 1:
         raise ValueError(
-            f"--model-card: the results are of {', '.join(names)}, and a model card is of one model: give the results "
-            f"of one, or say that they are of one by NAME=FOLDER,FOLDER."
+            f"--model-card: the results are of {', '.join(names)}, and a model card is of one model: give "
+            f"those of one, or say that they are of one by NAME=FOLDER,FOLDER."
         )
     place = parsed.out or entries[0].folder
     path = place / CARD if place.is_dir() or place.suffix != ".md" else place
@@ -93,9 +93,9 @@ def _refuse_others(parsed: argparse.Namespace, flag: str, allowed: Sequence[str]
             given.append("MODEL" if name == "models" else f"--{name.replace('_', '-')}")
     if given:
         hint = " A model is evaluated against another with --baseline." if flag == "compare" else ""
+        name = flag.replace("_", "-")
         raise ValueError(
-            f"--{flag.replace('_', '-')} reads finished evaluations, so {', '.join(given)} has no place beside it: "
-            f"leave it out.{hint}"
+            f"--{name} reads finished evaluations, so {', '.join(given)} has no place beside it: leave it out.{hint}"
         )
 
 

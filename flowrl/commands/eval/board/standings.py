@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from flowrl.benchmarks.unigenbench.point_scores import OVERALL, paired_intervals
-from flowrl.commands.eval.board.comparable import Group
+from flowrl.commands.eval.board.comparable import PROMPTS, SAMPLES, Group, conditions
 from flowrl.commands.eval.board.finished import Entry
 from flowrl.commands.eval.board.row_values import Values
 from flowrl.statistics.bootstrap import Interval, point
@@ -66,17 +66,27 @@ def ranked(group: Group) -> Ranking:
         shared, left = _shared(values)
         by_task = next(iter(values.values())).by_task
         runs = {name: [shared[id(entry)] for entry in part] for name, part in lines.items()}
+        images, alike = len(next(iter(shared.values()))), _same_images(group)
         scores = {
-            name: _reported(part, metric) if len(part) == 1 else crossed_estimate(runs[name], by_task=by_task).interval
+            name: crossed_estimate(runs[name], by_task=by_task).interval
+            if images and (len(part) > 1 or not alike)
+            else _reported(part, metric)
             for name, part in lines.items()
         }
-        changes = _changes(runs, by_task=by_task) if len(lines) > 1 and next(iter(shared.values())) else {}
+        changes = _changes(runs, by_task=by_task) if images else {}
         factor = family_factor([_mean(part) for part in runs.values()], by_task=by_task) if changes else math.nan
-        images = len(next(iter(shared.values())))
-        if left:
+        if images and not alike:
+            notes.append(f"Scores and differences are of the {images} images that all of these results have.")
+        elif left:
             notes.append(f"{left} of {images + left} images have no value for one of the models, and count in no "
                          "difference.")  # fmt: skip
     return _ranking(group, lines, scores, changes, factor, images, notes)
+
+
+def _same_images(group: Group) -> bool:
+    """Whether all were asked the same prompts, so many times; otherwise that was allowed to differ."""
+    known = [conditions(entry, group.metric) for entry in group.entries]
+    return len({(one[PROMPTS], one[SAMPLES]) for one in known}) == 1
 
 
 def _ranking(

@@ -165,6 +165,22 @@ def test_conditions_may_differ_where_that_is_asked_for(four: Path, tmp_path: Pat
         flowrl_eval("--compare", four, "--across", "steps", "--out", tmp_path / "out")
 
 
+def test_other_prompts_are_compared_on_those_that_are_shared(four: Path, tmp_path: Path) -> None:
+    """Three tasks of six, of which the two models have the same: what each scores elsewhere counts for neither."""
+    images = write_folder(tmp_path / "three", image=mixed, samples=2)
+    for place in sorted(images.iterdir())[3:]:
+        shutil.rmtree(place)
+    (images / "drawn.json").write_text(json.dumps({**DRAWN, "num_prompts": 3, "samples": 2}))
+    assert flowrl_eval("--images", images, "--out", tmp_path / "half") == 0
+    given = (four / "mostly", tmp_path / "half")
+    (table,) = board(tmp_path / "out", *given, across=("prompts", "images per prompt"))["tables"]
+    assert table["paired_images"] == 6
+    first, second = table["standings"]
+    assert (first["score"]["mean"], second["score"]["mean"]) == pytest.approx((1.0, 0.5))  # of each prompt's first two
+    assert second["difference_to_first"]["mean"] == pytest.approx(-0.5)
+    assert table["notes"] == ["Scores and differences are of the 6 images that all of these results have."]
+
+
 def test_other_start_noise_is_compared_by_prompts(four: Path, tmp_path: Path) -> None:
     other = evaluation(tmp_path, "mostly-2", seed=1)
     (table,) = board(tmp_path / "out", four / "good", other)["tables"]
@@ -184,13 +200,19 @@ def test_trainings_of_one_method_are_one_row(four: Path, tmp_path: Path) -> None
 
 
 def test_a_folder_of_several_models_is_one_method(four: Path, tmp_path: Path) -> None:
+    """As the command writes it: each model in its own folder, their base beside these."""
     method = tmp_path / "method"
     for name in ("good", "half"):
-        shutil.copytree(four / name, method / name)
+        flags = ("--baseline", four / "images" / "none", "--out", method / name)
+        assert flowrl_eval("--images", four / "images" / name, *flags) == 0
+    shutil.move(method / "good" / "base", method / "base")
+    shutil.rmtree(method / "half" / "base")
     whole = json.loads((four / "good" / "result.json").read_text())
     (method / "result.json").write_text(json.dumps({**whole, "names": ["2 models"]}))
     entries = find_entries([str(method)])
-    assert [(entry.label, entry.pool) for entry in entries] == [("good", "method"), ("half", "method")]
+    assert [(entry.label, entry.pool) for entry in entries] == [("good", "method"), ("half", "method"), ("none", "")]
+    (table,) = board(tmp_path / "out", method)["tables"]
+    assert [(line["name"], line["trainings"]) for line in table["standings"]] == [("method", 2), ("none", 1)]
 
 
 def test_methods_of_unequal_numbers_of_trainings_stay_open(four: Path, tmp_path: Path) -> None:
