@@ -61,16 +61,16 @@ USUAL_SAMPLES: dict[str, int] = {name: 1 for name, runner in BENCHMARKS.items() 
 """Images or clips per prompt where --samples does not say; 4 for the benchmarks that are not here."""
 
 _GEDIT = (
-    "GEdit-Bench (stepfun-ai/Step1X-Edit): VIEScore's words byte for byte, sums equal to its own script's on rows in its "
-    "layout with answers at random; GPT-4.1 was not asked."
+    "GEdit-Bench (stepfun-ai/Step1X-Edit): VIEScore's words byte for byte, sums equal to its own script's on rows in "
+    "its layout with answers at random; GPT-4.1 was not asked."
 )
 _TIIF = (
-    "TIIF-Bench (arXiv 2506.02161): sums equal to its own script's on its prompts with answers at random, its OCR measure "
-    "left out; no published judge was asked."
+    "TIIF-Bench (arXiv 2506.02161): replies of GPT-4o in its repository are read as its script reads them, sums were "
+    "worked by hand; its OCR measure is left out, and no judge was asked."
 )
 _VIDEO_PROMPTS = (
-    "VideoAlign's panel (arXiv 2501.13918) on prompts that you bring; the line of the reward video_align says what its "
-    "scores reproduce; no published number was repeated."
+    "VideoAlign's panel (arXiv 2501.13918) on prompts that you bring; the line of the reward video_align says what "
+    "its scores reproduce; no published number was repeated."
 )
 REPRODUCES: dict[str, str] = {
     "dpg_bench": (
@@ -86,53 +86,54 @@ REPRODUCES: dict[str, str] = {
     "gedit_en": _GEDIT,
     "geneval": (
         "GenEval (arXiv 2310.11513): the 553 prompts byte for byte, its rules checked against worked examples and an "
-        "independent reading; judge `openmmlab` is the benchmark's own detector, its network equal to mmdet 3.3.0's on "
-        "random weights; no published score was repeated."
+        "independent reading; judge `openmmlab` is the benchmark's own detector, its network equal to mmdet 3.3.0's "
+        "on random weights; no published score was repeated."
     ),
     "geneval2": (
-        "GenEval 2 (facebookresearch/GenEval2): Soft-TIFA's two means equal to its own script's on its 800 prompts with "
-        "answers at random; its judge, Qwen3-VL-8B-Instruct, was not run."
+        "GenEval 2 (facebookresearch/GenEval2): Soft-TIFA's two means equal to its own script's on its 800 prompts "
+        "with answers at random; its judge, Qwen3-VL-8B-Instruct, was not run."
     ),
     "hpdv2": (
-        "The test prompts of HPDv2 (arXiv 2306.09341), whose scorers' own lines say what each of them reproduces; the "
-        "published numbers were not repeated."
+        "The test prompts of HPDv2 (arXiv 2306.09341), whose scorers' own lines say what each of them reproduces; the"
+        " published numbers were not repeated."
     ),
     "imgedit": (
-        "ImgEdit-Bench, basic suite (arXiv 2505.20275): sums equal to its own script's on its 737 edits with answers at "
-        "random; GPT-4.1 was not asked."
+        "ImgEdit-Bench, basic suite (arXiv 2505.20275): sums equal to its own script's on its 737 edits with answers "
+        "at random; GPT-4.1 was not asked."
     ),
     "ocr": (
         "Flow-GRPO's test of text (arXiv 2505.05470) with the edit distance of its reward, read by RapidOCR instead "
         "of PaddleOCR 2.9.1, which moves the number."
     ),
     "pick_score_test": (
-        "Flow-GRPO's PickScore test (arXiv 2505.05470) as the line of pick_score says; the published numbers were not "
-        "repeated."
+        "Flow-GRPO's PickScore test (arXiv 2505.05470) as the line of pick_score says; the published numbers were not"
+        " repeated."
     ),
     "t2i_compbench": (
-        "T2I-CompBench (arXiv 2307.06350): names of images and sums, checked on numbers worked by hand; the detectors "
-        "are those of its own scripts, which read what is drawn here."
+        "T2I-CompBench (arXiv 2307.06350): names of images and sums, checked on numbers worked by hand; the detectors"
+        " are those of its own scripts, which read what is drawn here."
     ),
     "tiif_long": _TIIF,
     "tiif_short": _TIIF,
     "unigenbench": (
         "UniGenBench (arXiv 2508.20751): question and meanings of test points byte for byte from "
-        "CodeGoat24/UniGenBench at 49d0bce; reading of prompt files and replies, sums and result files checked on "
-        "the benchmark's own examples; no published judge was asked, and a first try is greedy here."
+        "CodeGoat24/UniGenBench at 49d0bce; reading of prompt files and replies, sums and result files checked on the"
+        " benchmark's own examples; no published judge was asked, and a first try is greedy here."
     ),
     "vbench": (
-        "VBench (arXiv 2311.17982): its own package 0.1.5 measures, in an environment of yours; names of clips, bounds, "
-        "weights and sums as in its scripts, a worked example of them held by a test; the package was not run here."
+        "VBench (arXiv 2311.17982): its own package 0.1.5 measures, in an environment of yours; names of clips, "
+        "bounds, weights and sums as in its scripts, a worked example of them held by a test; the package was not run"
+        " here."
     ),
     "video_align": _VIDEO_PROMPTS,
     "videogen_eval": _VIDEO_PROMPTS,
     "wise": (
-        "WISE (arXiv 2503.07265), the prompts and rule of 2025: sums equal to its own script's on its 1000 prompts with "
-        "answers at random; GPT-4o was not asked."
+        "WISE (arXiv 2503.07265), the prompts and rule of 2025: sums equal to its own script's on its 1000 prompts "
+        "with answers at random; GPT-4o was not asked."
     ),
     "wise_verified": (
-        "WISE's verified edition (PKU-YuanGroup/WISE): sums equal to its own script's with answers at random; its judge "
-        "Qwen3.5-35B-A3B was not run."
+        "WISE's verified edition (PKU-YuanGroup/WISE): sums equal to its own script's with answers at random; its "
+        "judge Qwen3.5-35B-A3B was not run."
     ),
 }
 """Benchmark with a published name -> what it reproduces and against what that was checked here, in a line; it goes into
