@@ -96,6 +96,7 @@ class Judge:
             return 200, json.dumps(self.bodies).encode(), ""
         if path == "/behave":
             self.manner = replace(self.manner, **json.loads(body))
+            self.seen["peak"] = self.now
             return 200, b"{}", ""
         if self.manner.hang:
             self.seen["unanswered"] += 1
@@ -197,7 +198,7 @@ class Served:
         return list(self._get("/bodies"))
 
     def behave(self, **manner: Any) -> None:
-        """Changes how it behaves, see `Manner`."""
+        """Changes how it behaves, see `Manner`; `peak` counts from here."""
         self._get("/behave", json.dumps(manner).encode())
 
     def _get(self, path: str, data: bytes | None = None) -> Any:
