@@ -254,7 +254,9 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 def test_a_served_judge_answers_as_the_one_in_this_process(served: tuple[Path, str]) -> None:
     """`transformers serve` gives texts, with images and system turns; unlike vLLM it leaves out log-probabilities."""
     folder, address = served
-    remote = build_chat({"server": address, "model": str(folder)}, device=CPU, owner="reward 'x'")
+    remote = build_chat(
+        {"server": address, "model": str(folder), "image_format": "png"}, device=CPU, owner="reward 'x'"
+    )
     first, second = images(2)
     questions = [
         Question(parts=(first, "Is it?"), max_tokens=6),
@@ -267,5 +269,5 @@ def test_a_served_judge_answers_as_the_one_in_this_process(served: tuple[Path, s
     assert [answer.error for answer in there] == [answer.error for answer in here]
     assert len({answer.text for answer in there}) == 3
     assert remote.ask([replace(questions[0], top_logprobs=20)])[0].error == "no_logprobs"
-    other = build_chat({"server": address, "model": "another"}, device=CPU, owner="reward 'x'")
+    other = build_chat({"server": address, "model": "another", "image_format": "png"}, device=CPU, owner="reward 'x'")
     assert other.ask(questions[:1])[0].error == "status_400"
