@@ -114,5 +114,8 @@ def _remarks(options: OpenMMLab, digits: str) -> tuple[str, ...]:
         apart.append(
             "The detector was shown red as blue, as by Flow-GRPO's reward server: compare with numbers of that server."
         )
-    own = "Rules, detector and colour model are GenEval's own: published numbers of the same prompts and images per "
-    return tuple(apart) or (own + "prompt compare with these.",)
+    own = (
+        "Rules, detector and colour model are GenEval's own: published numbers of the same prompts and images per "
+        "prompt compare with these (network checked on random weights, not on this file)."
+    )
+    return tuple(apart) or (own,)

@@ -239,7 +239,13 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
 def _reason(error: Exception) -> str:
     """What the safe reader objects to. Its own words advise to read the file unsafely."""
     named = re.search(r"GLOBAL ([\w.]+)", str(error))
-    return f"it asks to run {named[1]}, and no code of a file is run." if named else first_line(error)
+    if named:
+        return f"it asks to run {named[1]}, and no code of a file is run."
+    if filled := re.search(r"Can only (?:SETITEM|append|extend).*<class '(?:\w+\.)*(\w+)'>", str(error)):
+        return f"it holds a dictionary or list of the class {filled[1]}, and no code of a file is run."
+    if "weights_only" in str(error):
+        return "it holds objects that the safe reader does not take."
+    return first_line(error)
 
 
 def check_shapes(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.rewards.serving.server_requests import Service, has_token, read_body, refusal
 from flowrl.rewards.serving.wire import Limits
-from flowrl.rewards.serving.wire_images import WireError, bad_request
+from flowrl.rewards.serving.wire_images import WireError, bad_request, short
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -98,15 +98,16 @@ async def _forward(request: Request, content_type: str) -> Response:
             ) from error
         kept = {key: value for key, value in answer.headers.items() if key in ("retry-after", "content-type")}
         response = Response(answer.body, answer.status, kept)
-    except WireError as error:
+    except WireError as error:  # what the server behind answered, it has counted itself
         response = refusal(error)
+        service.metrics.requests.labels(name, response.status_code).inc()
     except ClientDisconnect:
         response = Response(status_code=499)
+        if not name:  # else the server behind sees it too
+            service.metrics.requests.labels(name, response.status_code).inc()
     finally:
         service.bytes_held -= sum(held)
         service.active -= 1
-    if response.status_code not in (200, 422, 429):  # those the server behind has counted
-        service.metrics.requests.labels(name, response.status_code).inc()
     return response
 
 
@@ -117,8 +118,8 @@ async def _backend(request: Request, body: bytes, content_type: str) -> tuple[Ba
     name = next(iter(of))
     if len(of) > 1:
         given = await asyncio.to_thread(_named, body, content_type, request.headers["content-type"])
-        if given not in of:
-            raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(of)}, got {given}.")
+        if not isinstance(given, str) or given not in of:
+            raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(of)}, got {short(given)}.")
         name = given
     if of[name].port is None:
         raise WireError(503, "scorer_gone", f"the process of {name} is being started again.", retry_after=2)

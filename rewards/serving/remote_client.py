@@ -180,7 +180,8 @@ def ask_health(server: Server, reward: str | None, deadline: float) -> Told:
         return Told()
     rewards: Any = health.get("rewards") if isinstance(health, dict) else None
     if not isinstance(rewards, dict if adapter.health_says == "all" else list) or not rewards:
-        raise wrong(f"{url} does not say which rewards it serves: protocol must be that of the server")
+        also = ", or token_env is missing" if isinstance(health, dict) and health.keys() == {"status"} else ""
+        raise wrong(f"{url} does not say which rewards it serves: protocol must be that of the server{also}")
     name = reward if reward is not None or len(rewards) > 1 else next(iter(rewards))
     if name is None or name not in rewards:
         raise wrong(f"reward must be one of {', '.join(map(str, rewards))}, which {url} serves, got {reward!r}")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import importlib.util
@@ -33,7 +34,7 @@ import time
 import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Callable, NamedTuple  # noqa: UP035 (Python 3.8)
+from typing import Any, Callable, NamedTuple, Sequence  # noqa: UP035 (Python 3.8)
 
 SCHEMA = 1
 HEADER_SECONDS, IDLE_SECONDS = 20.0, 30.0
@@ -41,7 +42,9 @@ HEADER_SECONDS, IDLE_SECONDS = 20.0, 30.0
 SLOWEST_BODY = 64 * 1024
 """Bytes a second that a body has to come with after its first `HEADER_SECONDS`."""
 MOST_CONNECTIONS = 256
+MOST_HELD = 8  # bodies of the largest size that all connections together may keep in memory
 LISTS = ("images", "source_images", "reference_images", "frames")
+FIELDS = ("images", "prompts", "metadata", "videos", "source_images", "reference_images")
 
 
 class Refused(Exception):
@@ -66,6 +69,14 @@ class Scorer(NamedTuple):
     max_pixels: int
     max_waiting: int
     token: str | None
+
+
+def check_needs(needs: Sequence[str]) -> list[str]:
+    """The fields that clients are told to send; ValueError where there is none of that name."""
+    names = [name.strip() for name in needs]
+    if unknown := [name for name in names if name not in FIELDS]:
+        raise ValueError(f"needs must be of {', '.join(FIELDS)}, got {unknown[0]!r}.")
+    return names
 
 
 def load_function(target: str) -> tuple[Callable[..., Any], str]:
@@ -123,14 +134,16 @@ def decode(body: bytes, content_type: str, scorer: Scorer) -> list[dict[str, Any
         raise Refused(422, "bad_request", "items must be a list with at least one mapping.")
     if data.get("schema", SCHEMA) != SCHEMA:
         raise Refused(422, "bad_request", f"schema must be {SCHEMA}, got {data['schema']!r}.")
-    if data.get("reward", scorer.name) != scorer.name:
-        raise Refused(422, "unknown_reward", f"reward must be {scorer.name}, got {data['reward']}.")
+    if data.get("reward") not in (None, scorer.name):
+        raise Refused(422, "unknown_reward", f"reward must be {scorer.name}, got {str(data['reward'])[:80]}.")
     if len(items) > scorer.max_items:
         raise Refused(413, "too_many_items", f"a request may hold {scorer.max_items} items, got {len(items)}.")
     left = [scorer.max_pixels]
     for item in items:
         if not isinstance(item.get("id"), int) or not isinstance(item.get("prompt"), str):
             raise Refused(422, "bad_request", "an item must have a whole number id and a text prompt.")
+        if not isinstance(item.get("metadata"), (dict, type(None))):
+            raise Refused(422, "bad_request", "metadata must be a mapping.")
         if "video" in item:
             raise Refused(422, "bad_request", "this server reads videos as frames, not as one file.")
         for key in LISTS:
@@ -161,23 +174,33 @@ def decode_image(data: bytes, left: list[int], scorer: Scorer) -> Any:
     """An image as the function wants it; `left` is what the request may still unpack."""
     if scorer.images == "bytes":
         return data
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(io.BytesIO(data), formats=("PNG", "JPEG", "WEBP")) as opened:
             left[0] -= opened.size[0] * opened.size[1]
-            if left[0] < 0:
-                raise Refused(413, "too_many_pixels", f"a request may hold {scorer.max_pixels} pixels.")
-            image = opened.convert("RGB")
-    except Refused:
-        raise
+            image = on_white(ImageOps.exif_transpose(opened)) if left[0] >= 0 else None
     except Exception as error:
         raise Refused(422, "bad_request", f"an image cannot be read ({type(error).__name__}).") from None
+    if image is None:
+        raise Refused(413, "too_many_pixels", f"a request may hold {scorer.max_pixels} pixels.")
     if scorer.images == "pil":
         return image
     import numpy
 
     return numpy.asarray(image)
+
+
+def on_white(image: Any) -> Any:
+    """An image of any kind with 8 bits per channel, on white where it is transparent."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16 bits: Pillow's own conversion cuts at 255
+        return image.convert("I").point(lambda level: level * (1 / 257) + 0.5).convert("L").convert("RGB")
+    if image.mode not in ("LA", "La", "PA", "RGBA", "RGBa") and "transparency" not in image.info:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
 
 
 def stacked(images: list[Any], scorer: Scorer) -> Any:
@@ -219,15 +242,10 @@ def read_output(output: Any, count: int) -> dict[str, list[Any]]:
     if isinstance(output, tuple) and len(output) == 2:
         output = output[0]
     named = output if isinstance(output, dict) else {"value": output}
-    parts = {str(name): list(to_list(values)) for name, values in named.items()}
+    parts = {str(name): list(one.tolist() if hasattr(one, "tolist") else one) for name, one in named.items()}
     if not parts or any(len(values) != count for values in parts.values()):
         raise ValueError(f"the function must give {count} numbers, got { ({k: len(v) for k, v in parts.items()}) }.")
     return parts
-
-
-def to_list(values: Any) -> Any:
-    """Arrays and tensors as lists."""
-    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def finite(value: Any) -> float | None:
@@ -248,7 +266,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], scorer: Scorer) -> None:
         super().__init__(address, Handler)
         self.scorer, self.turn, self.lock = scorer, threading.Lock(), threading.Lock()
-        self.waiting, self.stopping = 0, False
+        self.waiting, self.active, self.held, self.stopping = 0, 0, 0, False
         self.deadlines: dict[socket.socket, float] = {}
         threading.Thread(target=self.watch, daemon=True).start()
 
@@ -259,10 +277,8 @@ class Server(ThreadingHTTPServer):
             with self.lock:
                 late = [one for one, end in self.deadlines.items() if time.monotonic() > end]
             for one in late:
-                try:
+                with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Takes a connection, if there are not too many."""
@@ -308,15 +324,24 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """A request for scores."""
+        server, held = self.server, [0]
+        with server.lock:
+            server.active += 1
         try:
-            body = self.body()
-            items = decode(body, self.headers.get("Content-Type", ""), self.server.scorer)
-            self.reply(200, {"schema": SCHEMA, "version": self.server.scorer.version, "items": self.scored(items)})
+            try:
+                items = decode(self.body(held), self.headers.get("Content-Type", ""), server.scorer)
+            finally:
+                with server.lock:
+                    server.held -= held[0]
+            self.reply(200, {"schema": SCHEMA, "version": server.scorer.version, "items": self.scored(items)})
         except Refused as refused:
             self.refuse(refused)
+        finally:
+            with server.lock:
+                server.active -= 1
 
-    def body(self) -> bytes:
-        """The body, read whether it is wanted or not, so that a client reads why it is refused."""
+    def body(self, held: list[int]) -> bytes:
+        """The body, read whether it is wanted or not, so that a client reads why; `held[0]`: what is kept of it."""
         scorer, server = self.server.scorer, self.server
         try:
             length = int(self.headers["Content-Length"])
@@ -327,6 +352,11 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             raise Refused(413, "too_many_bytes", f"a request may hold {scorer.max_bytes} bytes.")
         begun, pieces, seen = time.monotonic(), [], 0
+        with server.lock:
+            keep = length <= scorer.max_bytes and self.has_token()
+            full = keep and server.held + length > MOST_HELD * scorer.max_bytes
+            held[0] = length if keep and not full else 0
+            server.held += held[0]
         while seen < length:
             with server.lock:
                 server.deadlines[self.connection] = begun + HEADER_SECONDS + seen / SLOWEST_BODY
@@ -335,7 +365,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 raise Refused(408, "slow_body", "the body did not arrive.")
             seen += len(piece)
-            if length <= scorer.max_bytes:
+            if held[0]:
                 pieces.append(piece)
         with server.lock:
             server.deadlines[self.connection] = math.inf
@@ -347,6 +377,8 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(503, "stopping", "the server is stopping.")
         if length > scorer.max_bytes:
             raise Refused(413, "too_many_bytes", f"a request may hold {scorer.max_bytes} bytes.")
+        if full:
+            raise Refused(429, "queue_full", "too many requests are being sent, try again in 1 s.")
         return b"".join(pieces)
 
     def scored(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -425,11 +457,15 @@ def main() -> None:
     has_pillow = importlib.util.find_spec("PIL") is not None
     if given.images in ("pil", "numpy") and not has_pillow:
         raise SystemExit(f"score_server: --images {given.images} needs Pillow: install it, or take --images bytes.")
+    try:
+        needs = check_needs(given.needs.split(","))
+    except ValueError as error:
+        raise SystemExit(f"score_server: {error}") from None
     function, digest = load_function(given.target)
     name = given.name or Path(given.target.partition(".py:")[0]).stem
     scorer = Scorer(
         name=name, version=f"{name}:{given.version or digest}", function=function,
-        images=given.images or ("pil" if has_pillow else "bytes"), needs=given.needs.split(","),
+        images=given.images or ("pil" if has_pillow else "bytes"), needs=needs,
         batch_size=given.batch_size, max_items=given.max_items, max_bytes=given.max_mib * 2**20,
         max_pixels=given.max_mpixels * 10**6, max_waiting=given.queue_size, token=token,
     )  # fmt: skip
@@ -444,7 +480,7 @@ def main() -> None:
 
     def finish() -> None:
         end = time.monotonic() + 30
-        while server.waiting and time.monotonic() < end:
+        while server.active and time.monotonic() < end:  # until the replies too are written
             time.sleep(0.05)
         server.shutdown()
 

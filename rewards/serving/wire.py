@@ -51,7 +51,8 @@ class Limits:
     max_pixels: int = 64_000_000
     """Pixels of all images of a request together, and of one call of a pointwise reward that gets several items."""
     max_video_bytes: int = 256 * 2**20
-    """Bytes of a multipart body with a video: 81 frames of 720 x 1280 of pure noise have 236 MiB as FFV1."""
+    """Bytes of a multipart body with a video: 81 frames of 720 x 1280 of pure noise have 236 MiB as FFV1, by
+    extrapolation from three frames."""
     max_video_pixels: int = 128_000_000
     """Pixels of all frames of one item's video; those of a request have 8 * max_pixels together, or one has this."""
     max_items: int = 256

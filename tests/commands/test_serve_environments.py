@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import requests
 from reward_servers import body_of, samples
+from starlette.testclient import TestClient
 from tiny_runs import start
 
 from flowrl import cli
@@ -20,7 +21,9 @@ from flowrl.commands.serve.environments import Environments, has_places
 from flowrl.commands.serve.run import run
 from flowrl.generation.named_rewards import reward_list
 from flowrl.rewards import build_reward
+from flowrl.rewards.serving import front_door
 from flowrl.rewards.serving.front_door import joined
+from flowrl.rewards.serving.wire import Limits
 
 SCORER = """
 import os
@@ -94,6 +97,7 @@ def test_scorers_of_two_environments_answer_at_one_port(tmp_path: Path) -> None:
         assert asked("lengths").status_code == 200  # JSON too
         assert (asked("hps").status_code, asked(None).json()["error"]) == (422, "unknown_reward")
         assert asked("lengths", headers={}).status_code == 401
+        assert requests.post(f"{url}/v1/score", json={}, headers=headers, timeout=20).status_code == 422
         health = requests.get(f"{url}/health", headers=headers, timeout=10).json()
         assert {name: about["running"] for name, about in health["rewards"].items()} == {
             "jpeg_compressibility": True, "lengths": True, "process": True,
@@ -171,6 +175,7 @@ def test_entries_that_are_refused_before_anything_starts(tmp_path: Path) -> None
         (f"scorer: {tmp_path}/b.py, python: {python}", "scorer must be a Python file or FILE.py:FUNCTION"),
         (f"scorer: {tmp_path}/a.py, python: {python}, name: hps", "a scorer takes label, options, .* got name"),
         (f"scorer: {tmp_path}/a.py, python: {python}, options: {{images: gif}}", "images must be pil, numpy or bytes"),
+        (f"scorer: {tmp_path}/a.py, python: {python}, options: {{needs: [masks]}}", "needs must be of images, .*masks"),
         (f"scorer: {tmp_path}/a.py, python: {python}, options: {{size: 3}}", "size"),
     ]:
         file = tmp_path / "list.yaml"
@@ -179,6 +184,34 @@ def test_entries_that_are_refused_before_anything_starts(tmp_path: Path) -> None
         with pytest.raises(ValueError, match=message):
             run(parsed(str(file)))
     assert not has_places([{"name": "hps"}])
+
+
+def test_the_door_counts_what_it_refuses_itself_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def asked(*_: Any) -> Any:
+        return front_door._Answer(status=413, headers={"content-type": "application/json"}, body=b"{}")
+
+    monkeypatch.setattr(front_door, "_ask", asked)
+    backends = [front_door.Backend(rewards={"a": {}}), front_door.Backend(rewards={"b": {}}, port=1)]
+    client = TestClient(front_door.make_door(backends, inner="x", token=None, limits=Limits()))
+    for body, status in [({}, 422), ({"reward": ["a"]}, 422), ({"reward": "a"}, 503), ({"reward": "b"}, 413)]:
+        assert client.post("/v1/score", json=body).status_code == status
+    said = client.post("/v1/score", json={"reward": "n" * 1000}).json()
+    assert said["error"] == "unknown_reward"
+    assert len(said["detail"]) < 150
+    text = client.app.state.service.metrics.text("")[0].decode()  # type: ignore[attr-defined]
+    counted = re.findall(r"flowrl_requests_total\{(.*)\} (.*)", text)
+    assert sorted(counted) == [('reward="",status="422"', "3.0"), ('reward="",status="503"', "1.0")]
+
+
+def test_a_scorer_gets_its_threads_and_ends_with_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(SCORER)
+    entry: dict[str, Any] = {"scorer": f"{tmp_path}/a.py", "python": str(own_python(tmp_path))}
+    specs = [entry, {**entry, "label": "b", "environment": {"OMP_NUM_THREADS": "7"}}]
+    with Environments(parsed("list.yaml", "--threads", "3"), specs) as all_:
+        assert [child.environment["OMP_NUM_THREADS"] for child in all_.children] == ["3", "7"]
+        all_.children[0].command = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+        all_.stopping.set()  # as when all are ended before this one is known
+        assert all_._run(all_.children[0]) == -signal.SIGTERM
 
 
 def test_metrics_are_joined() -> None:

@@ -88,6 +88,7 @@ class _Served:
     def __post_init__(self) -> None:
         if self.images not in ("pil", "numpy", "bytes"):
             raise ValueError(f"images must be pil, numpy or bytes, got {self.images!r}.")
+        score_server.check_needs(self.needs)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -183,6 +184,8 @@ class Environments:
     def _child(self, place: Place, specs: Sequence[Mapping[str, Any]], threads: int) -> _Child:
         label, python = ", ".join(map(_label, specs)), place.python or sys.executable
         own = {key: value for key, value in os.environ.items() if place.python is None or key not in _OF_OTHERS}
+        if place.scorer is not None:  # a stranger's torch takes all cores
+            own["OMP_NUM_THREADS"] = str(threads)
         environment = {**own, **place.environment, TOKEN: self.token, "PYTHONUNBUFFERED": "1"}
         if place.scorer is None:
             file = Path(self.folder.name) / f"{len(os.listdir(self.folder.name))}.yaml"
@@ -243,6 +246,8 @@ class Environments:
             child.said.append(str(error))
             return 126
         child.process = process
+        if self.stopping.is_set():  # whoever stops all may have looked before this one was there
+            process.terminate()
         assert process.stdout is not None
         assert process.stdin is not None
         with process.stdin, process.stdout:

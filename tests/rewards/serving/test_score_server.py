@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import io
 import os
 import re
 import socket
@@ -15,11 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import requests
 import torch
-from reward_servers import body_of, samples
+from PIL import Image, ImageOps
+from reward_servers import body_of, noise, samples
 
+from flowrl.prompts.source_images import as_rgb
 from flowrl.rewards import RewardInputs, build_reward
 from flowrl.rewards.serving import score_server
 
@@ -142,11 +146,14 @@ def test_it_reads_base64_too_and_refuses_in_words(scorer: str) -> None:
         (twice, 422, "bad_request"),
         (cut, 422, "bad_request"),
         (body_of(reward="hps"), 422, "unknown_reward"),
+        ({**body_of(), "reward": ["level"]}, 422, "unknown_reward"),
+        ({**body_of(), "items": [{**body_of()["items"][0], "metadata": [1]}]}, 422, "bad_request"),
         (body_of(257), 413, "too_many_items"),
         ({**body_of(), "schema": 2}, 422, "bad_request"),
     ]:
         reply = post(body)
         assert (reply.status_code, reply.json()["error"]) == (status, word)
+    assert post({**body_of(), "reward": None}).status_code == 200
     assert post(body_of(), headers={}).status_code == 401
     assert requests.get(f"{scorer}/health", timeout=10).json() == {"status": "ok"}
     assert requests.get(f"{scorer}/metrics", timeout=10).status_code == 404
@@ -200,6 +207,77 @@ def test_connections_that_dawdle_are_closed(monkeypatch: pytest.MonkeyPatch) -> 
         server.server_close()
 
 
+def test_bodies_are_kept_for_who_has_the_token_and_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    reply = score_server.Handler.reply
+
+    def spied(handler: score_server.Handler, status: int, body: Any) -> None:
+        seen.append(handler.server.active)
+        reply(handler, status, body)
+
+    monkeypatch.setattr(score_server.Handler, "reply", spied)
+    scorer = score_server.Scorer("a", "a:1", len, "bytes", [], 1, 1, 100, 1, 1, "secret")
+    server = score_server.Server(("127.0.0.1", 0), scorer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+
+    def begun(token: str) -> socket.socket:
+        one = socket.create_connection(("127.0.0.1", server.server_port), timeout=10)
+        one.sendall(
+            f"POST /v1/score HTTP/1.1\r\nAuthorization: Bearer {token}\r\nContent-Length: 90\r\n\r\n{{".encode()
+        )
+        return one
+
+    def until(active: int, held: int) -> None:
+        end = time.monotonic() + 10
+        while (server.active, server.held) != (active, held):
+            assert time.monotonic() < end, (server.active, server.held)
+            time.sleep(0.01)
+
+    try:
+        strangers = [begun("guess") for _ in range(3)]
+        until(3, 0)
+        known = [begun("secret") for _ in range(8)]
+        until(11, 720)
+        known.append(begun("secret"))
+        until(12, 720)  # a ninth would be 810 of 800 bytes
+        for one, status in [(known[8], b"429"), (strangers[0], b"401"), (known[0], b"422")]:
+            one.sendall(b"x" * 89)
+            assert one.recv(1000).split()[1] == status
+        until(9, 630)
+        assert min(seen) >= 10  # a request counts until its reply is written: a server that stops waits for that
+        for one in strangers + known:
+            one.close()
+        until(0, 0)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_images_are_turned_and_laid_on_white_as_flowrl_serve_does() -> None:
+    scorer = score_server.Scorer("a", "a:1", len, "numpy", [], 1, 1, 100, 1000, 1, None)
+    levels = noise(4, 6, 4)
+    palette = Image.fromarray(levels[..., 0]).convert("P")
+    wide = Image.fromarray((levels[..., 0].astype(np.uint16) << 8) | levels[..., 1])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    cases: list[tuple[Image.Image, dict[str, Any]]] = [
+        (Image.fromarray(levels), {}),
+        (Image.fromarray(levels), {"exif": exif}),
+        (palette, {"transparency": int(levels[0, 0, 0])}),
+        (wide, {}),
+    ]
+    for image, options in cases:
+        file = io.BytesIO()
+        image.save(file, "PNG", **options)
+        found = score_server.decode_image(file.getvalue(), [1000], scorer)
+        with Image.open(io.BytesIO(file.getvalue())) as opened:
+            wanted = np.asarray(as_rgb(ImageOps.exif_transpose(opened)))
+        assert np.array_equal(found, wanted)
+        assert found.shape == ((6, 4, 3) if options.get("exif") else (4, 6, 3))
+
+
 def test_it_is_written_for_python_3_8_and_its_own_library() -> None:
     tree = ast.parse(Path(score_server.__file__).read_text(), feature_version=(3, 8))
     names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -214,6 +292,7 @@ def test_what_it_refuses_to_start_with(tmp_path: Path) -> None:
         (["broken.py"], "broken.py cannot be imported: ModuleNotFoundError: No module named 'not_there_at_all'"),
         (["scores.py:level"], "scores.py has no function level"),
         (["scores.py", "--token-env", "NOT_SET"], "the environment variable NOT_SET is not set"),
+        (["scores.py", "--needs", "images, masks"], "needs must be of images, prompts, "),
         (["scores.py", "--host", "0.0.0.0"], "name a variable with a token"),
     ]:
         done = subprocess.run(
