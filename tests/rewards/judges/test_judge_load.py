@@ -279,7 +279,8 @@ def test_every_request_is_booked_and_counted(server: Served) -> None:
         used = USAGE.take()
         assert (used.requests, used.retries, len(booked)) == (2, 1, 2)
     assert tokens_of({"choices": [], "usage": {"total_tokens": 70}}) == 70
-    assert [tokens_of(reply) for reply in ([], "no", {"usage": None}, {"usage": {"total_tokens": "x"}})] == [0] * 4
+    useless: list[Any] = [[], "no", {"usage": None}, {"usage": {"total_tokens": "x"}}]
+    assert [tokens_of(reply) for reply in useless] == [0] * 4
 
 
 def test_proxies_are_left_out_for_each_server_of_this_machine() -> None:
