@@ -64,7 +64,8 @@ class Ocr:
 
     reproduces: ClassVar[str] = (
         "The text reward of Flow-GRPO (arXiv 2505.05470), its edit distance checked in closed form; read by "
-        "RapidOCR instead of PaddleOCR 2.9.1, which moves the number."
+        "RapidOCR unless `reader` says otherwise, which moves the number; `paddle`, the published reader, was not "
+        "run here."
     )
 
     target_regex: str = FIRST_QUOTED

@@ -1,6 +1,7 @@
 """How much a judge is asked: requests and tokens a minute, and tokens in all.
 
-A hosted judge counts for a key, not for a process: each of N processes of a run takes an N-th of every limit.
+A hosted judge counts for a key, not for a process: each of N training processes takes an N-th of every limit. Ray's
+reward workers and the replicas of `flowrl serve` know nothing of each other: each takes the whole.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from flowrl.rewards.judges.chat import Question
@@ -49,13 +51,16 @@ class Pace:
         """Whether all tokens there are have been used."""
         return self.limits.tokens is not None and self.used >= self.limits.tokens
 
-    async def turn(self, question: Question) -> float:
-        """Waits until a question may be asked; counts it, and returns the tokens that it is expected to cost."""
+    async def turn(self, question: Question, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> float:
+        """Waits until a question may be asked; counts it, and returns the tokens that it is expected to cost.
+
+        `pause` waits so many seconds; it may end before, where waiting makes no sense any more.
+        """
         now = time.monotonic()
         wait = max(self._next.values()) - now
         expected = self.book(question)
         if wait > 0:
-            await asyncio.sleep(wait)
+            await pause(wait)
         return expected
 
     def book(self, question: Question) -> float:
@@ -70,6 +75,11 @@ class Pace:
         self._move("tokens", self.limits.tokens_per_minute, tokens - expected, -math.inf)
         self.used += tokens
         self._answers += tokens > 0
+
+    def drop(self, expected: float) -> None:
+        """Takes back a request that was booked and not sent."""
+        self._move("requests", self.limits.requests_per_minute, -1.0, -math.inf)
+        self.settle(expected, 0)
 
     def _move(self, kind: str, limit: float | None, cost: float, now: float) -> None:
         if limit is not None:

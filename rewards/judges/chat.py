@@ -35,9 +35,12 @@ MAX_SIDE = 4096  # of an image that a judge is shown
 TOP_LOGPROBS = 20
 """Candidates of a token that are asked for, the most that hosted servers give."""
 
-ImageFormat = Literal["jpeg95", "webp", "png"]
+JudgeImageFormat = Literal["jpeg95", "webp", "png"]
 """How images travel to a server."""
-DEFAULT_FORMAT: ImageFormat = "jpeg95"
+DEFAULT_FORMAT: JudgeImageFormat = "jpeg95"
+
+NO_TOKENS = "max_tokens_total"
+"""Why a question was not sent: all tokens that the judge may use have been used."""
 
 CHATS = {
     "local": "flowrl.rewards.judges.local_chat:LocalChat",

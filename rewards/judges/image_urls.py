@@ -17,7 +17,7 @@ from concurrent.futures import Executor, Future
 import numpy as np
 from PIL import Image
 
-from flowrl.rewards.judges.chat import ImageFormat, Question
+from flowrl.rewards.judges.chat import JudgeImageFormat, Question
 
 _COARSE = 16  # every so many pixels of a side are looked at before two images are compared in full
 
@@ -25,7 +25,7 @@ _COARSE = 16  # every so many pixels of a side are looked at before two images a
 class EncodedImages:
     """The images of some questions, which are encoded in threads from the moment on that this is made."""
 
-    def __init__(self, questions: Iterable[Question], image_format: ImageFormat, threads: Executor) -> None:
+    def __init__(self, questions: Iterable[Question], image_format: JudgeImageFormat, threads: Executor) -> None:
         self._parts: dict[int, Future[bytes]] = {}  # by identity of the array, which the questions keep alive
         alike: dict[tuple[object, ...], list[np.ndarray]] = {}
         for question in questions:
@@ -48,7 +48,7 @@ class EncodedImages:
         return part.result() if part.done() else await asyncio.wrap_future(part)
 
 
-def image_part(image: np.ndarray, image_format: ImageFormat) -> bytes:
+def image_part(image: np.ndarray, image_format: JudgeImageFormat) -> bytes:
     """An 8-bit image [H, W, 3] as JSON of a message's part, which holds the file in base64."""
     # What else is to be done to an image before it is sent, such as another size, belongs here.
     file = io.BytesIO()

@@ -22,7 +22,7 @@ import torch
 from flowrl.randomness import counter_seed
 from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.call_limits import Limits, Pace
-from flowrl.rewards.judges.chat import DEFAULT_FORMAT, Answer, Chat, ImageFormat, Question
+from flowrl.rewards.judges.chat import DEFAULT_FORMAT, NO_TOKENS, Answer, Chat, JudgeImageFormat, Question
 from flowrl.rewards.judges.image_urls import EncodedImages
 from flowrl.rewards.judges.server_lines import DOWN, Line, Lines
 from flowrl.rewards.judges.usage import USAGE
@@ -33,8 +33,6 @@ OWN_KEYS = frozenset({
     "max_tokens", "max_completion_tokens",
 })  # fmt: skip
 """Keys of a request that are not for `extra_body`."""
-NO_TOKENS = "max_tokens_total"
-"""Why a question was not sent: all tokens that the judge may use have been used."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,16 +60,19 @@ class ServerChat:
     again, with another seed where answers are sampled."""
     down_after: float | None = 5.0
     """Seconds within which a server that does not answer at all is taken for dead. Its questions then fail at once
-    ("server_down") until it answers again; null has each of them wait for its deadline."""
+    ("server_down") until it answers again; null has each of them wait for its deadline. A slow server has to answer
+    `/models` within a sixth of this meanwhile: null for one that handles one request at a time."""
     requests_per_minute: float | None = None
-    """Requests a minute at most, evenly spread, over all processes of a run; null has no limit."""
+    """Requests a minute at most, evenly spread, over all training processes; null has no limit. Each reward worker
+    of Ray and each replica of `flowrl serve` takes the whole."""
     tokens_per_minute: float | None = None
-    """Tokens a minute, of questions and answers, likewise."""
+    """Tokens a minute, of questions and answers, likewise; a guess where the server sends no `usage`."""
     max_tokens_total: int | None = None
-    """Tokens in all since the start of the command, over all processes of a run; then the command ends. What is on its
-    way still comes."""
-    image_format: ImageFormat = DEFAULT_FORMAT
-    """How images travel: `jpeg95`; or without loss `webp`, of about the size of `png` and quicker made, or `png`."""
+    """Tokens in all since the start of the command, shared likewise; then the command ends. What is on its way still
+    comes; in training, what is not sent any more fails, and the next questions end the command."""
+    image_format: JudgeImageFormat = DEFAULT_FORMAT
+    """How images travel: `jpeg95`, with halved colour (4:2:0, unlike `jpeg95` of `remote`); or without loss `webp`, of
+    about the size of `png` and quicker made, or `png`."""
     structured: bool = False
     """Whether answers that are lists of numbers are asked for as JSON of a fixed form (`response_format`), which vLLM,
     SGLang and hosted models hold to, so that none is lost as "unparsed"."""
@@ -125,7 +126,7 @@ class ServerChat:
                 self.requests_per_minute, self.tokens_per_minute, self.max_tokens_total, by=processes
             )  # fmt: skip
             lines = Lines(self.servers, api_key=key, down_after=self.down_after)
-            _OPEN[one] = judge = ServerJudge(options=self, lines=lines, pace=Pace(limits))
+            _OPEN[one] = judge = ServerJudge(options=self, lines=lines, pace=_PACES.setdefault(one, Pace(limits)))
         return judge
 
 
@@ -170,10 +171,10 @@ class ServerJudge:
 
     async def _one(self, place: int, question: Question, images: EncodedImages) -> Answer:
         async with self.slots:
-            if self.pace.spent:
-                return self._failed(Failed(error=NO_TOKENS))
+            if stopped := self._stopped():
+                return self._failed(stopped)
             messages = await messages_of(question, images)
-            expected = await self.pace.turn(question)
+            expected = await self.pace.turn(question, self.lines.pause)
             result = await await_with_retries(
                 partial(self._try, question, messages, expected),
                 self.lines.pause,
@@ -183,27 +184,59 @@ class ServerJudge:
             )
         return self._failed(result) if isinstance(result, Failed) else result
 
+    def _stopped(self) -> Failed | None:
+        """Why nothing is to be sent now."""
+        if self.pace.spent:
+            return Failed(error=NO_TOKENS, again=False)
+        if self.lines.dead:
+            return Failed(error=DOWN, again=False, message=", ".join(self.options.servers))
+        return None
+
     async def _try(
         self, question: Question, messages: bytes, expected: float, attempt: int, left: float
     ) -> Answer | Failed:
-        if self.lines.dead:
-            return Failed(error=DOWN, again=False, message=", ".join(self.options.servers))
-        body = self._body(question, messages, attempt)
-        expected = self.pace.book(question) if attempt else expected
-        end = time.monotonic() + left
-        result = await self.lines.pool.ask_awaited(partial(self._send, question, body, attempt > 0, end))
-        self.pace.settle(expected, 0 if isinstance(result, Failed) else result.tokens)
+        booked = [] if attempt else [expected]  # by `turn`; every further request books for itself
+        result: Answer | Failed | None = self._stopped()
+        if result is None:
+            body = self._body(question, messages, attempt)
+            end = time.monotonic() + left
+            result = await self.lines.pool.ask_awaited(partial(self._send, question, body, booked, end))
+        if booked:
+            self.pace.drop(booked.pop())
         return result
 
-    async def _send(self, question: Question, body: bytes, again: bool, end: float, line: Line) -> Answer | Failed:
+    async def _send(
+        self, question: Question, body: bytes, booked: list[float], end: float, line: Line
+    ) -> Answer | Failed:
+        """One request; without one in `booked` it repeats another, be it of this try."""
         begun = time.monotonic()
-        reply = await line.post(body, timeout=min(self.options.timeout, max(end - begun, 0.001)))
+        timeout = min(self.options.timeout, max(end - begun, 0.001))
+        if line.dead:
+            failed: Failed = await line.post(body, timeout=timeout)  # which sends nothing
+            return failed
+        again = not booked
+        expected = booked.pop() if booked else self.pace.book(question)
+        reply = await line.post(body, timeout=timeout)
         result = reply if isinstance(reply, Failed) else read_reply(reply, question)
         if isinstance(result, Failed):
-            USAGE.add(again=again)
+            tokens = 0 if isinstance(reply, Failed) else tokens_of(reply)  # an answer of no use costs all the same
+            USAGE.add(again=again, tokens=tokens)
         else:
-            USAGE.add(again=again, tokens=result.tokens, seconds=time.monotonic() - begun)
+            tokens = result.tokens
+            USAGE.add(again=again, tokens=tokens, seconds=time.monotonic() - begun)
+        self.pace.settle(expected, tokens if tokens or isinstance(result, Failed) else self._guessed(expected))
         return result
+
+    def _guessed(self, expected: float) -> int:
+        """The tokens of an answer whose server does not say them."""
+        limits = self.pace.limits
+        if "usage" not in self._told and (limits.tokens_per_minute is not None or limits.tokens is not None):
+            self._told.add("usage")
+            _log.warning(
+                "judge %s does not say how many tokens its answers cost (`usage`): limits of tokens hold for a guess",
+                self.options.model,
+            )
+        return math.ceil(expected)
 
     def _body(self, question: Question, messages: bytes, attempt: int) -> bytes:
         given = self.options
@@ -247,6 +280,8 @@ async def messages_of(question: Question, images: EncodedImages) -> bytes:
 
 _OPEN: WeakValueDictionary[tuple[str, str | None, int, int], ServerJudge] = WeakValueDictionary()
 """Judges in use, by options, key, number of processes and process."""
+_PACES: dict[tuple[str, str | None, int, int], Pace] = {}
+"""What each has been asked, by the same; it outlives them, since limits hold for the whole command."""
 
 
 def read_reply(reply: Any, question: Question) -> Answer | Failed:
@@ -271,6 +306,14 @@ def read_reply(reply: Any, question: Question) -> Answer | Failed:
         return Answer(text=text or "", error="no_logprobs", tokens=tokens)
     word = "truncated" if question.is_text and cut else None
     return Answer(text=text or "", logprobs=logprobs, error=word, tokens=tokens)
+
+
+def tokens_of(reply: Any) -> int:
+    """What a reply of any form says that it cost; 0 where it does not."""
+    try:
+        return max(int(reply["usage"]["total_tokens"]), 0)
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError):
+        return 0
 
 
 def _candidates(position: Mapping[str, Any]) -> dict[str, float]:

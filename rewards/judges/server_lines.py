@@ -134,8 +134,8 @@ class Line:
         """Looks, while a sign of life is owed, whether the server lives.
 
         Its questions come every seventh of `down_after` and wait a sixth of it; when two or more of them were lost, and
-        the silence is longer than 0.55 of it, the server is dead. Of 5 s that takes 3.1 where it takes requests and
-        says nothing, and 2.9 where it refuses them: a process with other work is late.
+        the silence is longer than 0.55 of it, the server is dead. docs/serving.md has what that took. A server
+        that is slow, and answers no `/models` in that sixth meanwhile, is dead here too.
         """
         pause, lost = down_after / 7, 0
         while self._silent is not None:
@@ -179,17 +179,18 @@ class Lines:
     """
 
     def __init__(self, urls: Sequence[str], *, api_key: str | None, down_after: float | None) -> None:
-        # Proxies of the environment are left out for an address on this machine: they would take the request elsewhere.
-        own = all(map(is_loopback, urls))
-        secure = any(url.startswith("https") for url in urls) or not own
+        secure = any(url.startswith("https") or not is_loopback(url) for url in urls)
         connect = partial(
-            httpx2.AsyncClient, timeout=None, trust_env=not own,
+            httpx2.AsyncClient, timeout=None,
             headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
             # One for all: the certificates of a machine take 25 ms to read.
             verify=httpx2.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             limits=httpx2.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS),
         )  # fmt: skip
-        self.lines = tuple(Line(url.rstrip("/"), connect, down_after) for url in urls)
+        # Proxies of the environment are left out for an address on this machine: they would take the request elsewhere.
+        self.lines = tuple(
+            Line(url.rstrip("/"), partial(connect, trust_env=not is_loopback(url)), down_after) for url in urls
+        )
         self.pool = ServerPool(self.lines, self._is_back)
         self.encoders = ThreadPoolExecutor(max_workers=ENCODERS, thread_name_prefix="judge-images")
         self._loop = asyncio.new_event_loop()

@@ -218,13 +218,18 @@ def load_templates(images: Mapping[str, int], given: str | None, *, source: str 
         source: the folder of the published texts, None where nothing is published.
 
     Raises:
-        ValueError: as `load_template`, or a file is given where a folder is needed.
+        ValueError: as `load_template`, a file is given where a folder is needed, or a folder with none of the names.
     """
     files: dict[str, str | None] = dict.fromkeys(images, given)
     if given is not None and given != OWN:
         place = template_path("", given, source)
         if place.is_dir():
             own = {name: place / f"{name}.txt" for name in images}
+            if not any(path.is_file() for path in own.values()):
+                wanted = ", ".join(path.name for path in own.values())
+                raise ValueError(
+                    f"template {given!r} is a folder that holds none of the files that are asked with: {wanted}."
+                )
             # Its name, not its path: whether a text is a published one goes by that.
             files = {
                 name: f"{given.rstrip('/')}/{name}.txt" if path.is_file() or len(images) == 1 else None

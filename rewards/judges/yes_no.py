@@ -2,7 +2,7 @@
 
 {name: yes_no, judge: {...}}                                              does the image match the prompt?
 {name: yes_no, judge: {...}, score: mass}                                 VQAScore (arXiv 2404.01291), asked as it asks
-                                                      with template: published/t2v_metrics/vqascore.txt
+                                                      with template: published/t2v_metrics/vqascore_chat.txt
 {name: yes_no, judge: {...}, questions_field: vqa_list, aggregation: gm}  Soft-TIFA, of GenEval 2
 {name: yes_no, judge: {...}, inverted: true, num_frames: 8}               anomalies in videos, as Cosmos-Reason1
 {name: yes_no, judge: {...}, score: word, average: 4, temperature: 0.7}   of judges that reason, or lack logprobs
@@ -49,7 +49,7 @@ class YesNo:
     """A judge's answer to a question about the image, in [0, 1]; greedy, one token, unless the word is read."""
 
     reproduces: ClassVar[str] = (
-        "VQAScore (arXiv 2404.01291) with score: mass and template: published/t2v_metrics/vqascore.txt, Soft-TIFA "
+        "VQAScore (arXiv 2404.01291) with score: mass and template: published/t2v_metrics/vqascore_chat.txt, Soft-TIFA "
         "of GenEval 2, whose licence keeps its words out, with questions_field; the arithmetic was checked on "
         "scripted answers. Without template our own questions are asked and no published number is met."
     )

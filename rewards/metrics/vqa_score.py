@@ -77,7 +77,7 @@ class VqaScore:
 
     def text(self) -> str:
         """The question, the package's or the user's."""
-        return read_template("vqa_score", self.template, source="t2v_metrics", once=(PROMPT, IMAGE))
+        return read_template("clip_flant5", self.template, source="t2v_metrics", once=(PROMPT, IMAGE))
 
     def build(self, device: torch.device) -> Reward:
         """Loads the networks, the tokenizer and the image processor."""

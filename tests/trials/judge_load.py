@@ -27,7 +27,7 @@ from origin import origin
 from served_judge import Served, served_judge
 
 from flowrl.randomness import counter_seed
-from flowrl.rewards.judges.chat import Answer, ImageFormat, Question, build_chat
+from flowrl.rewards.judges.chat import Answer, JudgeImageFormat, Question, build_chat
 from flowrl.rewards.judges.image_urls import image_part
 
 SIDE, LATENCY, CONCURRENCY = 1024, 0.05, 64
@@ -132,7 +132,7 @@ def encoders() -> list[dict[str, Any]]:
 
 def _encoders(image: np.ndarray, fine: float) -> list[dict[str, Any]]:
     rows = []
-    for image_format in get_args(ImageFormat):
+    for image_format in get_args(JudgeImageFormat):
         spent = []
         for _ in range(9):
             part, _, cpu = timed(partial(image_part, image, image_format))

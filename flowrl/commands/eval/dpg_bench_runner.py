@@ -21,7 +21,7 @@ from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
 from flowrl.commands.eval.benchmark import Result
-from flowrl.commands.eval.named_judges import check_alive, earlier_identities, read_judge
+from flowrl.commands.eval.named_judges import check_alive, check_tokens, earlier_identities, read_judge
 from flowrl.commands.eval.runner_parts import metrics_of, options_of
 from flowrl.commands.terminal_text import Table
 from flowrl.config.train import resolve_path
@@ -156,6 +156,7 @@ def ask_items(chat: Chat, plan: Plan, images: Sequence[ImageFile], subject: Subj
                     word = None if answer.error is not None else parse_word(answer.text, (YES, "no"))
                     if word is not None:
                         journal.add(keys[place], {"yes": word == YES})
+                check_tokens(answer.error for answer in answers)
                 advance("")
         found: Answers = {item.id: [{} for _ in range(plan.crops)] for item in plan.items}
         for (item, question, _, image), key in zip(work, keys, strict=True):

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flowrl.commands.eval.named_judges import check_alive
+from flowrl.commands.eval.named_judges import check_alive, check_tokens
 from flowrl.generation.journal import Journal, Row
 from flowrl.progress import progress
 from flowrl.rewards.judges.asking import UNPARSED, ask_all
-from flowrl.rewards.judges.chat import Answer, Chat, Question
+from flowrl.rewards.judges.chat import NO_TOKENS, Answer, Chat, Question
 
 AT_ONCE = 64  # questions asked together; at most that many answers are lost when a run is cut short
 MANY = 8  # questions that all failed, after others were answered: the judge is gone
@@ -67,7 +67,8 @@ def ask_kept(
         show: whether progress is shown.
 
     Raises:
-        ValueError: the judge answers nothing at all: it is not there, or refuses. What it said before is kept.
+        ValueError: the judge answers nothing at all: not there, refuses, or it has used all its tokens. What it said
+            before is kept.
     """
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
     batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
@@ -87,6 +88,7 @@ def ask_kept(
                     failed[keys[place]] = row
                 skipped += row["error"] is not None
                 advance(f"{skipped} {lost}" if skipped else "")
+            check_tokens(row["error"] for row in rows)
     return [journal.rows.get(key) or failed[key] for key in keys]
 
 
@@ -106,5 +108,7 @@ def _ask(chat: Chat, batch: Sequence[int], build: Build, read: Read, tries: Trie
             error, found = (answer.error, {}) if answer.error not in READABLE_ERRORS else read(batch[k], answer)
             rows[k] = {"output": answer.text, "attempts": attempt + 1, "error": error, "tokens": tokens[k], **found}
         waiting = [k for k in waiting if rows[k]["error"] is not None]
+        if any(rows[k]["error"] == NO_TOKENS for k in waiting):
+            break
     share = round((time.monotonic() - start) / len(batch), 3)
     return [{**row, "seconds": share} for row in rows]

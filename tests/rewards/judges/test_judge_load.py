@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import io
 import json
 import logging
@@ -23,13 +24,15 @@ from served_judge import Served, served_judge
 from toy_pipeline import write_toy
 
 from flowrl.cli import main
+from flowrl.commands.eval.kept_answers import Tries, ask_kept
+from flowrl.generation.journal import Journal
 from flowrl.pipelines import PIPELINES
 from flowrl.randomness import counter_seed
 from flowrl.rewards import build_reward
 from flowrl.rewards.judges import call_limits, image_urls
 from flowrl.rewards.judges.call_limits import Limits, Pace
 from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, with_identities
-from flowrl.rewards.judges.server_chat import ServerJudge
+from flowrl.rewards.judges.server_chat import ServerJudge, tokens_of
 from flowrl.rewards.judges.usage import USAGE, Usage, usage_row
 from flowrl.rewards.serving import retries
 
@@ -227,6 +230,62 @@ def test_all_tokens_are_used(server: Served) -> None:
     assert [answer.error for answer in answers] == [None, None, None, "max_tokens_total", "max_tokens_total"]
     with pytest.raises(ValueError, match="judge stub has used 300 tokens, and max_tokens_total is 250: raise it"):
         chat.ask(asks(1))
+    del chat
+    gc.collect()
+    with pytest.raises(ValueError, match="has used 300 tokens"):  # a judge built again goes on counting
+        chat_of(server, concurrency=1, max_tokens_total=250).ask(asks(1))
+
+
+def test_a_command_ends_where_tokens_run_out_in_its_last_questions(server: Served, tmp_path: Path) -> None:
+    chat = chat_of(server, concurrency=1, max_tokens_total=250)
+    with Journal(tmp_path, {"judge": "stub"}) as journal:
+        with pytest.raises(ValueError, match="has used all tokens that max_tokens_total gives it"):
+            ask_kept(
+                chat, list("abcde"), lambda place, *_: asks(5)[place], lambda *_: (None, {}), journal,
+                Tries(attempts=3), label="it", show=False,
+            )  # fmt: skip
+        assert list(journal.rows) == ["a", "b", "c"]
+
+
+def test_tokens_that_a_server_does_not_say_are_guessed(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    server.behave(tokens=0)
+    chat = chat_of(server, tokens_per_minute=1e6)
+    with caplog.at_level(logging.WARNING):
+        assert errors(chat.ask(asks(3))) == {None}
+    assert chat.pace.used >= 3
+    assert caplog.text.count("does not say how many tokens") == 1
+
+
+def test_a_dead_judge_with_a_limit_fails_at_once() -> None:
+    """Questions that wait for their turn wake, and what they booked is given back."""
+    chat = chat_of(REFUSES, down_after=0.5, requests_per_minute=6, tokens_per_minute=6000)
+    begun = time.monotonic()
+    assert "server_down" in errors(chat.ask(asks(10)))
+    assert errors(chat.ask(asks(10))) == {"server_down"}
+    assert time.monotonic() - begun < 5
+    assert chat.pace._next["requests"] - begun < 45  # of ten questions, 100 s
+
+
+def test_every_request_is_booked_and_counted(server: Served) -> None:
+    """Of one try too, which goes from a server that fails to the next; and the tokens of a reply of no use."""
+    USAGE.take()
+    with served_judge() as other:
+        server.behave(status_500=1.0)
+        chat = chat_of(server, other, requests_per_minute=60_000)
+        booked: list[Question] = []
+        inner = chat.pace.book
+        chat.pace.book = lambda question: booked.append(question) or inner(question)  # type: ignore[method-assign,func-returns-value]
+        assert errors(chat.ask(asks(1))) == {None}
+        used = USAGE.take()
+        assert (used.requests, used.retries, len(booked)) == (2, 1, 2)
+    assert tokens_of({"choices": [], "usage": {"total_tokens": 70}}) == 70
+    useless: list[Any] = [[], "no", {"usage": None}, {"usage": {"total_tokens": "x"}}]
+    assert [tokens_of(reply) for reply in useless] == [0] * 4
+
+
+def test_proxies_are_left_out_for_each_server_of_this_machine() -> None:
+    lines = chat_of(REFUSES, "http://judge.example:1/v1").lines.lines
+    assert [line._connect.keywords["trust_env"] for line in lines] == [False, True]  # type: ignore[attr-defined]
 
 
 # ---- structured answers ----------------------------------------------------------------------------------------------

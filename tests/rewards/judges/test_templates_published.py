@@ -42,13 +42,13 @@ DIGESTS = {
     "edit_score/edit_quality": "8249deba103d112dddd4c2e7fe1d5a1c40fe3143dc640a422a19aced0d260c78",
     "unigenbench/unigenbench_en": "dd957f5dccfa9477ff1bc9bfa8a1d85237a980efdfa8383fde0353be72d2c718",
     "unigenbench/unigenbench_zh": "b01ad25f6b8f0dbc6d5ea7f19e5c5bfeb0b53e833fe8c34a328652e700e21e42",
-    "t2v_metrics/vqascore": "62f2d2261ae08ded34666ceb69baaf745d6c0b7c24743cf8860633280fdb3e35",
+    "t2v_metrics/vqascore_chat": "62f2d2261ae08ded34666ceb69baaf745d6c0b7c24743cf8860633280fdb3e35",
     "edit_reward/dim1": "9b25bbc2775fabc09964c9cf44234d8e5c20e4c6c4dd00a0d7851459e22bfe73",
     "edit_reward/dim2": "c9f328f27cfc7fa7a93fe57b15caf088b35acb8bf5293b4a493270358f539ffb",
     "edit_reward/overall": "dd6d6894a787a23c1f475c89a2a9c7900fc3ed3202254bd21b1c5ced71a23a8b",
     "edit_reward/overall_detail": "8309a74572347739707600d97ab69ae7538d96af1326783e359c1ce94478e1b2",
     "hpsv3/hpsv3_plus": "70d200140c707aebe7e744c2d8b4dfada118a7593db830a3327e1bfd25ff1c33",
-    "t2v_metrics/vqa_score": "0807505f41bb93c263302a30615bd415751437cf06ac393b21d93f836e25d05c",
+    "t2v_metrics/clip_flant5": "0807505f41bb93c263302a30615bd415751437cf06ac393b21d93f836e25d05c",
 }
 """SHA-256 of each text as it was taken from its repository at the commit that SOURCE beside it names."""
 
@@ -147,13 +147,17 @@ def test_unigenbench_words_and_the_place_of_the_image(language: Any) -> None:
 def test_what_template_may_say(tmp_path: Path) -> None:
     assert load_template("pairwise", "published/unified_reward/pairwise_think.txt").user.startswith("Given a caption")
     assert read_template("yes_no", None) == read_template("yes_no", "own")
-    assert "does this figure show" in read_template("yes_no", "published/t2v_metrics/vqascore.txt").lower()
+    assert "does this figure show" in read_template("yes_no", "published/t2v_metrics/vqascore_chat.txt").lower()
     with pytest.raises(ValueError, match=r"did you mean 'published/hpsv3/hpsv3.txt'"):
         Hpsv3(template="published/hpsv3/hps.txt")
     with pytest.raises(ValueError, match=r"template must be given: .*PaCo-RL.* states no licence.*template: own"):
         reward_options("grid_consistency", {"judge": JUDGE})
     (tmp_path / "mine.txt").write_text("  {prompt}  \n")
     assert load_template("final_score", str(tmp_path / "mine.txt"), source="flow_grpo").user == "{prompt}"
+    (tmp_path / "misspelt").mkdir()
+    (tmp_path / "misspelt" / "edit_qualty.txt").write_text("Rate it.")
+    with pytest.raises(ValueError, match=r"holds none of the files .*: edit_instruction\.txt, edit_quality\.txt"):
+        load_templates({"edit_instruction": 2, "edit_quality": 1}, str(tmp_path / "misspelt"), source="edit_score")
     folder = load_templates({"edit_instruction": 2, "edit_quality": 1}, "published/unified_reward", source="edit_score")
     assert folder == load_templates({"edit_instruction": 2, "edit_quality": 1}, None, source="unified_reward")
 

@@ -87,7 +87,7 @@ def test_value_by_hand(options: dict[str, Any]) -> None:
     processor = transformers.CLIPImageProcessor.from_pretrained(options["vision"])
     inputs = inputs_of(random_images(3, 40, 56), PROMPTS)
     values = build_reward("vqa_score", options=options)(inputs).values
-    text = (Path(vqa_score.__file__).parents[1] / "templates/published/t2v_metrics/vqa_score.txt").read_text()
+    text = (Path(vqa_score.__file__).parents[1] / "templates/published/t2v_metrics/clip_flant5.txt").read_text()
     for image, prompt, value in zip(to_uint8(inputs.images), PROMPTS, values.tolist(), strict=True):
         square = Image.new("RGB", (56, 56), tuple(int(255 * m) for m in processor.image_mean))
         square.paste(Image.fromarray(image), (0, 8))
