@@ -29,7 +29,7 @@ from flowrl.failures import out_of_memory
 from flowrl.randomness import counter_seed
 from flowrl.rewards import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output, to_uint8
 from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others
-from flowrl.rewards.networks.pretrained import first_line
+from flowrl.rewards.networks.pretrained import fingerprint, first_line
 from flowrl.rewards.user_code import unchanged_process
 
 OWNER = "reward 'pyiqa'"
@@ -96,12 +96,14 @@ class Pyiqa:
         metric = _metric(self, device)
         score = partial(_score_pairs if self.is_full_reference else _score_images, options=self, metric=metric)
         way = "negated" if metric.lower_better else "as-is"
+        weights = list(metric.parameters())
+        hashed = f"@{fingerprint(weights)}" if weights else ""
         settings = ",".join(f"{name}={self.options[name]}" for name in sorted(self.options))
         return FunctionReward(
             name="pyiqa",
             score=score,
             needs=frozenset({"images"} | ({FIELDS[self.against]} if self.is_full_reference else set())),
-            version=f"pyiqa:{self.metric}:{way}:{self.pixels}:{importlib.metadata.version('pyiqa')}:"
+            version=f"pyiqa:{self.metric}{hashed}:{way}:{self.pixels}:{importlib.metadata.version('pyiqa')}:"
             f"{self.against if self.is_full_reference else 'no-reference'}{':' + settings if settings else ''}",
             differentiable=self.pixels == "float",
         )

@@ -97,8 +97,8 @@ class VqaScore:
             name="vqa_score",
             score=partial(_score, options=self, network=network, processor=processor, tokenizer=tokenizer, text=text),
             needs=frozenset({"images", "prompts"}),
-            version=f"vqa_score:{self.model}@{pretrained.fingerprint(network.projector.parameters())}:{self.answer}:"
-            f"{template_name(text)}:{self.dtype}",
+            version=f"vqa_score:{self.model}@{fingerprint_of(network)}:{self.vision}:{self.tokenizer or 'own'}:"
+            f"{self.answer}:{template_name(text)}:{self.dtype}",
         )
 
 
@@ -163,6 +163,13 @@ class ClipT5(nn.Module):
         with torch.autocast(weight.device.type, enabled=False):
             logits = self.language(inputs_embeds=torch.cat([texts[0], patches, texts[1]], 1), labels=labels).logits
         return torch.exp(-nn.functional.cross_entropy(logits[0].float(), labels[0]))
+
+
+def fingerprint_of(network: ClipT5) -> str:
+    """A short hash of the projector, the image tower and T5's output layer."""
+    return pretrained.fingerprint(
+        [*network.projector.parameters(), *network.vision.parameters(), network.language.lm_head.weight]
+    )
 
 
 def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.device) -> ClipT5:

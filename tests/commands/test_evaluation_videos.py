@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,12 @@ def test_vbench_of_videos_that_exist(tmp_path: Path) -> None:
     folder = tmp_path / "out" / "model" / "vbench" / "videos"
     again = run(vbench, settings_for(tmp_path / "again", "vbench", samples=2, options=options, images=folder))
     assert again.metrics == first.metrics
+    assert not any("could not be read" in note for note in again.notes)
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    sorted(mine.iterdir())[0].write_bytes(b"cut off")
+    torn = run(vbench, settings_for(tmp_path / "torn", "vbench", samples=2, options=options, images=mine))
+    assert any(note.startswith("1 clip could not be read or had too few frames") for note in torn.notes)
     with pytest.raises(ValueError, match=r"lacks 3 of 9 videos \(such as 'a red car-2\.mp4'\)"):
         vbench.check(settings_for(tmp_path / "c", "vbench", samples=3, options=options, images=folder))
 
@@ -239,11 +246,15 @@ def test_what_vbench_refuses_before_anything_is_drawn(tmp_path: Path) -> None:
     python = str(vbench_environment(tmp_path / "env", ENTRIES))
     bare = tmp_path / "bare"
     bare.write_text('#!/bin/sh\necho \'{"folder": null, "version": null}\'\n')
-    bare.chmod(0o755)
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho first >&2\necho 'ImportError: no _ctypes' >&2\nexit 3\n")
+    for python_like in (bare, broken):
+        python_like.chmod(0o755)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"options": {}}, "an environment of its own: give --option python="),
         ({"options": {"python": "nowhere/python"}}, "is no program on this machine"),
         ({"options": {"python": str(bare)}}, "has no package vbench"),
+        ({"options": {"python": str(broken)}}, r"ended with status 3 \(ImportError: no _ctypes\)"),
         ({"options": {"python": python, "dimensions": "[colour]"}}, "did you mean 'color'"),
         ({"options": {"python": python, "dimensions": "[color, color]"}}, "name each once"),
         ({"options": {"python": python}, "samples": 6}, "reads 5 videos of a prompt"),

@@ -10,7 +10,7 @@ read from the user's copy of the repository otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -94,8 +94,11 @@ class Score:
     """Whether its mean over the images of each task is listed."""
     subset: bool = False
     """Whether it is another score over some of the images: examples leave it out."""
-    shares: Literal["images", "tasks"] | Mapping[str, float] = "images"
-    """What its overall number is: the mean over images, the mean over tasks, or a mean with these weights of tasks."""
+    shares: Literal["images", "tasks"] | Mapping[str, float] | Callable[[Collection[str]], Mapping[str, float]] = (
+        "images"
+    )
+    """What its overall number is: the mean over images, the mean over tasks, or a mean with these weights of tasks;
+    they may be a function of the tasks that have images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

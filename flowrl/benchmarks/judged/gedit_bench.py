@@ -11,7 +11,7 @@ and each is averaged over the images of a kind, then over kinds; `intersection` 
 models of the paper would edit. The judge sees the result at its source's size.
 
 The published script guesses a random number where it cannot read a reply twice; here the image has no score, and is
-counted. Its judge is GPT-4.1 (or Qwen2.5-VL-72B), asked at the server's own temperature.
+counted. Its judge is GPT-4.1 (or Qwen2.5-VL-72B-Instruct-AWQ), asked at the server's own temperature.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def gedit(language: Language) -> Protocol:
         for shared in (False, True) for name in ("overall", SEMANTICS, QUALITY)
     )  # fmt: skip
     return Protocol(
-        title=f"GEdit-Bench-{language.upper()}", number=606, judges=("gpt-4.1",),
+        title=f"GEdit-Bench-{language.upper()}", number=606, judges=("gpt-4.1", "Qwen2.5-VL-72B-Instruct-AWQ"),
         where="a folder with the parquet files of stepfun-ai/GEdit-Bench, or dataset:stepfun-ai/GEdit-Bench",
         read=partial(read_gedit, language=language), words=gedit_words, read_reply=read_scores, scores=scores,
         folder="", image_name=image_name, source_name=source_name, files=result_files, resize=True, edits=True,

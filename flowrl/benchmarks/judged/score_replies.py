@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 _THOUGHT = re.compile(r"<think>.*?</think>|^.*?</think>", flags=re.DOTALL)
+_WHOLE = r"\b(?!\.\d)"  # "1.5" and "10" are no 1
 _LABELLED = re.compile(r"^\W*[^:\n]*[^:\n\d\s][^:\n]*:[\s*]*(\d)(?:\s*/\s*5)?[\s.*]*$")
 
 
@@ -59,15 +60,15 @@ def named_ratings(text: str, names: Sequence[str], high: int) -> dict[str, float
     A name may stand in asterisks, and a colon may follow it.
     """
     listed = "|".join(re.escape(name) for name in names)
-    pairs = re.findall(rf"({listed})[*\s]*[:\uff1a]?[*\s]*(\d)\b", said(text), flags=re.IGNORECASE)
+    pairs = re.findall(rf"({listed})[*\s]*[:\uff1a]?[*\s]*(\d){_WHOLE}", said(text), flags=re.IGNORECASE)
     found = {name.lower(): float(digit) for name, digit in pairs if int(digit) <= high}
     return found if found.keys() == {name.lower() for name in names} else None
 
 
 def verdict(text: str) -> float | None:
-    """1 or 0 after the word score, or alone on the only such line."""
+    """1 or 0 after the word score, the first of several as in the published script, or alone on the only such line."""
     reply = said(text)
-    match = re.search(r"score[*\s]*[:\uff1a]?[*\s]*([01])\b", reply, flags=re.IGNORECASE)
+    match = re.search(rf"score[*\s]*[:\uff1a]?[*\s]*([01]){_WHOLE}", reply, flags=re.IGNORECASE)
     if match is not None:
         return float(match[1])
     alone = re.findall(r"^\s*([01])\s*$", reply, flags=re.MULTILINE)

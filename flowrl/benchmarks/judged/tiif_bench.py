@@ -12,7 +12,8 @@ of the three. Its measure of rendered text by OCR (GNED) is not part of the over
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -44,8 +45,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The attributes of each group."""
 GROUP_OF = {attribute: group for group, attributes in GROUPS.items() for attribute in attributes}
-WEIGHTS = {name: 1 / (len(GROUPS) * len(GROUPS[group])) for name, group in GROUP_OF.items()}
-"""Of attributes in the overall number: groups weigh alike, and attributes within a group."""
 SIZES = {"testmini_prompts": 277, "test_prompts": 2538}
 SYSTEM = "You are a professional image critic."
 _ASKED, _ENDING = "answers", "_prompts.jsonl"
@@ -78,7 +77,7 @@ def read_tiif(given: str, images_dir: Path | None, *, length: Length) -> CaseFil
 def _case(prompt: Mapping[str, Any], asked: Mapping[str, Any], number: int, length: Length, where: str) -> Case:
     attribute, text = prompt.get("type"), prompt.get(f"{length}_description")
     questions, answers = asked.get("yn_question_list"), asked.get("yn_answer_list")
-    if attribute not in WEIGHTS or asked.get("type") != attribute or not isinstance(text, str):
+    if attribute not in GROUP_OF or asked.get("type") != attribute or not isinstance(text, str):
         raise ValueError(f"{where}: type must be one of the 39 published attributes, here and in its questions, and "
                          f"{length}_description a text; got {attribute!r}.")  # fmt: skip
     if not isinstance(questions, list) or not isinstance(answers, list) or not 0 < len(questions) == len(answers):
@@ -90,6 +89,22 @@ def _case(prompt: Mapping[str, Any], asked: Mapping[str, Any], number: int, leng
     ask = Ask(name=_ASKED, words="tiif", fields=fields)
     record = {"answers": wanted, "number": number, "length": length, "group": GROUP_OF[attribute]}
     return Case(key=f"{attribute}/{number}", prompt=text, task=attribute, asks=(ask,), record=record)
+
+
+def weights_of(attributes: Collection[str]) -> dict[str, float]:
+    """Weights of some attributes in the overall number: their groups weigh alike, and they within a group."""
+    present = Counter(GROUP_OF[name] for name in attributes)
+    return {name: 1 / (len(present) * present[GROUP_OF[name]]) for name in attributes}
+
+
+def remarks(judgements: Sequence[Judgement]) -> list[str]:
+    """Which groups are in no number, where there are any."""
+    found = {one.case.record["group"] for one in judgements if one.values is not None}
+    lacking = [group for group in GROUPS if group not in found]
+    if not lacking:
+        return []
+    return [f"No image of {', '.join(lacking)} has scores: overall is the mean of the other {len(found)} of "
+            f"{len(GROUPS)} groups, which no published number is."]  # fmt: skip
 
 
 def tiif_words(folders: Sequence[Path]) -> dict[str, Words]:
@@ -147,11 +162,11 @@ def tiif(length: Length) -> Protocol:
         where="data/testmini_prompts or data/test_prompts of A113N-W3I/TIIF-Bench",
         read=partial(read_tiif, length=length), words=tiif_words, read_reply=read_answers,
         scores=(
-            Score(name="overall", low=0.0, high=1.0, of=partial(_right, group=None), tasks=False, shares=WEIGHTS),
+            Score(name="overall", low=0.0, high=1.0, of=partial(_right, group=None), tasks=False, shares=weights_of),
             *(Score(name=group, low=0.0, high=1.0, of=partial(_right, group=group), tasks=False, shares="tasks",
                     subset=True) for group in GROUPS),
         ),
-        folder="tiif", image_name=image_name, files=result_files, max_tokens=2000,
+        folder="tiif", image_name=image_name, files=result_files, max_tokens=2000, remarks=remarks,
         fits=lambda case, values: len(values[_ASKED]) == len(case.record["answers"]),
         note="Of an attribute the share of its questions that are answered as expected; means over attributes of a "
         "group, then over the nine groups.",

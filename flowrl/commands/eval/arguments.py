@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lora", type=Path, metavar="FOLDER", help="LoRA to add to MODEL")
     add("--prompts", metavar="FILE", help="file of prompts, or published or world (default: the benchmark's)")
     add("--num-prompts", type=count, metavar="N", help="number of prompts, spread evenly over the file (default: all)")
-    add("--samples", type=count, metavar="N", help="images or clips per prompt (default: 4; vbench 5, judged ones 1)")
+    add("--samples", type=count, metavar="N",
+        help="images or clips per prompt (default: the published number: drawbench and vbench 5, those that a judge "
+        "reads, hpdv2, ocr, pick_score_test, video_align and videogen_eval 1; else 4)")  # fmt: skip
     add(
         "--judge", metavar="JUDGE",
         help="a judge that the benchmark knows by name, '{server: URL, model: NAME}', or a YAML file with such a "

@@ -57,8 +57,17 @@ BENCHMARKS: dict[str, str] = {
 OF_VIDEOS = ("vbench", "video_align", "video_panel", "videogen_eval")
 """The benchmarks that take models of videos; all others take models of images."""
 
-USUAL_SAMPLES: dict[str, int] = {name: 1 for name, runner in BENCHMARKS.items() if runner == JUDGED} | {"vbench": 5}
-"""Images or clips per prompt where --samples does not say; 4 for the benchmarks that are not here."""
+OF_ONE_IMAGE = tuple(name for name, runner in BENCHMARKS.items() if runner == JUDGED)
+"""The benchmarks that take one image of each prompt, however many a folder has."""
+
+OF_OWN_NAMES = (*OF_ONE_IMAGE, "vbench")
+"""The benchmarks that also take a folder in which images or clips have the published names."""
+
+USUAL_SAMPLES: dict[str, int] = {
+    **dict.fromkeys((*OF_ONE_IMAGE, "hpdv2", "ocr", "pick_score_test", "video_align", "videogen_eval"), 1),
+    "drawbench": 5, "vbench": 5,
+}  # fmt: skip
+"""Images or clips per prompt where --samples does not say, the published numbers; 4 for the benchmarks not here."""
 
 _GEDIT = (
     "GEdit-Bench (stepfun-ai/Step1X-Edit): VIEScore's words byte for byte, sums equal to its own script's on rows in "
@@ -90,8 +99,8 @@ REPRODUCES: dict[str, str] = {
         "on random weights; no published score was repeated."
     ),
     "geneval2": (
-        "GenEval 2 (facebookresearch/GenEval2): Soft-TIFA's two means equal to its own script's on its 800 prompts "
-        "with answers at random; its judge, Qwen3-VL-8B-Instruct, was not run."
+        "GenEval 2 (facebookresearch/GenEval2): skills and numbers by atoms equal to its own script's on its 800 "
+        "prompts with answers at random; its judge, Qwen3-VL-8B-Instruct, was not run."
     ),
     "hpdv2": (
         "The test prompts of HPDv2 (arXiv 2306.09341), whose scorers' own lines say what each of them reproduces; the"
@@ -102,8 +111,8 @@ REPRODUCES: dict[str, str] = {
         "at random; GPT-4.1 was not asked."
     ),
     "ocr": (
-        "Flow-GRPO's test of text (arXiv 2505.05470) with the edit distance of its reward, read by RapidOCR instead "
-        "of PaddleOCR 2.9.1, which moves the number."
+        "Flow-GRPO's test of text (arXiv 2505.05470) with the edit distance of its reward; published numbers "
+        "were read by PaddleOCR 2.9.1, and the default RapidOCR moves the number."
     ),
     "pick_score_test": (
         "Flow-GRPO's PickScore test (arXiv 2505.05470) as the line of pick_score says; the published numbers were not"

@@ -34,7 +34,7 @@ from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward
 
 OPTIONS = ("rewards", "features", "feature_model")
-_OWN = Panel(title="Panel", rewards=(), samples=1, prompts=0, where="a file of your own", scale="")
+_OWN = Panel(title="Panel", rewards=(), prompts=0, where="a file of your own", scale="")
 _WORLD = "asset:prompts/world_heldout.jsonl"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flowrl.commands.eval.benchmark import BENCHMARKS, OF_VIDEOS, USUAL_SAMPLES
+from flowrl.commands.eval.benchmark import BENCHMARKS, OF_ONE_IMAGE, OF_OWN_NAMES, OF_VIDEOS, USUAL_SAMPLES
 from flowrl.commands.eval.board.run_board import card, compare
 from flowrl.commands.eval.result import as_text, over_models, refuse_foreign_result, with_notes, write, write_result
 from flowrl.commands.sampling_arguments import SAMPLING, given_flags, sampling_options
@@ -36,6 +36,7 @@ from flowrl.media.lossless import CLIPS
 from flowrl.rewards import load_target
 
 BASE = "base"
+MODEL_FILES = ("model_index.json", "manifest.json", "config.yaml", "config.json", "adapter_config.json")
 SAMPLES, BATCH, SMALL_BATCH, VIDEO_BATCH = 4, 64, 8, 16
 
 
@@ -139,7 +140,7 @@ def _base(parsed: argparse.Namespace, own: Source | None, label: str, out: Path)
     folder = out / "base"
     if parsed.baseline != BASE:
         images = Path(parsed.baseline)
-        if is_folder_of_images(images):
+        if is_folder_of_images(images) or (parsed.benchmark in OF_OWN_NAMES and _holds_no_model(images)):
             return Subject(label=_other(_folder_label(images), label), folder=folder, images=images)
         source = find_source(parsed.baseline, **sampling_options(parsed))
         return Subject(label=_other(label_of(parsed.baseline), label), folder=folder, source=source)
@@ -151,15 +152,24 @@ def _base(parsed: argparse.Namespace, own: Source | None, label: str, out: Path)
     return Subject(label=_other(BASE, label), folder=folder, source=own.before_training())
 
 
+def _holds_no_model(folder: Path) -> bool:
+    """Whether a folder is neither a run, nor a model, nor a LoRA."""
+    return (
+        folder.is_dir()
+        and not any((folder / name).is_file() for name in MODEL_FILES)
+        and not any(folder.glob("*.safetensors"))
+    )
+
+
 def _other(label: str, taken: str) -> str:
     return f"{label} (base)" if label == taken else label
 
 
 def _samples(parsed: argparse.Namespace) -> int:
-    """As given, else as many as a folder in GenEval's layout has, else the benchmark's."""
+    """As given, else as many as a folder in GenEval's layout has that a benchmark takes, else the benchmark's."""
     if parsed.samples is not None:
         return int(parsed.samples)
-    if parsed.images is None or not is_folder_of_images(parsed.images):
+    if parsed.benchmark in OF_ONE_IMAGE or parsed.images is None or not is_folder_of_images(parsed.images):
         return USUAL_SAMPLES.get(parsed.benchmark, SAMPLES)
     images = read_folder(parsed.images, CLIPS if parsed.benchmark in OF_VIDEOS else IMAGES)
     return sum(image.index == images[0].index for image in images)

@@ -59,6 +59,9 @@ def test_labelled_ratings(reply: str, ratings: list[float] | None) -> None:
         ("Consistency (0-2): 2\nRealism: 1\nAesthetic Quality: 0", None),  # the scale is no rating
         ("Consistency: 2\nRealism: 3\nAesthetic Quality: 0", None),
         ("Consistency: 2\nRealism: 1", None),
+        ("Consistency: 1.5\nRealism: 1\nAesthetic Quality: 0", None),
+        ("Consistency: 10\nRealism: 1\nAesthetic Quality: 0", None),
+        ("Consistency: 2.\nRealism: 1.\nAesthetic Quality: 0.", [2, 1, 0]),
     ],
 )
 def test_named_ratings(reply: str, ratings: list[float] | None) -> None:
@@ -68,8 +71,12 @@ def test_named_ratings(reply: str, ratings: list[float] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "score"), [("Score: 1", 1), ("**Score**: 0", 0), ("x\n 1 \n", 1), ("1\n0", None), ("Score: 10", None)]
-)
+    ("reply", "score"),
+    [
+        ("Score: 1", 1), ("**Score**: 0", 0), ("x\n 1 \n", 1), ("1\n0", None), ("Score: 10", None),
+        ("Score: 0.5", None), ("Score: 1.", 1), ("Score: 1, since\nscore 0 is for wrong ones", 1),
+    ],
+)  # fmt: skip
 def test_verdicts(reply: str, score: float | None) -> None:
     assert verdict(reply) == score
 
@@ -222,8 +229,11 @@ def test_what_later_ratings_exceed_is_said() -> None:
 
 
 def test_tiif_is_read_by_length(tmp_path: Path) -> None:
-    assert len(tiif_bench.WEIGHTS) == 39
-    assert math.fsum(tiif_bench.WEIGHTS.values()) == pytest.approx(1)
+    whole = tiif_bench.weights_of(tiif_bench.GROUP_OF)
+    assert len(whole) == 39
+    assert math.fsum(whole.values()) == pytest.approx(1)
+    some = tiif_bench.weights_of({"shape+color", "shape+texture", "text"})
+    assert some == {"shape+color": 0.25, "shape+texture": 0.25, "text": 0.5}
     place = write_tiif(tmp_path)
     file = tiif_bench.TIIF_SHORT.read(str(place), None)
     assert ([case.key for case in file.cases], file.number) == (["shape+color/0", "text/0", "text/1"], 277)

@@ -76,6 +76,25 @@ def test_lower_is_better_is_negated_and_logged_as_printed() -> None:
         assert_pointwise(build_reward("pyiqa", options={"metric": "dark", "batch_size": size}), inputs_of(images))
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_the_version_knows_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version() -> str:
+        return build_reward("pyiqa", options={"metric": "light"}).version
+
+    bare = version()
+    create, seen = sys.modules["pyiqa"].create_metric, []
+    for weight in (1.0, 2.0):
+
+        def weighted(name: str, weight: float = weight, **given: Any) -> Metric:
+            made: Metric = create(name, **given)
+            made.register_parameter("weight", torch.nn.Parameter(torch.tensor([weight])))
+            return made
+
+        monkeypatch.setattr(sys.modules["pyiqa"], "create_metric", weighted)
+        seen.append(version())
+    assert len({bare, *seen}) == 3
+
+
 def test_gradient_only_with_float_pixels(stand_in: list[dict[str, Any]]) -> None:
     images = random_images(2, 8).requires_grad_()
     for pixels, carries in (("8bit", False), ("float", True)):

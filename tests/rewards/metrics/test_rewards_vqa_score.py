@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,22 @@ def test_pointwise_and_another_answer(options: dict[str, Any], tmp_path: Path) -
         other = build_reward("vqa_score", options={**options, **change})
         assert float((other(inputs).values - reward(inputs).values).abs().max()) > 1e-6
         assert other.version != reward.version
+
+
+def test_the_version_knows_image_tower_and_tokenizer(options: dict[str, Any], tmp_path: Path) -> None:
+    version = build_reward("vqa_score", options=options).version
+    moved, spoken = tmp_path / "t5", tmp_path / "tokenizer"
+    for place in (moved, spoken):
+        shutil.copytree(options["model"], place)
+    for change in ({"vision": str(shutil.copytree(options["vision"], tmp_path / "clip"))}, {"tokenizer": str(spoken)}):
+        assert build_reward("vqa_score", options={**options, **change}).version != version
+    seen = []
+    for factor in (1.0, 1.5):  # of the image tower alone, in a folder of one name
+        for file in moved.glob("pytorch_model-*.bin"):
+            weights = torch.load(file)
+            torch.save({n: w * factor if "patch_embedding" in n else w for n, w in weights.items()}, file)
+        seen.append(vqa_score.load_clip_t5(moved, options["vision"], torch.float32, torch.device("cpu")))
+    assert vqa_score.fingerprint_of(seen[0]) != vqa_score.fingerprint_of(seen[1])
 
 
 def test_what_is_missing_is_named(options: dict[str, Any], tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -125,7 +125,9 @@ def ask_cases(
         return (None, {VALUES: found}) if found is not None else (answer.error or UNPARSED, {})
 
     keys = [_key(case, image, ask, words) for case, image, ask in work]
-    rows = ask_kept(chat, keys, build, read, journal, asking.tries, label=label, show=show)
+    # A question whose first token is read comes out the same at every try.
+    tries = replace(asking.tries, attempts=1) if all(ask.forms for _, _, ask in work) else asking.tries
+    rows = ask_kept(chat, keys, build, read, journal, tries, label=label, show=show)
     listed = iter(rows)
     return [_judgement(case, [next(listed) for _ in case.asks]) for case in cases], rows
 

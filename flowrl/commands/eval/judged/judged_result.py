@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from flowrl.statistics.means import (
 EXAMPLES = 12
 SHOWN = 400  # characters of a reply
 MANY_SKIPPED = 0.05
+_DATE = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{8}|\d{4})")  # what servers put after a model's name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,14 +77,15 @@ def result_of(
     lines = _lines(protocol, judged)
     named = [{name: found[k] for name, found, _ in lines if k < len(found)} for k in range(len(judged))]
     changes = {name: change for name, _, change in lines if change is not None}
+    both = len(judged) > 1
     first = protocol.scores[0].name
     return Result(
         headline=_headline(protocol, judged, named, changes),
         rows=tuple(_rows(protocol, judged[0])),
-        base_rows=tuple(_rows(protocol, judged[1])) if changes else (),
+        base_rows=tuple(_rows(protocol, judged[1])) if both else (),
         metrics=_metrics(settings.benchmark, named[0], first, judged[0]),
-        base_metrics=_metrics(settings.benchmark, named[1], first, judged[1]) if changes else {},
-        intervals=named[0], base_intervals=named[1] if changes else {}, differences=changes,
+        base_metrics=_metrics(settings.benchmark, named[1], first, judged[1]) if both else {},
+        intervals=named[0], base_intervals=named[1] if both else {}, differences=changes,
         claim=f"prompts of the same kinds{NO_TRAINING}",
         tables=(score_table([part.label for part in judged], lines, note=protocol.note, digits=3,
                             paired_by="prompts and start noise"),),
@@ -140,7 +143,8 @@ def _overall(score: Score, rows: Sequence[ScoreRow], base: Sequence[ScoreRow] | 
         found = stratified_score(rows, base=base)
     else:
         assert not isinstance(score.shares, str)
-        found = weighted_score(rows, score.shares, base=base)
+        shares = score.shares({row.task for row in rows}) if callable(score.shares) else score.shares
+        found = weighted_score(rows, shares, base=base)
     return scaled(found, score.low, score.high, change=base is not None)
 
 
@@ -211,7 +215,7 @@ def _notes(
     settings: Settings, protocol: Protocol, judged: Sequence[Judged], *, model: str, published: int, words: str
 ) -> list[str]:
     notes = []
-    if model not in protocol.judges:
+    if not any(is_model(model, known) for known in protocol.judges):
         known = " or ".join(protocol.judges)
         notes.append(f"The judge is {model}; published numbers are of {known}. Numbers of different judges do not "
                      f"compare.")  # fmt: skip
@@ -228,10 +232,20 @@ def _notes(
                          f"({_errors(part)}) and are in no number.")  # fmt: skip
             if part.skipped / len(part.judgements) > MANY_SKIPPED:
                 notes[-1] += " That is many: the rest may not be a fair sample."
+    first = protocol.scores[0]
+    if len(judged) > 1 and not partners(*(score_rows(first, part.judgements) for part in judged))[0]:
+        notes.append(f"{judged[0].label} and {judged[1].label} have no image in common that has scores, so there is no "
+                     f"difference.")  # fmt: skip
     if shared := trained_on(settings, (one.case.prompt for one in judged[0].judgements)):
         count = len(shared.exact) + len(shared.swapped)
         notes.append(f"{count} of {shared.total} prompts were trained on: the score is not one of unseen prompts.")
     return notes
+
+
+def is_model(given: str, known: str) -> bool:
+    """Whether a model's name, a hub id, or a folder is that of a known model, whatever its date."""
+    name, wanted = (text.rstrip("/").rpartition("/")[2].casefold() for text in (given, known))
+    return name.startswith(wanted) and (name == wanted or _DATE.fullmatch(name, len(wanted)) is not None)
 
 
 def _errors(part: Judged) -> str:

@@ -11,7 +11,7 @@ In the subject's folder: images and result files under the published names, and 
 
 from __future__ import annotations
 
-import shutil
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,17 +32,16 @@ from flowrl.commands.eval.judged.judged_result import Judged, result_of
 from flowrl.commands.eval.named_judges import read_judge
 from flowrl.commands.eval.runner_parts import options_of
 from flowrl.config.train import resolve_path
-from flowrl.files import write_atomically
+from flowrl.files import replacing, write_atomically
 from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
 from flowrl.generation.generate import images_of, some
 from flowrl.generation.journal import Journal
 from flowrl.generation.layouts import put
 from flowrl.generation.subject import Settings, Subject
 from flowrl.html.markup import plural
-from flowrl.media.images import save_png
 from flowrl.prompts.datasets import is_dataset
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.judges.chat import build_chat, identity_of
+from flowrl.rewards.judges.chat import build_chat, identity_of, is_server
 
 PROTOCOLS: Mapping[str, Protocol] = {
     "gedit_cn": GEDIT_CN,
@@ -94,14 +93,17 @@ class Plan:
     words: WordsOf
     asking: Asking
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What an answer depends on besides the image and the question."""
+    def identity(self, version: str) -> dict[str, Any]:
+        """What an answer depends on besides the image and the question.
+
+        A judge in this process is known by its version, with its weights, as a folder may come to hold others.
+        """
         assert self.judge is not None
+        weights = {} if is_server(self.judge) else {"weights": version}
         return {
             "benchmark": self.protocol.title, "version": _VERSION, "judge": identity_of(self.judge),
             "attempts": self.asking.tries.attempts, "temperature": self.asking.tries.temperature,
-            "max_tokens": self.asking.max_tokens, "seed": self.asking.seed,
+            "max_tokens": self.asking.max_tokens, "seed": self.asking.seed, **weights,
         }  # fmt: skip
 
 
@@ -134,7 +136,7 @@ def run(settings: Settings) -> Result:
     chat = build_chat(plan.judge, device=torch.device(settings.device), owner=f"{settings.benchmark}, --judge")
     judged = []
     for subject, of_subject in zip(settings.subjects, images, strict=True):
-        with Journal(subject.folder, plan.identity) as journal:
+        with Journal(subject.folder, plan.identity(chat.version)) as journal:
             judgements, rows = ask_cases(
                 chat, plan.protocol, plan.cases, of_subject, plan.words, plan.asking, journal, label=subject.label,
                 show=settings.show,
@@ -244,12 +246,17 @@ def with_sources(cases: Sequence[Case], folder: Path) -> tuple[Case, ...]:
 
 
 def _copy(source: Path, path: Path) -> None:
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == source.suffix:
-            shutil.copyfile(source, path)
-        else:
-            save_png(Image.fromarray(ImageFile(file=source.name, path=source, prompt="", index=0).pixels()), path)
+    """Leaves a copy of this content, one that was cut short or is of other data is replaced."""
+    if path.suffix == source.suffix:
+        content = source.read_bytes()
+    else:
+        stream = io.BytesIO()
+        pixels = ImageFile(file=source.name, path=source, prompt="", index=0).pixels()
+        Image.fromarray(pixels).save(stream, format="PNG")
+        content = stream.getvalue()
+    if not path.is_file() or path.read_bytes() != content:
+        with replacing(path) as file:
+            file.write(content)
 
 
 def _write_files(subject: Subject, plan: Plan, judgements: Sequence[Judgement]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float64
@@ -23,9 +23,16 @@ READ_AS = (
 )
 
 
-def diagnosed(
-    subject: Subject, clips: Sequence[ImageFile], *, show: bool = True
-) -> dict[str, Float64[np.ndarray, " n"]]:
+Faults = Mapping[str, Float64[np.ndarray, " n"]]
+"""Each diagnostic of every clip."""
+
+
+def undiagnosed(faults: Faults) -> int:
+    """How many clips have no diagnostic at all."""
+    return int(np.isnan(np.stack(list(faults.values()))).all(axis=0).sum())
+
+
+def diagnosed(subject: Subject, clips: Sequence[ImageFile], *, show: bool = True) -> Faults:
     """Each of `flowrl.benchmarks.temporal.NAMES` for every clip; NaN where its file cannot be read or is too short."""
     columns: dict[str, list[float]] = {name: [] for name in NAMES}
     with Journal(subject.folder, {"benchmark": "temporal", "version": VERSION}) as journal:

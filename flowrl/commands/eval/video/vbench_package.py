@@ -57,7 +57,10 @@ def find_package(python: str) -> Package:
         answer = subprocess.run(
             [path, "-c", _FIND], capture_output=True, text=True, timeout=_PATIENCE, env=_environment(), check=False
         )
-        said = json.loads(answer.stdout.strip().rpartition("\n")[2]) if answer.returncode == 0 else {}
+        if answer.returncode != 0:
+            last = answer.stderr.strip().rpartition("\n")[2] or "it said nothing"
+            raise ValueError(f"--option python={python} ended with status {answer.returncode} ({last}): {advice}.")
+        said = json.loads(answer.stdout.strip().rpartition("\n")[2])
     except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError) as error:
         raise ValueError(f"--option python={python} is no Python that runs ({error}): {advice}.") from error
     if not said.get("folder"):

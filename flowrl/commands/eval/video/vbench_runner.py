@@ -35,7 +35,7 @@ from flowrl.benchmarks.vbench import (
 )
 from flowrl.commands.eval.benchmark import NO_TRAINING, Result
 from flowrl.commands.eval.runner_parts import metrics_of, options_of, score_table
-from flowrl.commands.eval.video.diagnosed import READ_AS, diagnosed
+from flowrl.commands.eval.video.diagnosed import READ_AS, Faults, diagnosed, undiagnosed
 from flowrl.commands.eval.video.shown_clips import clips_section
 from flowrl.commands.eval.video.vbench_package import CHECKED, Package, find_package, measure
 from flowrl.config.options import unknown_name
@@ -161,7 +161,7 @@ def run(settings: Settings) -> Result:
             "are of the mean over videos, by prompts.", paired_by="prompts and start noise",
             extra=("normalised", scaled),
         ),),
-        notes=tuple(_notes(settings, plan, clips[0], measured[0])),
+        notes=tuple(_notes(settings, plan, clips[0], measured[0], faults)),
         facts={"vbench": plan.package.version, "prompts": len(plan.entries), "videos": len(clips[0]),
                "seed": settings.seed, "dimensions": list(plan.options.dimensions)},
         sections=(clips_section(settings.subjects, clips, faults, settings.out),),
@@ -261,8 +261,9 @@ def _headline(
 
 
 def _notes(
-    settings: Settings, plan: VBenchPlan, clips: Sequence[ImageFile], measured: Mapping[str, Measured]
-) -> list[str]:
+    settings: Settings, plan: VBenchPlan, clips: Sequence[ImageFile], measured: Mapping[str, Measured],
+    faults: Sequence[Faults],
+) -> list[str]:  # fmt: skip
     notes = []
     if len(plan.options.dimensions) < len(DIMENSIONS):
         lacking = [name for name in SUMS if name not in aggregate({name: 0.0 for name in plan.options.dimensions})]
@@ -282,6 +283,9 @@ def _notes(
         wanted = len({video_name(clip.prompt, clip.sample) for clip in clips} & _files_of(name, plan.entries))
         if len(part.videos) < wanted:
             notes.append(f"{name}: the package left out {wanted - len(part.videos)} of {wanted} videos.")
+    if unread := sum(undiagnosed(part) for part in faults):
+        notes.append(f"{plural(unread, 'clip')} could not be read or had too few frames for flicker, freeze, teleport "
+                     f"and change, and took no part in their means.")  # fmt: skip
     return [*(note for note in notes if note), READ_AS]
 
 

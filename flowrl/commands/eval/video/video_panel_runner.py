@@ -37,7 +37,7 @@ from flowrl.rewards import Reward
 
 WORLD_REWARDS = ("motion_verdict", "temporal_smoothness")
 WORLD = "asset:prompts/motion_heldout.jsonl"
-_OWN = Panel(title="Video panel", rewards=(), samples=1, prompts=0, where="a file of your own", scale="")
+_OWN = Panel(title="Video panel", rewards=(), prompts=0, where="a file of your own", scale="")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

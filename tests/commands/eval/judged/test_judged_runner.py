@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from drawn_images import draw_flat, flat, settings_for
 from judged_files import GENEVAL2, write_gedit, write_geneval2, write_imgedit, write_tiif, write_wise
 from scripted_judges import ScriptedJudge, levels, text_of
 
+from flowrl.benchmarks.judged.cases import Case
 from flowrl.commands.eval.benchmark import BENCHMARKS, JUDGED, Result
 from flowrl.commands.eval.judged import judged_runner as runner
+from flowrl.commands.eval.judged.judged_result import is_model
 from flowrl.commands.eval.result import as_text
 from flowrl.generation.subject import Settings
 from flowrl.rewards.judges.chat import Answer, Question
@@ -189,6 +192,18 @@ def test_geneval2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(paths) == [record["prompt"] for record in GENEVAL2]
 
 
+def test_first_tokens_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(tmp_path, "geneval2", write_geneval2(tmp_path))
+
+    def answer(question: Question) -> Answer:
+        known = "above" not in text_of(question)
+        return Answer(text="x", logprobs=({"Yes": 0.0},) if known else ())
+
+    result, judge = judged(monkeypatch, settings, answer)
+    assert len(judge.asked) == 7
+    assert result.metrics["eval/geneval2/skipped"] == 1
+
+
 def test_a_judge_without_logprobs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(tmp_path, "geneval2", write_geneval2(tmp_path))
     with pytest.raises(ValueError, match=r"answered none of 7 questions \(no_logprobs\)"):
@@ -246,8 +261,8 @@ def test_tiif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = {name.removeprefix("eval/tiif_short/"): value for name, value in result.metrics.items()}
     assert metrics["attribute"] == pytest.approx(2 / 3)  # of shape+color
     assert metrics["text_generation"] == pytest.approx(2 / 3)  # 1 of 2 and 1 of 1
-    weights = {"shape+color": 1 / 36, "text": 1 / 9}  # scaled to the attributes that are there
-    assert metrics["overall"] == pytest.approx(sum(w * 2 / 3 for w in weights.values()) / sum(weights.values()))
+    assert metrics["overall"] == pytest.approx(2 / 3)
+    assert "overall is the mean of the other 2 of 9 groups" in as_text(result)
     assert "3 of 277 published prompts took part" in as_text(result)
     file = tmp_path / "out" / "model" / "tiif" / "eval_results" / "model" / "text" / "short" / "0.json"
     assert json.loads(file.read_text())["model_pred"] == ["yes", "no"]
@@ -255,6 +270,67 @@ def test_tiif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replies["tea"] = "yes"  # one answer to two questions
     again = settings_of(tmp_path, "tiif_short", tmp_path / "TIIF-Bench" / "data" / "testmini_prompts")
     assert judged(monkeypatch, again, answer)[0].metrics["eval/tiif_short/skipped"] == 1
+    replies |= {"red": "No\nno\nno", "tea": "yes\nyes"}  # 1 of 3 questions of shape+color, 3 of 3 of text
+    last = settings_of(tmp_path / "last", "tiif_short", tmp_path / "TIIF-Bench" / "data" / "testmini_prompts")
+    metrics = dict(judged(monkeypatch, last, answer)[0].metrics)
+    means = [metrics[f"eval/tiif_short/{group}"] for group in ("attribute", "text_generation")]
+    assert means[0] != means[1]
+    assert metrics["eval/tiif_short/overall"] == pytest.approx(sum(means) / 2)  # though attribute lacks three of four
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "same"),
+    [
+        ("Qwen/Qwen3-VL-8B-Instruct", "Qwen3-VL-8B-Instruct", True),
+        ("/models/qwen3-vl-8b-instruct/", "Qwen3-VL-8B-Instruct", True),
+        ("gpt-4.1-2025-04-14", "gpt-4.1", True),
+        ("openai/gpt-4.1", "gpt-4.1", True),
+        ("gpt-4.1-mini", "gpt-4.1", False),
+        ("gpt-4o", "gpt-4o-2024-05-13", False),
+        ("Qwen3-VL-8B-Instruct-2", "Qwen3-VL-8B-Instruct", False),
+    ],
+)
+def test_published_judges_are_known_by_their_names(given: str, known: str, same: bool) -> None:
+    assert is_model(given, known) is same
+
+
+def test_a_base_without_common_images_keeps_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(tmp_path, "imgedit", write_imgedit(tmp_path), base=True, options={"attempts": "1"})
+
+    def answer(question: Question) -> Answer:
+        return Answer(text="A: 2\nB: 2\nC: 2" if levels(question)[-1] in (0, 110, 120) else "no")
+
+    result, _ = judged(monkeypatch, settings, answer)
+    assert result.differences == {}
+    assert result.base_metrics["eval/imgedit/overall"] == 2
+    assert len(result.base_rows) == 3
+    assert "model and base have no image in common that has scores, so there is no difference." in result.notes
+
+
+def test_a_judge_of_this_process_is_known_by_its_weights(tmp_path: Path) -> None:
+    plan = runner.plan_of(settings_of(tmp_path, "imgedit", write_imgedit(tmp_path)))
+    assert plan.identity("a") == plan.identity("b")
+    local = replace(plan, judge={"model": "a/folder"})
+    assert local.identity("a") != local.identity("b")
+
+
+def test_sources_that_are_there_are_compared(tmp_path: Path) -> None:
+    made, kept = tmp_path / "made.png", tmp_path / "kept"
+    flat(10).save(made)
+    case = Case(key="k", prompt="p", task="t", asks=(), source=made)
+    (first,) = runner.with_sources([case], kept)
+    assert first.source == kept / "k.png"
+    for content in (made.read_bytes()[:20], b""):  # of a run that was cut off
+        first.source.write_bytes(content)
+        runner.with_sources([case], kept)
+        assert first.source.read_bytes() == made.read_bytes()
+    flat(20).save(made)  # other data
+    runner.with_sources([case], kept)
+    assert first.source.read_bytes() == made.read_bytes()
+    before = first.source.stat().st_ino
+    runner.with_sources([case], kept)
+    assert first.source.stat().st_ino == before
+    assert [path.name for path in kept.iterdir()] == ["k.png"]
 
 
 def test_images_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
