@@ -47,7 +47,7 @@ class Judging:
 
 def result_of(
     settings: Settings, file: PromptFile, judgings: Sequence[Judging], *, judge: str, model: str, own_words: bool,
-    whole: bool, asking: Asking,
+    whole: bool, asking: Asking, digest: str,
 ) -> Result:  # fmt: skip
     """The result of a subject, or of a subject and a base.
 
@@ -60,6 +60,7 @@ def result_of(
         own_words: whether it was asked in other than the published words.
         whole: whether all prompts of the file took part.
         asking: how replies were asked for.
+        digest: a hash of the words.
     """
     scores = [aggregate(score_rows(part.rows)) for part in judgings]
     if any(not found.primary for found in scores):
@@ -85,7 +86,7 @@ def result_of(
         facts={
             "judge": judge, "track": file.track, "prompts": len(set(judgings[0].prompts)),
             "samples": settings.samples, "repairs": list(file.repairs), "temperature": asking.temperature,
-            "tries": asking.attempts, "max_tokens": asking.max_tokens,
+            "tries": asking.attempts, "max_tokens": asking.max_tokens, "words_digest": digest,
             "skipped": {part.label: found.skipped for part, found in zip(judgings, scores, strict=True)},
             "attempts": {part.label: round(fmean(row["attempts"] for row in part.answers), 3) for part in judgings},
             "tokens": {part.label: sum(row["tokens"] for row in part.answers) for part in judgings},

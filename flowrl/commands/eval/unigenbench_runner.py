@@ -135,6 +135,7 @@ def run(settings: Settings) -> Result:
     return result_of(
         settings, plan.file, judgings, judge=chat.version, model=str(plan.judge["model"]),
         own_words=plan.wording.own, whole=len(plan.items) == len(plan.file.items), asking=plan.asking,
+        digest=plan.wording.digest,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from drawn_images import draw_flat, flat, settings_for
 from judged_files import GENEVAL2, write_gedit, write_geneval2, write_imgedit, write_tiif, write_wise
 from scripted_judges import ScriptedJudge, levels, text_of
 
+from flowrl.benchmarks.judged.protocols import PROTOCOLS
 from flowrl.commands.eval.benchmark import BENCHMARKS, JUDGED, Result
 from flowrl.commands.eval.board.comparable import OUTCOMES
 from flowrl.commands.eval.board.finished import find_entries
@@ -58,7 +59,7 @@ def by_level(table: Table) -> Callable[[Question], Answer]:
 
 
 def test_every_judged_benchmark_has_rules() -> None:
-    assert {name for name, module in BENCHMARKS.items() if module == JUDGED} == set(runner.PROTOCOLS)
+    assert {name for name, module in BENCHMARKS.items() if module == JUDGED} == set(PROTOCOLS)
 
 
 def test_gedit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
