@@ -25,7 +25,9 @@ CELL = 8
 STILL = 2 / 255
 LEAST_STEP = 3e-4
 NAMES = ("change", "flicker", "freeze", "teleport")
-"""The diagnostics by name; of all but the first, less is better."""
+"""The diagnostics by name."""
+LESS_IS_BETTER = ("flicker", "freeze", "teleport")
+"""Those that rank clips, the least first; `change` says how much moves, and more of it is neither better nor worse."""
 _LUMA = (0.2126, 0.7152, 0.0722)
 
 

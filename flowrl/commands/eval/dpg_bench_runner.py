@@ -108,7 +108,7 @@ def run(settings: Settings) -> Result:
     if plan.judge is None:
         return Result(
             headline=f"DPG-Bench: {plural(count, 'grid')} of 2 x 2 images in {folder}; no judge was named.",
-            rows=(), metrics={"eval/dpg_bench/grids": float(count)}, tables=(),
+            rows=(), metrics={}, tables=(),
             notes=("The benchmark's own script takes this folder; or give --judge.",), facts={"folder": folder},
         )  # fmt: skip
     chat = build_chat(plan.judge, device=torch.device(settings.device), owner="dpg_bench, --judge")

@@ -134,7 +134,8 @@ def run(settings: Settings) -> Result:
         judgings.append(judged(subject, of_subject, plan, chat, show=settings.show))
     return result_of(
         settings, plan.file, judgings, judge=chat.version, model=str(plan.judge["model"]),
-        own_words=plan.wording.own, whole=len(plan.items) == len(plan.file.items),
+        own_words=plan.wording.own, whole=len(plan.items) == len(plan.file.items), asking=plan.asking,
+        digest=plan.wording.digest,
     )  # fmt: skip
 
 

@@ -126,8 +126,7 @@ def _images(ranking: Ranking, out: Path, room: Room) -> str:
     if not strips:
         return ""
     lead = (
-        "The same prompt, and the same start noise where it is shared, in each row; below an image its value. Images "
+        "The same prompt, and the same start noise where it is shared, in each row; below a sample its value. "
+        "Samples link to their files."
     )
-    return (
-        f'<div class="tables"><h3>Images side by side</h3><p class="muted">{lead}link to their files.</p>{strips}</div>'
-    )
+    return f'<div class="tables"><h3>Samples side by side</h3><p class="muted">{lead}</p>{strips}</div>'

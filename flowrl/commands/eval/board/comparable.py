@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowrl.benchmarks import temporal
 from flowrl.commands.eval.board.finished import Entry
 from flowrl.commands.eval.board.row_values import DIVERSITY, prompt_of
 
@@ -29,6 +30,7 @@ OUTCOMES = {
 """Facts of a result that are no conditions, or that are known better from elsewhere."""
 PROMPTS, SAMPLES, SAMPLING = "prompts", "images per prompt", "sampling"
 ELSEWHERE = "images of another program"
+UNRANKED = set(temporal.NAMES) - set(temporal.LESS_IS_BETTER)
 
 Conditions = dict[str, Any]
 
@@ -110,11 +112,21 @@ def _shared(part: Sequence[tuple[Entry, Conditions]]) -> Conditions:
 
 def metrics_of(entry: Entry) -> list[str]:
     """The numbers of an evaluation that are ranked: the first one reported, and all others that the rows give as means
-    over images; of tasks of a score none beside it."""
+    over images; of tasks of a score that does so none beside it, and none that has no direction."""
     first = next(iter(entry.metrics))
     whole = [name for name, values in entry.values.items() if not values.part]
     known = whole or list(entry.values)
-    return known if first in known or (known and not whole) else [first, *known]
+    return [name for name in (known if first in known else [first, *known]) if name not in UNRANKED]
+
+
+def judge_of(entry: Entry, metric: str) -> Any:
+    """What gave this one of several scorers' numbers: its own version, that of the scorer it is a sub-score of, or that
+    of the diagnostics or features; None where the result names none for it."""
+    versions = entry.facts.get("versions")
+    if not isinstance(versions, Mapping):
+        return None
+    shared = "diagnostics" if metric in temporal.NAMES else "features" if metric == DIVERSITY else ""
+    return versions.get(metric) or versions.get(metric.partition(".")[0]) or versions.get(shared)
 
 
 def conditions(entry: Entry, metric: str) -> Conditions:
@@ -124,8 +136,7 @@ def conditions(entry: Entry, metric: str) -> Conditions:
     found[SAMPLES] = max(count.values(), default=0)
     versions = entry.facts.get("versions")
     if isinstance(versions, Mapping):
-        name = metric if metric in versions else "features" if metric == DIVERSITY else ""
-        found["judge"] = versions.get(name) if name else dict(versions)
+        found["judge"] = judge_of(entry, metric) or dict(versions)
     found |= {key: value for key, value in entry.facts.items() if key not in OUTCOMES}
     found |= {f"judge's {key}": value for key, value in entry.judged.items()}
     if entry.drawn is None:

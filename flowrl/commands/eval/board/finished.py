@@ -184,7 +184,7 @@ def _entry(
         benchmark=benchmark, label=label, folder=folder, side=side, pool=pool, metrics=short,
         intervals=_intervals(short, found.get(f"{prefix}intervals") or {}), values=values_of(rows, short), rows=rows,
         facts=found["facts"], drawn=None if images is None else read_drawn(images), images=images,
-        judged=_judged(home, found["facts"]), version=found.get("version"),
+        judged=_judged(home, benchmark, found["facts"]), version=found.get("version"),
     )  # fmt: skip
 
 
@@ -222,8 +222,9 @@ def _images(home: Path, found: Mapping[str, Any], side: str) -> Path | None:
     return Path(given) if given is not None and Path(given).is_dir() else None
 
 
-def _judged(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Identity of the journal that the answers came from; nothing where several could be meant."""
+def _judged(folder: Path, benchmark: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Identity of the benchmark's own journal of answers; nothing where several could be meant, or where the journal
+    tells judges apart by more than the name that the facts have: those results say in their facts how they asked."""
     found = []
     for path in sorted(folder.glob("journal-*.jsonl")):
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -234,6 +235,7 @@ def _judged(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if (
             isinstance(identity, dict)
+            and identity.get("benchmark") == benchmark
             and "reward" not in identity
             and identity.get("judge") in (None, facts.get("judge"))
         ):

@@ -73,7 +73,7 @@ def name_of(standing: Standing) -> str:
 def conditions_text(ranking: Ranking) -> str:
     """What is the same for all of a table."""
     known = dict(told(ranking.group.conditions))
-    first = f"{plural(int(known.pop(PROMPTS)), 'prompt')}, {known.pop(SAMPLES)} images each"
+    first = f"{plural(int(known.pop(PROMPTS)), 'prompt')}, {known.pop(SAMPLES)} samples each"
     return "; ".join([first, *(f"{key.replace('_', ' ')} {value}" for key, value in known.items())])
 
 

@@ -18,17 +18,16 @@ from typing import Any
 
 import yaml
 
-from flowrl.commands.eval.board.comparable import PROMPTS, conditions
+from flowrl.benchmarks.judged.protocols import PROTOCOLS
+from flowrl.commands.eval.board.comparable import PROMPTS, conditions, judge_of
 from flowrl.commands.eval.board.finished import Entry
 from flowrl.files import plain, read_text, write_atomically
+from flowrl.media.lossless import CLIPS
 from flowrl.statistics.bootstrap import LEVEL, point
 
 INDEX = "model-index"
-NOT_NUMBERS = ("_low", "_high", "_failed", "skipped", "skipped_ratio", "grids")
+NOT_NUMBERS = ("_low", "_high", "_failed", "skipped", "skipped_ratio")
 """Ends of metrics that say how another one was found."""
-CLIPS = (".mkv", ".mp4", ".webm", ".mov", ".avi", ".gif")
-EDITING = ("gedit", "imgedit")
-"""Beginnings of the benchmarks whose models are given an image."""
 _KEY = re.compile(rf"""(?:{INDEX}|"{INDEX}"|'{INDEX}')\s*:""")
 _FENCE = re.compile(r"---[ \t]*\r?\n?")
 
@@ -78,8 +77,7 @@ def model_index(name: str, entries: Sequence[Entry]) -> list[Block]:
         if entry.drawn is not None:
             known |= {"prompts_hash": entry.drawn.get("prompts"), "seed": entry.drawn.get("seed")}
         known = {key.replace(" ", "_").replace("'s", ""): value for key, value in plain(known).items()}
-        versions = entry.facts.get("versions")
-        if isinstance(versions, Mapping):  # each number says its own
+        if isinstance(entry.facts.get("versions"), Mapping):  # each number says its own
             known.pop("judge", None)
         known = {key: value for key, value in known.items() if value is not None}
         # The library takes results for one where task, dataset and its config are the same, whatever their args say.
@@ -90,7 +88,7 @@ def model_index(name: str, entries: Sequence[Entry]) -> list[Block]:
                 task_type=task_of(entry), dataset_type=entry.benchmark, dataset_name=entry.benchmark,
                 dataset_config=config, dataset_args=known,
                 metric_type=metric, metric_name=f"{entry.benchmark} {metric.replace('_', ' ')}",
-                metric_value=value, metric_args=_metric_args(entry, metric, versions),
+                metric_value=value, metric_args=_metric_args(entry, metric),
             )
             for metric, value in numbers_of(entry).items()
         ]  # fmt: skip
@@ -120,7 +118,8 @@ def task_of(entry: Entry) -> str:
     row = entry.rows[0] if entry.rows else {}
     if str(row.get("file", "")).lower().endswith(CLIPS):
         return "text-to-video"
-    return "image-to-image" if entry.benchmark.startswith(EDITING) else "text-to-image"
+    rules = PROTOCOLS.get(entry.benchmark)
+    return "image-to-image" if rules is not None and rules.edits else "text-to-image"
 
 
 def merged(old: Any, new: Sequence[Block], where: str) -> list[Block]:
@@ -215,12 +214,12 @@ def _replaced(front: str, block: str, where: str) -> str:
     return "".join(lines[: starts[0]]) + block + "".join(lines[end:])
 
 
-def _metric_args(entry: Entry, metric: str, versions: Any) -> dict[str, Any] | None:
+def _metric_args(entry: Entry, metric: str) -> dict[str, Any] | None:
     found: dict[str, Any] = {}
     interval = entry.intervals.get(metric, point(math.nan))
     if interval.known:
         found |= {"low": interval.low, "high": interval.high, "level": LEVEL}
-    if isinstance(versions, Mapping) and (judge := versions.get(metric, versions.get("features"))):
+    if judge := judge_of(entry, metric):
         found["judge"] = str(judge)
     return found or None
 

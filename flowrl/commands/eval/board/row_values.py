@@ -31,7 +31,9 @@ class Values:
 
     rows: tuple[ScoreRow, ...] = ()
     by_task: bool = False
-    """The mean over tasks of the mean over a task's images; else over all images."""
+    """Whether the number is the mean over tasks of the mean over a task's images."""
+    pooled: bool = True
+    """Whether it is the mean over all images; both, where tasks have equally many."""
     files: Mapping[tuple[str, int | str, int], str] = field(default_factory=dict)
     """(task, prompt, sample) -> the image's file."""
     part: bool = False
@@ -69,7 +71,7 @@ def _candidates(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Sequence[st
             yield ("score", "overall"), column
             yield from _tasks(column)
     if {"points", "met", "index"} <= first.keys():
-        points = tuple(((tuple(row["points"]), row["met"]), row["index"]) for row in rows)
+        points = tuple(((tuple(row["points"]), row["met"]), prompt_of(row)) for row in rows)
         yield (point_scores.OVERALL,), Values(points=points, files=_files(rows))
 
 
@@ -120,9 +122,9 @@ def _fitting(values: Values, reported: float) -> Values | None:
         return values if _is_same(score, reported) else None
     if not values.rows:
         return None
-    if _is_same(stratified_score(values.rows).mean, reported):
-        return replace(values, by_task=True)
-    return values if _is_same(pooled(values.rows).mean, reported) else None
+    by_task = _is_same(stratified_score(values.rows).mean, reported)
+    over_all = _is_same(pooled(values.rows).mean, reported)
+    return replace(values, by_task=by_task, pooled=over_all) if by_task or over_all else None
 
 
 def _is_same(found: float, reported: float) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from flowrl.benchmarks.unigenbench.point_scores import OVERALL, paired_intervals
+from flowrl.benchmarks.temporal import LESS_IS_BETTER
+from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Row, paired_intervals, score_intervals
 from flowrl.commands.eval.board.comparable import PROMPTS, SAMPLES, Group, conditions
 from flowrl.commands.eval.board.finished import Entry
 from flowrl.commands.eval.board.row_values import Values
@@ -15,6 +17,9 @@ from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.crossed import crossed_difference, crossed_estimate
 from flowrl.statistics.means import ScoreRow, over_seeds, partners
 from flowrl.statistics.rank_sets import factor_of_pairs, family_factor, rank_sets, widened
+
+Points = tuple[list[Row], list[int | str]]
+_COMMON = "Scores and differences are of the {} samples that all of these results have."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,25 +51,40 @@ class Ranking:
 
 
 def ranked(group: Group) -> Ranking:
-    """The table of a group, from the highest score to the lowest."""
+    """The table of a group, the best score first: the highest, or the lowest where less is better."""
     names = dict.fromkeys(entry.pool or entry.label for entry in group.entries)
     lines = {name: [entry for entry in group.entries if (entry.pool or entry.label) == name] for name in names}
     metric = group.metric
     values = {id(entry): entry.values[metric] for entry in group.entries if metric in entry.values}
     notes = _notes(lines)
+    if metric in LESS_IS_BETTER:
+        notes.append(f"Less {metric} is better: the lowest is ranked first.")
     if len(values) < len(group.entries):
         scores = {name: _reported(part, metric) for name, part in lines.items()}
         changes: dict[tuple[str, str], Interval] = {}
         factor, images = math.nan, 0
         if len(lines) > 1:
-            notes.append("The rows of this benchmark do not give its number by images: no differences, all ranks open.")
+            notes.append("Its rows do not give this number by samples: no differences, all ranks open.")
     elif any(found.points for found in values.values()):
         scores = {name: _reported(part, metric) for name, part in lines.items()}
-        changes, factor = _point_changes(lines, values), factor_of_pairs(len(lines) * (len(lines) - 1) // 2)
-        images = len(next(iter(values.values())).points)
+        sides = _shared_points(values)
+        changes, factor, images = {}, math.nan, len(next(iter(sides.values()))[0])
+        if not all(any(met is not None for _, met in rows) for rows, _ in sides.values()):
+            images = 0
+            notes.append("These results have no samples in common that were judged: no differences, all ranks open.")
+        else:
+            changes, factor = _point_changes(lines, sides), factor_of_pairs(len(lines) * (len(lines) - 1) // 2)
+            if not _same_images(group):
+                scores = {name: _of_points([sides[id(entry)] for entry in part]) for name, part in lines.items()}
+                notes.append(_COMMON.format(images))
+    elif not (all(found.by_task for found in values.values()) or all(found.pooled for found in values.values())):
+        scores = {name: _reported(part, metric) for name, part in lines.items()}
+        changes, factor, images = {}, math.nan, 0
+        notes.append("Some of these numbers are means over tasks and others over all samples: no differences, all "
+                     "ranks open.")  # fmt: skip
     else:
         shared, left = _shared(values)
-        by_task = next(iter(values.values())).by_task
+        by_task = all(found.by_task for found in values.values())
         runs = {name: [shared[id(entry)] for entry in part] for name, part in lines.items()}
         images, alike = len(next(iter(shared.values()))), _same_images(group)
         scores = {
@@ -76,9 +96,9 @@ def ranked(group: Group) -> Ranking:
         changes = _changes(runs, by_task=by_task) if images else {}
         factor = family_factor([_mean(part) for part in runs.values()], by_task=by_task) if changes else math.nan
         if images and not alike:
-            notes.append(f"Scores and differences are of the {images} images that all of these results have.")
+            notes.append(_COMMON.format(images))
         elif left:
-            notes.append(f"{left} of {images + left} images have no value for one of the models, and count in no "
+            notes.append(f"{left} of {images + left} samples have no value for one of the models, and count in no "
                          "difference.")  # fmt: skip
     return _ranking(group, lines, scores, changes, factor, images, notes)
 
@@ -93,10 +113,15 @@ def _ranking(
     group: Group, lines: Mapping[str, Sequence[Entry]], scores: Mapping[str, Interval],
     changes: Mapping[tuple[str, str], Interval], factor: float, images: int, notes: Sequence[str],
 ) -> Ranking:  # fmt: skip
-    order = sorted(lines, key=lambda name: (math.isnan(scores[name].mean), -scores[name].mean))
+    less = group.metric in LESS_IS_BETTER
+    order = sorted(lines, key=lambda name: (math.isnan(scores[name].mean), scores[name].mean * (1 if less else -1)))
     place = {name: number for number, name in enumerate(order)}
     wide = {pair: widened(change, factor) for pair, change in changes.items()}
-    ranks = rank_sets(len(order), {(place[one], place[other]): change for (one, other), change in wide.items()})
+    # Where less is better a pair is handed over the other way round: what lies above in score lies below in rank.
+    ranks = rank_sets(len(order), {
+        (place[other], place[one]) if less else (place[one], place[other]): change
+        for (one, other), change in wide.items()
+    })  # fmt: skip
     first = order[0]
     return Ranking(
         group=group, factor=factor, images=images, notes=tuple(notes),
@@ -146,17 +171,34 @@ def _changes(runs: Mapping[str, Sequence[list[ScoreRow]]], *, by_task: bool) -> 
     return found
 
 
+def _shared_points(values: Mapping[int, Values]) -> dict[int, Points]:
+    """Test points of the samples that all entries have, with their prompts."""
+    tables: dict[int, dict[tuple[int | str, int], Row]] = {}
+    for key, found in values.items():
+        table, seen = tables.setdefault(key, {}), Counter[int | str]()
+        for row, prompt in found.points:
+            table[prompt, seen[prompt]] = row
+            seen[prompt] += 1
+    shared = [key for key in next(iter(tables.values())) if all(key in table for table in tables.values())]
+    return {
+        entry: ([table[key] for key in shared], [prompt for prompt, _ in shared]) for entry, table in tables.items()
+    }
+
+
+def _of_points(runs: Sequence[Points]) -> Interval:
+    """UniGenBench's overall of these samples: of one training over prompts, of several Student's over them."""
+    found = [score_intervals(*run)[OVERALL] for run in runs]
+    return found[0] if len(found) == 1 else over_seeds([one.mean for one in found])
+
+
 def _point_changes(
-    lines: Mapping[str, Sequence[Entry]], values: Mapping[int, Values]
+    lines: Mapping[str, Sequence[Entry]], sides: Mapping[int, Points]
 ) -> dict[tuple[str, str], Interval]:
     """The same of UniGenBench's overall, of single trainings."""
     names = [name for name, part in lines.items() if len(part) == 1]
-    sides = {}
-    for name in names:
-        points = values[id(lines[name][0])].points
-        sides[name] = ([row for row, _ in points], [prompt for _, prompt in points])
+    of = {name: sides[id(lines[name][0])] for name in names}
     return {
-        (one, other): paired_intervals(sides[other], sides[one])[OVERALL]
+        (one, other): paired_intervals(of[other], of[one])[OVERALL]
         for place, one in enumerate(names) for other in names[place + 1 :]
     }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
@@ -13,6 +13,7 @@ from flowrl.commands.eval.board.row_values import Values
 from flowrl.commands.eval.board.standings import Ranking, Standing
 from flowrl.html.embedded_images import image_element, image_table
 from flowrl.html.markup import DASH, esc
+from flowrl.media.lossless import CLIPS
 from flowrl.statistics.means import Key
 
 COLUMNS = 6
@@ -55,7 +56,7 @@ def strips_of(ranking: Ranking, out: Path, room: Room) -> str:
         return ""
     scores = [{(row.task, row.prompt, row.sample): float(row.value) for row in values.rows} for values in known]
     body = ""
-    for strip in _chosen(scores, known):
+    for strip in _chosen(scores, [_shown(line, values) for line, values in zip(shown, known, strict=True)]):
         rows = []
         for key in strip.keys:
             cells = [
@@ -65,6 +66,22 @@ def strips_of(ranking: Ranking, out: Path, room: Room) -> str:
             rows.append((str(key[1]), cells))
         body += f"<h3>{esc(strip.title)}</h3>{image_table([line.name for line in shown], rows)}" if rows else ""
     return body
+
+
+def _shown(line: Standing, values: Values) -> Values:
+    """The values with those files alone that a page can show: images, and clips that have a still beside them."""
+    folder = line.entries[0].images
+    assert folder is not None
+    kept = {
+        key: file for key, file in values.files.items()
+        if not file.lower().endswith(CLIPS) or still_of(folder / file).is_file()
+    }  # fmt: skip
+    return replace(values, files=kept)
+
+
+def still_of(path: Path) -> Path:
+    """The image that stands for a file: itself, or of a clip NAME.mkv the image NAME.png beside it."""
+    return path.with_suffix(".png") if path.name.lower().endswith(CLIPS) else path
 
 
 def _columns(ranking: Ranking) -> list[Standing]:
@@ -99,13 +116,13 @@ def _of_each_prompt(keys: Sequence[Key], limit: int = PROMPTS) -> list[Key]:
 
 
 def _cell(line: Standing, values: Values, score: float | None, key: Key, out: Path, room: Room) -> str:
-    """An image that links to its file, with its value."""
+    """An image that links to its file, or a clip's still that links to the clip, with its value."""
     folder = line.entries[0].images
     assert folder is not None
     path = folder / values.files[key]
     if not path.is_file():
         return ""
-    element = image_element(path, f"{line.name}: {key[1]}", WIDE) if room.left > 0 else ""
+    element = image_element(still_of(path), f"{line.name}: {key[1]}", WIDE) if room.left > 0 else ""
     room.left -= bool(element)
     said = DASH if score is None else f"{score:.4g}"
     return f'<a href="{esc(_link(path, out))}">{element or esc(path.suffix.lstrip("."))}</a><small>{said}</small>'

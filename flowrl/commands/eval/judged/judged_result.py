@@ -12,6 +12,7 @@ from typing import Any
 
 from flowrl.benchmarks.judged.cases import Case, Judgement, Protocol, Score
 from flowrl.commands.eval.benchmark import NO_TRAINING, Result
+from flowrl.commands.eval.judged.judged_questions import Asking
 from flowrl.commands.eval.runner_parts import Line, compared, metrics_of, score_table, trained_on
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.journal import Row
@@ -51,7 +52,7 @@ class Judged:
 
 def result_of(
     settings: Settings, protocol: Protocol, judged: Sequence[Judged], *, judge: str, model: str, notes: Sequence[str],
-    published: int, words: str, digest: str, temperature: float,
+    published: int, words: str, digest: str, asking: Asking,
 ) -> Result:  # fmt: skip
     """The result of a subject, or of a subject and a base.
 
@@ -65,7 +66,7 @@ def result_of(
         published: how many cases the published data have.
         words: whose words the judge was asked in.
         digest: a hash of these words.
-        temperature: of the first try.
+        asking: how replies were asked for.
 
     Raises:
         ValueError: no image has scores.
@@ -92,7 +93,8 @@ def result_of(
         notes=(*_notes(settings, protocol, judged, model=model, published=published, words=words), *notes),
         facts={
             "judge": judge, "published_judges": list(protocol.judges), "words": words, "words_digest": digest,
-            "temperature": temperature, "prompts": len(judged[0].judgements),
+            "temperature": asking.tries.temperature, "tries": asking.tries.attempts, "max_tokens": asking.max_tokens,
+            "prompts": len(judged[0].judgements),
             "skipped": {part.label: part.skipped for part in judged},
             "tokens": {part.label: sum(row["tokens"] for row in part.answers) for part in judged},
             "judging_seconds": {part.label: round(sum(row["seconds"] for row in part.answers), 1) for part in judged},

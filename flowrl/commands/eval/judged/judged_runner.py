@@ -12,7 +12,7 @@ In the subject's folder: images and result files under the published names, and 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,7 @@ import torch
 from PIL import Image
 
 from flowrl.benchmarks.judged.cases import Case, CaseFile, Judgement, Protocol
-from flowrl.benchmarks.judged.gedit_bench import GEDIT_CN, GEDIT_EN
-from flowrl.benchmarks.judged.geneval2 import GENEVAL2
-from flowrl.benchmarks.judged.imgedit_bench import IMGEDIT
-from flowrl.benchmarks.judged.tiif_bench import TIIF_LONG, TIIF_SHORT
-from flowrl.benchmarks.judged.wise_bench import WISE, WISE_VERIFIED
+from flowrl.benchmarks.judged.protocols import PROTOCOLS
 from flowrl.commands.eval.benchmark import Result
 from flowrl.commands.eval.judged.judged_questions import Asking, WordsOf, ask_cases, find_words
 from flowrl.commands.eval.judged.judged_result import Judged, result_of
@@ -42,18 +38,6 @@ from flowrl.html.markup import plural
 from flowrl.prompts.datasets import is_dataset
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.judges.chat import build_chat, identity_of, is_server
-
-PROTOCOLS: Mapping[str, Protocol] = {
-    "gedit_cn": GEDIT_CN,
-    "gedit_en": GEDIT_EN,
-    "geneval2": GENEVAL2,
-    "imgedit": IMGEDIT,
-    "tiif_long": TIIF_LONG,
-    "tiif_short": TIIF_SHORT,
-    "wise": WISE,
-    "wise_verified": WISE_VERIFIED,
-}
-"""The rules of each benchmark by its name."""
 
 SOURCES = "sources"
 """In the command's folder: source images that a dataset holds."""
@@ -130,7 +114,7 @@ def run(settings: Settings) -> Result:
         folder = str(settings.subject.folder / plan.protocol.folder)
         return Result(
             headline=f"{plan.protocol.title}: {plural(len(plan.cases), 'image')} in {folder}; no judge was named.",
-            rows=(), metrics={f"eval/{settings.benchmark}/images": float(len(plan.cases))}, tables=(),
+            rows=(), metrics={}, tables=(),
             notes=("The benchmark's own scripts take this folder; or give --judge.",), facts={"folder": folder},
         )  # fmt: skip
     chat = build_chat(plan.judge, device=torch.device(settings.device), owner=f"{settings.benchmark}, --judge")
@@ -146,7 +130,7 @@ def run(settings: Settings) -> Result:
     return result_of(settings, plan.protocol, judged, judge=chat.version, model=str(plan.judge["model"]),
                      notes=plan.file.notes, published=plan.file.number or plan.protocol.number,
                      words=plan.words.origin, digest=plan.words.digest,
-                     temperature=plan.asking.tries.temperature)  # fmt: skip
+                     asking=plan.asking)  # fmt: skip
 
 
 def plan_of(settings: Settings) -> Plan:

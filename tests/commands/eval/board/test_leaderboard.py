@@ -178,7 +178,7 @@ def test_other_prompts_are_compared_on_those_that_are_shared(four: Path, tmp_pat
     first, second = table["standings"]
     assert (first["score"]["mean"], second["score"]["mean"]) == pytest.approx((1.0, 0.5))  # of each prompt's first two
     assert second["difference_to_first"]["mean"] == pytest.approx(-0.5)
-    assert table["notes"] == ["Scores and differences are of the 6 images that all of these results have."]
+    assert table["notes"] == ["Scores and differences are of the 6 samples that all of these results have."]
 
 
 def test_other_start_noise_is_compared_by_prompts(four: Path, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_rows_that_do_not_give_the_number_leave_all_ranks_open(four: Path, tmp_p
     (table,) = board(tmp_path / "out", *copies)["tables"]
     assert table["metric"] == "other"
     assert [line["rank"]["largest"] for line in table["standings"]] == [2, 2]
-    assert "do not give its number" in table["notes"][0]
+    assert "do not give this number" in table["notes"][0]
 
 
 def test_images_without_a_value_count_in_no_difference() -> None:

@@ -15,10 +15,13 @@ from judged_files import GENEVAL2, write_gedit, write_geneval2, write_imgedit, w
 from scripted_judges import ScriptedJudge, levels, text_of
 
 from flowrl.benchmarks.judged.cases import Case
+from flowrl.benchmarks.judged.protocols import PROTOCOLS
 from flowrl.commands.eval.benchmark import BENCHMARKS, JUDGED, Result
+from flowrl.commands.eval.board.comparable import OUTCOMES
+from flowrl.commands.eval.board.finished import find_entries
 from flowrl.commands.eval.judged import judged_runner as runner
 from flowrl.commands.eval.judged.judged_result import is_model
-from flowrl.commands.eval.result import as_text
+from flowrl.commands.eval.result import as_text, over_models, write_result
 from flowrl.generation.subject import Settings
 from flowrl.rewards.judges.chat import Answer, Question
 
@@ -59,7 +62,7 @@ def by_level(table: Table) -> Callable[[Question], Answer]:
 
 
 def test_every_judged_benchmark_has_rules() -> None:
-    assert {name for name, module in BENCHMARKS.items() if module == JUDGED} == set(runner.PROTOCOLS)
+    assert {name for name, module in BENCHMARKS.items() if module == JUDGED} == set(PROTOCOLS)
 
 
 def test_gedit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +80,9 @@ def test_gedit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert metrics["overall_intersection"] == pytest.approx((math.sqrt(42) + 6) / 2)
     assert metrics["semantics_intersection"] == pytest.approx((6 + 9) / 2)
     assert metrics["skipped"] == 0
+    asked = {name: result.facts[name] for name in ("temperature", "tries", "max_tokens")}
+    assert asked == {"temperature": 0.0, "tries": 3, "max_tokens": 1400}
+    assert not {"tries", "max_tokens"} & OUTCOMES  # so that leaderboards hold them to be conditions
     assert [row["scores"]["semantics"] for row in result.rows] == [6, 4, 9]
     # The judge saw the source, then the result at its size.
     first, second = judge.asked[:2]
@@ -354,6 +360,11 @@ def test_without_a_judge_images_are_drawn(tmp_path: Path, monkeypatch: pytest.Mo
     result, judge = judged(monkeypatch, settings, lambda question: scores(1, 1))
     assert judge.asked == []
     assert "1 image in" in result.headline
+    assert result.metrics == {}  # a count is no score that a leaderboard could rank
+    write_result(result, tmp_path / "out", "gedit_cn", ["model"], "flowrl eval", {})
+    with pytest.raises(ValueError, match="holds no numbers: the evaluation drew images and judged none"):
+        find_entries([str(tmp_path / "out" / "result.json")])
+    assert over_models([result, result], ["a", "b"]).metrics == {}
     assert (tmp_path / "out" / "model" / "fullset" / "subject-remove" / "cn" / "k3cn.png").is_file()
 
 
