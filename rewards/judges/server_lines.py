@@ -226,14 +226,20 @@ class Lines:
 def _talk(loop: asyncio.AbstractEventLoop, lines: Sequence[Line]) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
     for line in lines:
+        _end_tasks(loop)  # work handed over while the last of it was ending begins only now
         loop.run_until_complete(line.close())
+    _end_tasks(loop)
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancels all there is, and what begins meanwhile, until nothing is left."""
+    while left := asyncio.all_tasks(loop):
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
 
 def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread, encoders: ThreadPoolExecutor) -> None:
