@@ -19,8 +19,8 @@ from diffusers import FluxKontextPipeline
 from torch import Tensor
 
 from flowrl.pipelines.common import pack, unpack
-from flowrl.pipelines.flux import token_ids
-from flowrl.pipelines.kontext import FAMILY
+from flowrl.pipelines.families.flux import token_ids
+from flowrl.pipelines.families.kontext import FAMILY
 from flowrl.pretrain.making import describe, embedded_autoencoder, encode_once, prepare, scaled_latents, write_asset
 from flowrl.pretrain.network_training import Making, Noised, train_denoiser, velocity_error
 from flowrl.pretrain.tiny_families import build_tiny_kontext

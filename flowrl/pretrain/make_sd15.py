@@ -14,7 +14,7 @@ import torch
 from diffusers import StableDiffusionPipeline
 from torch import Tensor, nn
 
-from flowrl.pipelines.sd import FAMILY
+from flowrl.pipelines.families.sd import FAMILY
 from flowrl.pretrain.make_sd3 import encode_scenes
 from flowrl.pretrain.making import describe, embedded_autoencoder, prepare, write_asset
 from flowrl.pretrain.network_training import Making, in_low_precision, some_empty, train_denoiser

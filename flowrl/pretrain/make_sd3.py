@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flowrl.benchmarks.geneval.metadata import TASKS
-from flowrl.pipelines.sd3 import FAMILY
+from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pretrain.making import encode_once, held_out_values, prepare, scaled_latents, write_asset, write_readme
 from flowrl.pretrain.network_training import (
     Making,

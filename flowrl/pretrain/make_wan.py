@@ -22,7 +22,7 @@ import torch
 from diffusers import WanPipeline
 from torch import Tensor, nn
 
-from flowrl.pipelines.wan import FAMILY
+from flowrl.pipelines.families.wan import FAMILY
 from flowrl.pretrain.making import describe, encode_once, prepare, write_asset
 from flowrl.pretrain.network_training import (
     Making,

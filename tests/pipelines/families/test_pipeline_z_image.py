@@ -16,8 +16,8 @@ from family_sampling import start_noise
 from tiny_z_image import save_tiny_z_image
 from torch import Tensor
 
+from flowrl.pipelines.families.z_image import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.z_image import FAMILY
 from flowrl.samplers.schedules import linspace_sigmas
 
 LENGTH, SIZE = 64, 16

@@ -16,7 +16,7 @@ from tiny_cogvideox import OPTIONS, save_tiny_cogvideox
 from torch import Tensor
 
 from flowrl.pipelines.cards import Size
-from flowrl.pipelines.cogvideox import FAMILY, plain_config
+from flowrl.pipelines.families.cogvideox import FAMILY, plain_config
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pretrain.tiny_sd3 import CONTEXT
 from flowrl.samplers.flow_coordinates import alpha_bars, flow_sigma

@@ -21,9 +21,9 @@ from transformers import Qwen2VLImageProcessor
 
 from flowrl.media.images import to_pixels
 from flowrl.pipelines.common import pack
+from flowrl.pipelines.families.qwen_image_edit import FAMILY, image_tokens, source_size
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.pipelines.lora import check_targets
-from flowrl.pipelines.qwen_image_edit import FAMILY, image_tokens, source_size
 from flowrl.randomness import counter_normal
 
 LENGTH = {"one": 48, "several": 480, "newest": 480}

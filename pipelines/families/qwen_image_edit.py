@@ -12,7 +12,7 @@ source's own aspect ratio. What the text encoder sees follows stock: that resize
 counts the images' tokens too, and has room for them unless told otherwise; what is longer is refused, because stock
 never cuts them.
 
-Everything else is as in `flowrl.pipelines.qwen_image`.
+Everything else is as in `flowrl.pipelines.families.qwen_image`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.media.images import to_pixels
-from flowrl.pipelines import common, qwen_image
+from flowrl.pipelines import common
 from flowrl.pipelines.cards import Card, ImageOptions, read_part
+from flowrl.pipelines.families import qwen_image
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 
 MOST_SOURCES = 3

@@ -16,8 +16,8 @@ from tiny_qwen_image import SIZE, save_tiny_qwen_image
 from torch import Tensor
 
 from flowrl.pipelines.common import pack, unpack
+from flowrl.pipelines.families.qwen_image import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.qwen_image import FAMILY
 from flowrl.samplers.schedules import dynamic_sigmas
 
 LENGTH = 48

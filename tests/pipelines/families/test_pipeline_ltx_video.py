@@ -15,8 +15,8 @@ from flow_family import bare, edited, published
 from tiny_ltx_video import CHANNELS, OPTIONS, save_tiny_ltx_video
 from torch import Tensor
 
+from flowrl.pipelines.families.ltx_video import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.ltx_video import FAMILY
 
 
 @pytest.fixture(scope="session")

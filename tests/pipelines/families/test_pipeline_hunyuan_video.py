@@ -16,8 +16,8 @@ from flow_family import OnSchedule, bare, edited, published
 from tiny_hunyuan_video import OPTIONS, save_tiny_hunyuan_video
 from torch import Tensor
 
+from flowrl.pipelines.families.hunyuan_video import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.hunyuan_video import FAMILY
 
 
 @pytest.fixture(scope="session")

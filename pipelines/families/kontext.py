@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flowrl.pipelines import common, flux
+from flowrl.pipelines import common
+from flowrl.pipelines.families import flux
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 
 LORA_TARGETS = (*flux.LORA_TARGETS, "proj_mlp")

@@ -23,8 +23,8 @@ from tiny_sd import (
 from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention import LinearAttention, linear_attention
+from flowrl.pipelines.families.sana import FAMILY, instruction
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.sana import FAMILY, instruction
 from flowrl.randomness import counter_normal
 
 STEPS, CONTEXT = 5, 40

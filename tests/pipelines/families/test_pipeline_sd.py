@@ -26,8 +26,8 @@ from tiny_sd import (
 )
 from torch import Tensor
 
+from flowrl.pipelines.families.sd import FAMILY
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.sd import FAMILY
 from flowrl.samplers import KERNELS, rollout
 from flowrl.samplers.flow_coordinates import alpha_bars
 

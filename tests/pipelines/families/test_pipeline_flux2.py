@@ -26,8 +26,8 @@ from tiny_flux2 import LENGTH, save_tiny_flux2, save_tiny_flux2_dev
 from torch import Tensor
 
 from flowrl.media.images import to_pixels
+from flowrl.pipelines.families.flux2 import FAMILY, empirical_mu, pack, token_ids
 from flowrl.pipelines.family_pipeline import FamilyPipeline
-from flowrl.pipelines.flux2 import FAMILY, empirical_mu, pack, token_ids
 from flowrl.pipelines.known_checkpoints import checkpoints
 
 Images = list[list[Tensor]]

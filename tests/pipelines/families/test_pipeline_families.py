@@ -26,7 +26,7 @@ from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.randomness import counter_normal
 from flowrl.trajectory import Conditioning
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 REWARDS = """
 def darkness(images, prompts, metadata):
     return -images.mean((1, 2, 3))

@@ -1,8 +1,8 @@
 """Stable Diffusion XL: any checkpoint that stock `StableDiffusionXLPipeline` loads.
 
-A `UNet2DConditionModel` that predicts noise or v, in flow coordinates as `flowrl.pipelines.sd` says, and two CLIP
-encoders. The network is told the size that is drawn as original and as target size, without crop. Guidance is two-pass
-classifier-free guidance. Left out: guidance rescale, clip skip, the watermark and the refiner.
+A `UNet2DConditionModel` that predicts noise or v, in flow coordinates as `flowrl.pipelines.families.sd` says, and two
+CLIP encoders. The network is told the size that is drawn as original and as target size, without crop. Guidance is
+two-pass classifier-free guidance. Left out: guidance rescale, clip skip, the watermark and the refiner.
 
 The empty prompt is stock's missing negative prompt: all zeros where the checkpoint says so
 (`force_zeros_for_empty_prompt`, which the published ones do). Any other text is embedded, also as a negative.
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.pipelines import common, sd
+from flowrl.pipelines import common
+from flowrl.pipelines.families import sd
 from flowrl.pipelines.family_pipeline import FamilyPipeline
 from flowrl.trajectory import Conditioning
 
